@@ -1,18 +1,21 @@
 """The one script that changes records: a key's entries in order, each whole or not at all, with one answer each.
 
-Beside the columns a hash may have fields that conditions need: `adjunct_time` and `adjunct_tie` (of the newest entry
-applied), `adjunct_marks` (the greatest position applied of each source, as JSON) and `adjunct_deleted`, with which the
-hash is no record but what a delete left (a tombstone). All changes keep them, those without conditions, too.
+Beside the columns a hash may have fields that conditions need: `adjunct_time` and `adjunct_tie` of the newest entry
+applied (`adjunct_newest_by` names the column of that time), `adjunct_marks` (the greatest position applied of each
+source, as JSON) and `adjunct_deleted`, with which the hash is no record but what a delete left (a tombstone). All
+changes keep them, those without conditions, too.
 
 Arguments: the kind, how many entries there are, and what is compared of times ("n" digits, "f" doubles, "b" bytes, "-"
 nothing), marks ("m" or "-"), the column of the time, seconds that tombstones stay (0: for good).
 Then for each entry, in this order and where it applies: time, tie; source, position; how many arguments follow that are
 its own. Of puts these are fields and values. Of updates: how many there are of the default, and it (fields and values);
-how many there are to set, and they; then "add", field, how ("n" or "f"), number, least, most; "append", field, items
-of a JSON list, most bytes; "remove", field.
+how many there are to set, and they; then "add", field, how ("n" or "f"), number, least, most; "append", field, most
+bytes, items of a JSON list; "merge", field, most bytes, how many arguments follow, names and values of a JSON object;
+"remove", field.
 
 Lua's numbers are doubles and its `<` on texts follows the server's locale. So numbers are compared and added by their
-digits, except that floats are added as doubles, and texts are compared by their bytes.
+digits, except that floats are added as doubles, and texts are compared by their bytes. JSON is not decoded, because it
+would come back otherwise (large integers, empty lists): its lists and objects are put together as texts.
 """
 
 DONE, SKIPPED, MISSING, BEGUN = 1, 2, 3, 4
@@ -21,7 +24,8 @@ SCRIPT = r"""
 local key, args, call = KEYS[1], ARGV, redis.call
 local kind, count, compares, marked = args[1], tonumber(args[2]), args[3], args[4]
 local time_column, horizon = args[5], args[6]
-local sub, rep, match, format, byte, max = string.sub, string.rep, string.match, string.format, string.byte, math.max
+local sub, rep, match, find = string.sub, string.rep, string.match, string.find
+local format, byte, max = string.format, string.byte, math.max
 local NULL, REFUSED = "\0", "adjunct refuses: "
 
 -- End the entry before it has changed anything, and say why.
@@ -93,6 +97,58 @@ local function sum(a, b)
   return text
 end
 
+local function within(field, text, most)
+  if #text > tonumber(most) then
+    refuse("column " .. field .. " would have " .. #text .. " bytes, and " .. most .. " are allowed")
+  end
+end
+
+-- The place behind the JSON value that begins at `at`.
+local function behind(text, at)
+  local depth = 0
+  repeat
+    local c = sub(text, at, at)
+    if c == '"' then
+      repeat
+        at = find(text, '["\\]', at + 1)
+        if not at then return nil end
+        local quote = sub(text, at, at) == '"'
+        if not quote then at = at + 1 end
+      until quote
+      at = at + 1
+    elseif c == "{" or c == "[" then
+      depth, at = depth + 1, at + 1
+    elseif c == "}" or c == "]" then
+      depth, at = depth - 1, at + 1
+    elseif depth > 0 then
+      at = find(text, '["{}%[%]]', at + 1)
+    else
+      at = find(text, "[,}%]%s]", at)
+    end
+  until not at or depth == 0
+  return at
+end
+
+-- A JSON object with members (names and values at these places) in place of those of the same names.
+local function merged(field, text, from, to)
+  local new, parts = {}, {}
+  for i = from, to, 2 do new[args[i]] = true end
+  local at = match(text, "^%s*{()")
+  if not at then refuse("column " .. field .. " holds no JSON object") end
+  at = match(text, "^%s*()", at)
+  while sub(text, at, at) == '"' do
+    local ended = behind(text, at)
+    local name = ended and sub(text, at, ended - 1)
+    local value = ended and match(text, "^%s*:%s*()", ended)
+    ended = value and behind(text, value)
+    if not ended then refuse("column " .. field .. " holds a text that is no JSON") end
+    if not new[name] then parts[#parts + 1] = name .. ":" .. sub(text, value, ended - 1) end
+    at = match(text, "^%s*,?%s*()", ended)
+  end
+  for i = from, to, 2 do parts[#parts + 1] = args[i] .. ":" .. args[i + 1] end
+  return "{" .. table.concat(parts, ",") .. "}"
+end
+
 local function set(from, to)
   for i = from, to, 4000 do call("HSET", key, unpack(args, i, math.min(i + 3999, to))) end
 end
@@ -150,12 +206,18 @@ local function update(at, to)
       changed[#changed + 1], changed[#changed + 2] = field, text
       at = at + 6
     elseif what == "append" then
-      local text, items, most = current(field) or "[]", args[at + 2], tonumber(args[at + 3])
+      local text, items = current(field) or "[]", args[at + 3]
       if sub(text, 1, 1) ~= "[" then refuse("column " .. field .. " holds no list") end
       text = text == "[]" and "[" .. items .. "]" or sub(text, 1, -2) .. "," .. items .. "]"
-      if #text > most then refuse("column " .. field .. " would have " .. #text .. " bytes; allowed are " .. most) end
+      within(field, text, args[at + 2])
       changed[#changed + 1], changed[#changed + 2] = field, text
       at = at + 4
+    elseif what == "merge" then
+      local last = at + 3 + tonumber(args[at + 3])
+      local text = merged(field, current(field) or "{}", at + 4, last)
+      within(field, text, args[at + 2])
+      changed[#changed + 1], changed[#changed + 2] = field, text
+      at = last + 1
     else
       removed[#removed + 1] = field
       at = at + 2
@@ -175,7 +237,7 @@ local function bury(kept)
 end
 
 local function delete()
-  local kept, names = {}, { "adjunct_time", "adjunct_tie", "adjunct_marks" }
+  local kept, names = {}, { "adjunct_newest_by", "adjunct_time", "adjunct_tie", "adjunct_marks" }
   for i, value in ipairs(call("HMGET", key, unpack(names))) do
     if value then kept[#kept + 1], kept[#kept + 2] = names[i], value end
   end
@@ -183,9 +245,9 @@ local function delete()
 end
 
 local function newer(time, tie)
-  local known = call("HMGET", key, "adjunct_time", "adjunct_tie", time_column)
-  local before, tied = known[1], known[2] or ""
-  if not before then before, tied = known[3], "" end
+  local known = call("HMGET", key, "adjunct_newest_by", "adjunct_time", "adjunct_tie", time_column)
+  local before, tied = known[2], known[3]
+  if known[1] ~= time_column then before, tied = known[4], "" end
   if not before or before == NULL or below(before, time) then return true end
   return not below(time, before) and not bytes_below(tie, tied)
 end
@@ -211,7 +273,7 @@ local function apply(time, tie, source, position, from, to)
     replace(from, to)
   end
   if answer ~= 1 and answer ~= 4 then return answer end
-  if below then call("HSET", key, "adjunct_time", time, "adjunct_tie", tie) end
+  if below then call("HSET", key, "adjunct_newest_by", time_column, "adjunct_time", time, "adjunct_tie", tie) end
   if marks then
     marks[source] = position
     call("HSET", key, "adjunct_marks", cjson.encode(marks))

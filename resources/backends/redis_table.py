@@ -21,9 +21,9 @@ from dagster_adjunct.resources.backends.redis_connection import (
     from_environment,
     require_client,
 )
-from dagster_adjunct.resources.backends.redis_requests import RedisCodec, bulk, calls, script_load
+from dagster_adjunct.resources.backends.redis_requests import RedisRequests, bulk, script_call, script_load
 from dagster_adjunct.resources.backends.redis_script import BEGUN, DONE, MISSING, SCRIPT, SKIPPED
-from dagster_adjunct.resources.backends.rows import Key, Record, key_columns
+from dagster_adjunct.resources.backends.rows import Key, Record, Row, key_columns
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, TableError
 from dagster_adjunct.resources.tables.changes import Changes
 from dagster_adjunct.resources.tables.layer import Capabilities
@@ -88,7 +88,9 @@ class RedisTable(StoreFunction[Key, Record, Record | Changes]):
                     "Correct the declaration.",
                     argument=name,
                 )
-        self._codec = RedisCodec(self._label, prefix, self.key, self.columns, largest_value, forget_deleted_after or 0)
+        self._requests = RedisRequests(
+            self._label, prefix, self.key, self.columns, largest_value, forget_deleted_after or 0
+        )
         self._servers: PerLoop[RedisServer] = PerLoop(self._server, lambda _: None)
 
     def __repr__(self) -> str:
@@ -134,37 +136,40 @@ class RedisTable(StoreFunction[Key, Record, Record | Changes]):
         return await (self._get(operation) if operation.kind is OperationKind.GET else self._write(operation))
 
     async def _get(self, operation: Operation[Any]) -> Outcomes:
-        keys, codec = operation.entries.keys, self._codec
-        commands, places, problems = [], [], dict[int, Problem]()
+        keys, requests = operation.entries.keys, self._requests
+        to_row = requests.rows.keys_by(operation.key)
+        commands, rows, problems = [], dict[int, Row](), dict[int, Problem]()
         for place, key in enumerate(keys):
             try:
-                commands.append(codec.get(key))
-                places.append(place)
+                row = to_row(key)
+                commands.append(requests.get(row))
+                rows[place] = row
             except AdjunctError as error:
                 problems[place] = Problem(State.REFUSED, error)
         records: list[Any] = [None] * len(keys)
         answers = await self._servers.here().ask(commands, reads=True) if commands else []
-        for place, answer in zip(places, answers, strict=True):
+        for (place, row), answer in zip(rows.items(), answers, strict=True):
             if isinstance(answer, Problem):
                 problems[place] = answer
                 continue
             try:
-                records[place] = codec.record(keys[place], answer)
+                records[place] = requests.record(row, answer)
             except AdjunctError as error:
                 problems[place] = Problem(State.REFUSED, error)
         return Outcomes(len(keys), records, problems)
 
     async def _write(self, operation: Operation[Any]) -> Outcomes:
-        codec, header = self._codec, self._codec.header(operation)
+        requests, header = self._requests, self._requests.header(operation)
+        to_row = requests.rows.keys_by(operation.key)
         problems: dict[int, Problem] = {}
         by_name: dict[bytes, list[tuple[int, tuple[int, bytes]]]] = {}
         for place, key in enumerate(operation.entries.keys):
             try:
-                texts = codec.key_texts(key)
-                by_name.setdefault(codec.name(texts), []).append((place, codec.entry(operation, place, texts)))
+                row = to_row(key)
+                by_name.setdefault(requests.name(row), []).append((place, requests.entry(operation, place, row)))
             except AdjunctError as error:
                 problems[place] = Problem(State.REFUSED, error)
-        commands = [calls(_SHA, header, name, [packed for _, packed in own]) for name, own in by_name.items()]
+        commands = [script_call(_SHA, header, name, [packed for _, packed in own]) for name, own in by_name.items()]
         answers = await self._called(commands)
         begun = 0
         for own, answer in zip(by_name.values(), answers, strict=True):

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.resources.backends import RedisTable, describe, function_from
+from dagster_adjunct.resources.backends.redis_requests import RedisRequests
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     SchemaMismatchError,
@@ -50,6 +51,7 @@ COLUMNS = {
     "s": "string",
     "at": "timestamp",
     "l": "array<bigint>",
+    "b": "boolean",
     "j": "json",
 }
 _numbers = count()
@@ -89,29 +91,32 @@ def mark(offset, source="s.t.0", ordinal=0):
 # -- against the twin
 
 _texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
+_in_json = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=4)
 _moments = st.datetimes(timezones=st.just(UTC))
 _values = {
     "n": st.integers(-(2**61), 2**61),
     "small": st.integers(-99, 99),
     "d": st.decimals(allow_nan=False, allow_infinity=False, places=4, min_value=-(10**9), max_value=10**9),
-    "f": st.floats(allow_nan=False),
+    "f": st.floats(allow_nan=False, allow_infinity=False),
     "s": _texts,
     "at": _moments,
+    "b": st.booleans(),
     "l": st.lists(st.none() | st.integers(-(2**63), 2**63 - 1), max_size=3),
     "j": st.recursive(
-        st.none() | st.booleans() | st.integers() | _texts,
-        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(_texts, inner, max_size=2),
-        max_leaves=4,
-    ),
+        st.none() | st.booleans() | st.integers() | _in_json | st.sampled_from(['"', "{", "\\", "]},"]),
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(_in_json, inner, max_size=3),
+        max_leaves=6,
+    ).filter(lambda value: isinstance(value, dict)),
 }
 _records = st.fixed_dictionaries({}, optional={name: st.none() | values for name, values in _values.items()})
 _numbers_to_add = {"n": st.integers(-(2**55), 2**55), "d": _values["d"], "f": st.floats(-1e9, 1e9)}
+_numbers_to_add["j"] = _values["j"]
 _changes = st.builds(
     Changes,
     set=st.fixed_dictionaries({}, optional={"s": st.none() | _texts, "at": _moments, "small": _values["small"]}),
     add=st.fixed_dictionaries({}, optional={name: st.none() | v for name, v in _numbers_to_add.items()}),
     append=st.fixed_dictionaries({}, optional={"l": st.none() | _values["l"]}),
-    remove=st.sampled_from([(), ("j",)]),
+    remove=st.sampled_from([(), ("b",)]),
 )
 _keys = st.sampled_from(["a", "b", "ключ", ""])
 
@@ -176,9 +181,9 @@ def test_every_sequence_of_operations_does_what_the_twin_does(new_table, data, c
 
 
 def test_every_type_reads_back_as_it_was_written(new_table):
-    table = new_table(columns={**TYPES, "tags": "array<timestamp>", "raws": "binary[]", "deep": "array<array<double>>"})
+    table = new_table(columns={**TYPES, "tags": "array<timestamp>", "sums": "decimal(9,2)[]", "fs": "array<double>"})
     moment = datetime(1, 1, 1, 0, 0, 0, 1, tzinfo=UTC)
-    record = RECORD | {"tags": [moment, None], "raws": [b"\0\xff"], "deep": [[0.1, float("inf")], [], None]}
+    record = RECORD | {"tags": [moment, None], "sums": [Decimal("0.10")], "fs": [0.1, 5e-324, -0.0]}
     got = send(table, Operation(PUT, RowEntries([RECORD["id"]], [record])), Operation(GET, RowEntries([RECORD["id"]])))
     assert got[1].records == [record]
     assert {name: type(value) for name, value in got[1].records[0].items()} == {n: type(v) for n, v in record.items()}
@@ -202,8 +207,8 @@ _parts = st.text(st.sampled_from(":\\a{}\0%é\n"), max_size=4)
 @given(one=st.tuples(_parts, _parts, st.binary(max_size=3)), other=st.tuples(_parts, _parts, st.binary(max_size=3)))
 def test_two_keys_of_several_columns_never_share_a_name(one, other):
     columns = {"a": "string", "b": "string", "c": "binary"}
-    codec = RedisTable("t", ["a", "b", "c"], columns=columns, url="redis://h")._codec
-    assert (codec.name(codec.key_texts(one)) == codec.name(codec.key_texts(other))) == (one == other)
+    requests = RedisRequests("t", "t", ["a", "b", "c"], columns, 1000, 0)
+    assert (requests.name(one) == requests.name(other)) == (one == other)
 
 
 def test_keys_of_several_columns_find_their_records(new_table):
@@ -228,7 +233,7 @@ def test_equal_keys_are_one_record_however_they_are_written(new_table):
     [
         ("id", {"id": "double"}, "equal values may be written in several ways"),
         ("id", {"id": "decimal"}, "equal values"),
-        ("id", {"id": "json"}, "equal values"),
+        ("id", {"id": "json"}, "can't be a key"),
         ("id", {"a": "string"}, "no column 'id'"),
         ("id", {"id": "string", "adjunct_x": "int"}, "names that begin with adjunct_"),
         ("id", {"id": "string", "x": "uuid"}, "known are string"),
@@ -332,12 +337,12 @@ def test_a_refused_part_leaves_the_whole_entry_undone_and_others_done(new_table,
 
 
 def test_lists_grow_at_their_end_up_to_the_largest_value(new_table):
-    table = new_table(largest_value=40)
-    appends = [Changes(append={"l": [n], "j": [{"é": str(n)}]}) for n in range(10)]
+    table = new_table(largest_value=28)
+    appends = [Changes(append={"l": [n]}, add={"j": {f"é{n}": n}}) for n in range(10)]
     update = Operation(UPDATE, RowEntries(["k"] * 10, appends, [{}] * 10))
     outcomes, got = send(table, update, Operation(GET, RowEntries(["k"])))
     assert outcomes.places(State.REFUSED) == [3, 4, 5, 6, 7, 8, 9]
-    assert got.records == [{"id": "k", "l": [0, 1, 2], "j": [{"é": "0"}, {"é": "1"}, {"é": "2"}]}]
+    assert got.records == [{"id": "k", "l": [0, 1, 2], "j": {"é0": 0, "é1": 1, "é2": 2}}]
 
 
 # -- conditions
@@ -348,7 +353,7 @@ def test_lists_grow_at_their_end_up_to_the_largest_value(new_table):
     [
         ("n", [-(2**63), -(2**62) - 1, -(2**62), -10, -9, 0, 9, 10, 2**53, 2**53 + 1, 2**63 - 1]),
         ("d", [Decimal(n).scaleb(-1) for n in (-1001, -1000, -1, 0, 1, 90071992547409930, 90071992547409931)]),
-        ("f", [float("-inf"), -1e300, -0.1, 0.0, 5e-324, 0.1, 1e300, float("inf")]),
+        ("f", [-1e300, -0.1, 0.0, 5e-324, 0.1, 1e300]),
         ("at", [datetime(y, 1, 1, microsecond=m, tzinfo=UTC) for y in (1, 999, 2013, 9999) for m in (0, 1)]),
         ("s", ["", "\0", "A", "B", "a", "a ", "ab", "é", "✈"]),
     ],
