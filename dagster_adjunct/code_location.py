@@ -1,4 +1,4 @@
-"""How a Dagster code location is adjusted: the keys and words of its assets, and when its jobs are launched."""
+"""How a Dagster code location is adjusted: the keys and words of its assets, when its jobs are launched, its tables."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from dagster_adjunct.orchestration.code_location.dagster_home import prepare_dag
 from dagster_adjunct.orchestration.code_location.nodes.asset_subject import AssetSubject
 from dagster_adjunct.orchestration.code_location.nodes.translator import AdjunctTranslator
 from dagster_adjunct.orchestration.code_location.sensing.launch_when import LaunchWhen
+from dagster_adjunct.resources.backends.table_resources import PostgresTableResource, SqliteTableResource
 
 __all__ = [
     "AdjunctTranslator",
     "AssetSubject",
     "LaunchWhen",
+    "PostgresTableResource",
+    "SqliteTableResource",
     "prepare_dagster_home",
 ]
 

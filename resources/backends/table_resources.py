@@ -1,0 +1,107 @@
+"""Tables of each backend as Dagster resources, whose secrets stay in the environment.
+
+A resource is given `EnvVar("NAME")` and keeps the name. The variable is read where a connection is opened: in the
+process of a Dagster run or in a Spark task, never while a code location is loaded. So there is no value that could
+show in a run's configuration, in its logs, or in what is pickled for a task.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+from dagster import ConfigurableResource, EnvVar
+from pydantic import Field
+
+from dagster_adjunct.resources.backends.postgres import PostgresTable
+from dagster_adjunct.resources.backends.sqlite import SqliteTable
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.tables.blocking_table import BlockingTable
+from dagster_adjunct.resources.tables.remote_table import RemoteTable
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class TableResource(ConfigurableResource):  # type: ignore[type-arg]
+    """A table of some store, as configuration; `function` makes what reads and writes it."""
+
+    key: list[str] = Field(description="The key's columns.")
+    columns: dict[str, str] | None = Field(default=None, description="Types of the columns by name.")
+
+    variables: ClassVar[tuple[str, ...]] = ()
+    """The fields that hold the name of an environment variable."""
+
+    def __init__(self, **settings: Any) -> None:
+        # Here and not in validators: Dagster sets the fields again to what it was given.
+        for field in self.variables:
+            if field in settings:
+                settings[field] = variable(field, settings[field])
+        if isinstance(settings.get("key"), str):
+            settings["key"] = [settings["key"]]
+        super().__init__(**settings)
+
+    @abstractmethod
+    def function(self) -> Any:
+        """Return the store's function, closed: it reads and writes."""
+
+    def remote_table(self, name: str, **options: Any) -> RemoteTable[Any, Any, Any]:
+        """Return the table as an application declares it, `app.table(…)`, with the options of `RemoteTable`."""
+        function = self.function()
+        return RemoteTable(name, key=self.key, read_function=function, write_function=function, **options)
+
+    def blocking(self, name: str, **options: Any) -> BlockingTable[Any, Any, Any]:
+        """Return the table for the body of an asset or op: `with machines.blocking("machines") as table: …`."""
+        return BlockingTable(self.remote_table(name, **options))
+
+
+class SqliteTableResource(TableResource):
+    """A table of an SQLite file, as `SqliteTable` is declared."""
+
+    path: str = Field(description="The file, on a local disk.")
+    table: str
+    create: bool = False
+
+    def function(self) -> SqliteTable:
+        return SqliteTable(self.path, self.table, self.key, columns=self.columns, create=self.create)
+
+
+class PostgresTableResource(TableResource):
+    """A table of a PostgreSQL server, as `PostgresTable` is declared: `dsn=EnvVar("MACHINES_DSN")`.
+
+    Without it `connect`, and what that does not say, libpq's own environment and files, tell where the server is.
+    """
+
+    table: str
+    dsn: str | None = Field(default=None, description="The environment variable that holds the DSN.")
+    connect: dict[str, str] = Field(default_factory=dict, description="libpq's keywords, without secrets.")
+    schema_name: str = "public"
+    create: bool = False
+    connections: int = Field(default=4, description="How many connections an event loop may have.")
+
+    variables: ClassVar[tuple[str, ...]] = ("dsn",)
+
+    def function(self) -> PostgresTable:
+        return PostgresTable(
+            self.table,
+            self.key,
+            dsn_env=self.dsn,
+            connect=self.connect,
+            schema=self.schema_name,
+            columns=self.columns,
+            create=self.create,
+            connections=self.connections,
+        )
+
+
+def variable(field: str, value: object) -> object:
+    """Return the name of an environment variable that was given as such, or as its name. Never tells another value."""
+    if isinstance(value, EnvVar):
+        return "".join(value)  # as plain text, or Dagster would put the variable's value in its place
+    if value is not None and not (isinstance(value, str) and _VARIABLE.fullmatch(value)):
+        raise ConfigurationError(
+            f"{field} is no name of an environment variable.",
+            f'Put the value into one and give its name: {field}=EnvVar("NAME").',
+            argument=field,
+        )
+    return value
