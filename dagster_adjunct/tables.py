@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dagster_adjunct._arguments import guard
-from dagster_adjunct.resources.backends import PostgresTable, SqliteTable, register_backend
+from dagster_adjunct.resources.backends import PostgresTable, RedisTable, SqliteTable, register_backend
 from dagster_adjunct.resources.tables import (
     BlockingTable,
     RateLimit,
@@ -19,6 +19,7 @@ __all__ = [
     "BlockingTable",
     "PostgresTable",
     "RateLimit",
+    "RedisTable",
     "RemoteTable",
     "RetryPolicy",
     "SqliteTable",

@@ -28,14 +28,15 @@ pytest_plugins = [
     "tests.servers.kafka",
     "tests.servers.postgres",
     "tests.servers.dynamodb",
+    "tests.servers.redis",
     "tests.servers.registry",
     "tests.servers.spark_cluster",
     "tests.scheduling",
     "tests.timings",
 ]
 
-_SERVERS = "dynamodb dynamodb_server kafka logical_server moto_s3 postgres_server registry_url s3_server"
-_SERVERS += " spark_cluster versitygw"
+_SERVERS = "dynamodb dynamodb_server kafka logical_server moto_s3 postgres_server redis_server registry_url"
+_SERVERS += " s3_server spark_cluster versitygw"
 _MARKED = {"spark": {"spark", "main_job"}, "server": set(_SERVERS.split())}
 _LENGTHY = set(Path(__file__).with_name("lengthy.txt").read_text(encoding="utf-8").splitlines())
 

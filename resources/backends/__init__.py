@@ -2,11 +2,13 @@
 
 from dagster_adjunct.resources.backends.backend_registry import describe, function_from, register_backend
 from dagster_adjunct.resources.backends.postgres import PostgresTable
+from dagster_adjunct.resources.backends.redis_table import RedisTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.memory_table import MemoryTable
 
 register_backend("memory", MemoryTable)
 register_backend("postgres", PostgresTable)
+register_backend("redis", RedisTable)
 register_backend("sqlite", SqliteTable)
 
-__all__ = ["PostgresTable", "SqliteTable", "describe", "function_from", "register_backend"]
+__all__ = ["PostgresTable", "RedisTable", "SqliteTable", "describe", "function_from", "register_backend"]

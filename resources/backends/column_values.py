@@ -149,11 +149,16 @@ def checker_of(column: Column, bits: int | None = None) -> Callable[[Any], Any]:
     store has one width only.
     """
     if column.kind is Kind.INTEGER:
-        return _integers_of(bits or _BITS.get(column.type, 64))
+        return _integers_of(bits or integer_bits(column))
     if column.kind is Kind.LIST:
         assert column.element is not None
         return _lists_of(checker_of(column.element, bits))
     return _CHECKERS[column.kind]
+
+
+def integer_bits(column: Column) -> int:
+    """How wide the integers of such a column are."""
+    return _BITS.get(column.type, 64)
 
 
 def _exactly(expected: type, word: str) -> Callable[[Any], Any]:

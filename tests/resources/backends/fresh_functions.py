@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.resources.backends import PostgresTable, SqliteTable
+from dagster_adjunct.resources.backends import PostgresTable, RedisTable, SqliteTable
 from dagster_adjunct.resources.tables import MemoryTable, TableReadFunction, TableWriteFunction
 from dagster_adjunct.resources.tables.table_functions import record_not_found
 
@@ -70,9 +70,15 @@ def postgres(request: pytest.FixtureRequest, folder: Path) -> NewStore:
     return lambda: PostgresTable(f"suite_{next(_numbers)}", "id", columns=COLUMNS, create=True, connect=connect)
 
 
+def redis(request: pytest.FixtureRequest, folder: Path) -> NewStore:
+    server = request.getfixturevalue("redis_server")
+    return lambda: RedisTable(f"suite_{next(_numbers)}", "id", columns=COLUMNS, url=server.url())
+
+
 BACKENDS: Sequence[Any] = [
     single_requests,
     memory,
     sqlite,
     pytest.param(postgres, marks=pytest.mark.server),
+    pytest.param(redis, marks=pytest.mark.server),
 ]

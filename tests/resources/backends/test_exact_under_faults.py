@@ -7,15 +7,13 @@ that what is shown is the store's own doing. The same through all layers is in t
 from __future__ import annotations
 
 import asyncio
-from itertools import count
 from random import Random
 
 import pytest
 
-from dagster_adjunct.resources.backends import PostgresTable, SqliteTable
-from dagster_adjunct.resources.tables import MemoryTable
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
 from dagster_adjunct.resources.tables.outcomes import Outcomes, State
+from tests.resources.backends.reached_stores import STORES
 from tests.resources.tables.plain_oracle import (
     batches,
     counting,
@@ -28,22 +26,14 @@ from tests.resources.tables.plain_oracle import (
 )
 from tests.resources.tables.troubled_function import TroubledFunction
 
-COLUMNS = {"id": "string", "total": "bigint", "seen": "bigint", "origin": "string", "number": "bigint"}
 SEEDS = range(3)
-_numbers = count()
 
 
-@pytest.fixture(scope="module", params=["memory"])
+@pytest.fixture(scope="module", params=STORES)
 def new_store(request, tmp_path_factory):
     """Makes an empty store of one backend."""
-    if request.param == "postgres":
-        server = request.getfixturevalue("postgres_server")
-        connect = {"host": "127.0.0.1", "port": str(server.port), "user": "adjunct", "dbname": "adjunct"}
-        return lambda: PostgresTable(f"exact_{next(_numbers)}", "id", columns=COLUMNS, create=True, connect=connect)
-    if request.param == "sqlite":
-        path = tmp_path_factory.mktemp("exact") / "exact.sqlite"
-        return lambda: SqliteTable(path, f"exact_{next(_numbers)}", "id", columns=COLUMNS, create=True)
-    return lambda: MemoryTable(f"exact_{next(_numbers)}")
+    reached = request.param(request, tmp_path_factory.mktemp("exact"))
+    return lambda: reached.store(reached.new_name())
 
 
 async def through(function, operation: Operation) -> None:
