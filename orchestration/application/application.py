@@ -43,6 +43,7 @@ class Application:
     `max_batch_records` bounds how many input records the step reads in one batch, over all inputs. Requests for
     startpoints that no run has taken up `startpoints_expire_after` they were made are not followed any more. With
     `startpoints=False` there are none: requests are refused, runs leave those alone that are stored, and say so.
+    A `strict` application is not planned where the order of a remote table's records holds per source partition only.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Application:
         max_batch_records: int = 100_000,
         startpoints: bool = True,
         startpoints_expire_after: timedelta = timedelta(hours=12),
+        strict: bool = False,
     ) -> None:
         self.name = check_name("application", name)
         self.declared_at = caller()
@@ -76,6 +78,7 @@ class Application:
                 application=self.name,
             )
         self.startpoints = startpoints
+        self.strict = bool(strict)
         if startpoints_expire_after < timedelta(milliseconds=1):
             raise ConfigurationError(
                 f"application {self.name!r}: startpoints_expire_after is {startpoints_expire_after}: expected at least "

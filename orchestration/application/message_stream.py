@@ -11,14 +11,18 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.orchestration.operators.dead_letters import DeadLetters
 from dagster_adjunct.orchestration.operators.filter import checked_filter
 from dagster_adjunct.orchestration.operators.join import Join, checked_join
 from dagster_adjunct.orchestration.operators.map import checked_map
 from dagster_adjunct.orchestration.operators.partition_by import PartitionBy, checked_partition_by
 from dagster_adjunct.orchestration.operators.send_to_stream import SendToStream
-from dagster_adjunct.orchestration.operators.send_to_table import SendToTable
-from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.orchestration.operators.send_to_table import SendToDataset, SendToTable
+from dagster_adjunct.orchestration.operators.table_sends import TableSend
+from dagster_adjunct.orchestration.operators.update_columns import checked_update
+from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, check_whole_number
 from dagster_adjunct.resources.names import check_name
+from dagster_adjunct.resources.tables.partial_update import UpdateContract
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.declared_sinks import KeyedTable
     from dagster_adjunct.orchestration.operators.join import How, On
     from dagster_adjunct.orchestration.operators.operator_spec import Spec
-    from dagster_adjunct.resources.tables.partial_update import UpdateContract
+    from dagster_adjunct.orchestration.operators.update_columns import Columns, Update
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,24 +147,25 @@ class MessageStream:
         contract: UpdateContract | None = None,
         *,
         on_null_key: OnNullKey = "fail",
+        dead_letters: OutputStream | None = None,
+        at_most: int = 100,
+        args: Sequence[object] = (),
     ) -> MessageStream:
         """Write the records and return the stream to go on with.
 
         After an output stream, that is the output stream, with its key and partitions. After a table it
-        is this stream. `contract` and `on_null_key` are for remote tables: whether updates may put
-        their default first, and whether a record with a null key fails the batch or is counted and
-        skipped. Sending to an unbounded dataset writes the changes to the stream that feeds it.
+        is this stream. The rest is for remote tables: `contract` says that the records are updates, and whether
+        these may put their default first; `on_null_key`, whether a record with a null key fails the batch or is
+        counted and skipped. With `dead_letters`, records that the table refuses for good go to that output stream,
+        before the batch is committed; more than `at_most` of a batch fail it. `args` are handed through to the table's
+        function. Sending to an unbounded dataset writes the changes to the stream that feeds it.
         """
-        if on_null_key not in ("fail", "skip"):
-            raise ConfigurationError(
-                f"send_to has on_null_key={on_null_key!r}.", "Write fail or skip.", argument="on_null_key"
-            )
         if isinstance(target, RemoteTableHandle):
-            self._check_ours(target, target.name)
-            return self.apply(SendToTable(target.name, False, contract, on_null_key), name=target.name)
-        if contract is not None or on_null_key != "fail":
+            return self._send_to_table("send_to", target, contract, None, on_null_key, dead_letters, at_most, args)
+        if contract is not None or on_null_key != "fail" or dead_letters is not None or args:
             raise ConfigurationError(
-                f"send_to after {self.operator}: contract and on_null_key are for remote tables only.",
+                f"send_to after {self.operator}: contract, on_null_key, dead_letters and args are for remote tables "
+                "only.",
                 "Leave them out.",
                 argument="contract",
             )
@@ -169,6 +174,78 @@ class MessageStream:
         if not isinstance(target, OutputStream):
             raise self._not_declared(target, "send_to", "output stream or table")
         self._check_ours(target, target.name)
+        self._refuse_second_writer(target)
+        return self.apply(SendToStream(target.name))
+
+    def update(
+        self,
+        table: RemoteTableHandle,
+        *,
+        set: Columns | None = None,
+        add: Columns | None = None,
+        append: Columns | None = None,
+        remove: Sequence[str] = (),
+        if_missing: Columns | None = None,
+        on_null_key: OnNullKey = "fail",
+        dead_letters: OutputStream | None = None,
+        at_most: int = 100,
+        args: Sequence[object] = (),
+    ) -> MessageStream:
+        """Update the record of each record's key, and return this stream to go on with.
+
+        The stream has the columns of the table's key. `set` gives columns their values, `add` adds numbers, `append`
+        puts values (one, or a list) at the end of lists, each {table column: Spark SQL expression} or a list of columns
+        that keep their names; `remove` names columns that become null. `if_missing` is the record to begin with where
+        there is none, the key by itself, and may be empty ([]); without it a missing record fails the batch. The rest
+        is as with `send_to`. A tombstone deletes the record.
+
+            flights.update(planes, set={"last_dest": "dest"}, add={"flights": "1"}, if_missing={"flights": "0"})
+        """
+        if not isinstance(table, RemoteTableHandle):
+            if isinstance(table, DatasetTable | OutputStream):
+                raise PlanningError(
+                    f"update after {self.operator}: {table.name!r} is no remote table, and nothing else takes updates.",
+                    "Send whole records to it with send_to().",
+                    operator=self.operator,
+                )
+            raise self._not_declared(table, "update", "remote table")
+        what = f"update of {table.name} after {self.operator}"
+        update = checked_update(what, table.key, set, add, append, remove, if_missing)
+        contract = UpdateContract.UPDATE_ONLY if if_missing is None else UpdateContract.UPDATE_WITH_DEFAULTS
+        return self._send_to_table("update", table, contract, update, on_null_key, dead_letters, at_most, args)
+
+    def _send_to_table(
+        self,
+        method: str,
+        target: RemoteTableHandle,
+        contract: UpdateContract | None,
+        update: Update | None,
+        on_null_key: OnNullKey,
+        dead_letters: OutputStream | None,
+        at_most: int,
+        args: Sequence[object],
+    ) -> MessageStream:
+        if on_null_key not in ("fail", "skip"):
+            raise ConfigurationError(
+                f"{method} has on_null_key={on_null_key!r}.", "Write fail or skip.", argument="on_null_key"
+            )
+        what = f"{method} after {self.operator}: at_most is {at_most!r}"
+        check_whole_number(at_most, what, "1 or more", argument="at_most")
+        self._check_ours(target, target.name)
+        bound = None if dead_letters is None else at_most
+        remove = () if update is None else update.remove
+        typed = update is not None
+        send = TableSend(target.name, contract, on_null_key, typed, remove, tuple(args), bound)
+        sent = self.apply(SendToTable(send, update), name=target.name)
+        if dead_letters is not None:
+            if not isinstance(dead_letters, OutputStream):
+                raise self._not_declared(dead_letters, f"{method}(dead_letters=)", "output stream")
+            self._check_ours(dead_letters, dead_letters.name)
+            self._refuse_second_writer(dead_letters)
+            sent.apply(DeadLetters(dead_letters.name, at_most), name=target.name)
+        return sent
+
+    def _refuse_second_writer(self, target: OutputStream) -> None:
         writer = self.graph.writer_of(target.name)
         if writer is not None:
             raise PlanningError(
@@ -177,7 +254,6 @@ class MessageStream:
                 stream=target.name,
                 operator=self.operator,
             )
-        return self.apply(SendToStream(target.name))
 
     def _send_to_dataset(self, target: DatasetTable) -> MessageStream:
         self._check_ours(target, target.name)
@@ -198,7 +274,7 @@ class MessageStream:
                 operator=self.operator,
             )
         self.graph.refuse_writing(target.dataset.stream, f"the input of dataset {target.name!r}")
-        return self.apply(SendToTable(target.name, dataset=True), name=target.name)
+        return self.apply(SendToDataset(target.name), name=target.name)
 
     def apply(self, spec: Spec, *others: MessageStream, name: str = "") -> MessageStream:
         """Return the records that an operator makes of these, and of those of `others` where it takes several inputs.

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
+    from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction
     from dagster_adjunct.orchestration.operators.declared_sinks import Declarations
+    from dagster_adjunct.orchestration.operators.table_sends import TableSend
     from dagster_adjunct.resources.schemas.schema import Schema
     from dagster_adjunct.resources.streams.interface.stream_system import AppendResult, StreamSystem
-    from dagster_adjunct.resources.tables.partial_update import UpdateContract
 
 
 class Batch(Protocol):
@@ -64,8 +64,16 @@ class Batch(Protocol):
         """Append records to a stream, which is created with `key` and `partitions`; None in a rehearsal."""
         ...
 
-    def write(
-        self, operator: str, frame: DataFrame, table: str, contract: UpdateContract | None, on_null_key: OnNullKey
-    ) -> None:
+    def write(self, operator: str, frame: DataFrame, send: TableSend) -> None:
         """Write records to a declared remote table."""
+        ...
+
+    def letters(self, operator: str) -> DataFrame:
+        """Return what a table has refused of the records of an operator that writes to it (`dead_letters.py`)."""
+        ...
+
+    def send_letters(
+        self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
+    ) -> None:
+        """Append refused records to a stream, once for the batch, whatever else a repeated batch finds refused."""
         ...

@@ -15,9 +15,13 @@ BRANCH = "__branch"
 """Which input of an operator with several the record came from: "1", or "1/0" where that had several, too."""
 
 
+ORIGIN = "__origin"
+"""The stream that the record's position is in, where an operator has brought records of several together."""
+
+
 def carried(frame: DataFrame) -> list[str]:
     """Return the hidden columns that records have and that an operator has to hand on."""
-    return [*RECORD_META, *(name for name in (*POSITION, TASK, BRANCH) if name in frame.columns)]
+    return [*RECORD_META, *(name for name in (*POSITION, TASK, BRANCH, ORIGIN) if name in frame.columns)]
 
 
 def tie_breakers(frame: DataFrame) -> tuple[str, ...]:

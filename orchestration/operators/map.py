@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -19,7 +19,7 @@ from dagster_adjunct.orchestration.operators.known_columns import Columns, Types
 from dagster_adjunct.orchestration.operators.operator_spec import Spec
 from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.tables.spark_write import DEFAULT, UPDATE
+from dagster_adjunct.resources.tables.arrow_operations import DEFAULT, UPDATE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -117,7 +117,10 @@ class Map(Spec):
             name = alias or column
             if name is None:
                 return None
-            result[name] = types.get(column) if column is not None else cast_type(what)
+            result[name] = _type(what, types)
+            if alias in (UPDATE, DEFAULT) and what.startswith(_STRUCT) and what.endswith(")"):
+                for field, value in struct_fields(what[len(_STRUCT) : -1]):
+                    result[f"{alias}.{field}"] = _type(value, types)
         return result
 
     def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
@@ -170,6 +173,11 @@ def checked_map(after: str, expressions: Sequence[str | DataFrameFunction], keep
             argument="keeps_partitioning",
         )
     return Map(texts)
+
+
+def _type(expression: str, types: Mapping[str, str | None]) -> str | None:
+    column = plain_column(expression)
+    return types.get(column) if column is not None else cast_type(expression)
 
 
 def _is_star(expression: str) -> bool:

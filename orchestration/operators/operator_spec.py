@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         Role,
         StreamEdge,
     )
+    from dagster_adjunct.orchestration.operators.table_sends import TableSend
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,16 @@ class Spec(ABC):
     def writes(self) -> str | None:
         """The output stream or table, as it is declared, that the records are sent to."""
         return None
+
+    @property
+    def sends(self) -> TableSend | None:
+        """How the records are sent to a remote table; None where they are not."""
+        return None
+
+    @property
+    def adds(self) -> bool:
+        """Whether what it writes to a table adds to what is there, so that it is not the same when it is sent again."""
+        return False
 
     @property
     def match(self) -> Match | None:

@@ -6,41 +6,135 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from dagster_adjunct.orchestration.operators.column_lineage import Node, add
+from dagster_adjunct.orchestration.operators.column_lineage import Node, add, sources_of
 from dagster_adjunct.orchestration.operators.exchange_before_sink import before_stream, before_table
+from dagster_adjunct.orchestration.operators.hidden_columns import carried
 from dagster_adjunct.orchestration.operators.known_columns import require
 from dagster_adjunct.orchestration.operators.operator_spec import PassesRecords
 from dagster_adjunct.orchestration.operators.planning_values import Requirement
 from dagster_adjunct.orchestration.operators.stream_facts import StreamFacts, facts_of
-from dagster_adjunct.resources.tables.spark_write import DEFAULT, UPDATE
+from dagster_adjunct.orchestration.operators.table_checks import Sink, check_columns, check_table
+from dagster_adjunct.orchestration.operators.update_columns import with_lists
+from dagster_adjunct.resources.schemas.quoted_columns import quoted
+from dagster_adjunct.resources.tables.arrow_operations import DEFAULT, UPDATE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.operators.arguments import OnNullKey
     from dagster_adjunct.orchestration.operators.column_lineage import Made
     from dagster_adjunct.orchestration.operators.compiling import Batch
     from dagster_adjunct.orchestration.operators.declared_sinks import Declarations
+    from dagster_adjunct.orchestration.operators.known_columns import Types
     from dagster_adjunct.orchestration.operators.planning_values import Exchange, Flow, PlanContext
-    from dagster_adjunct.resources.tables.partial_update import UpdateContract
+    from dagster_adjunct.orchestration.operators.table_sends import TableSend
+    from dagster_adjunct.orchestration.operators.update_columns import Update
 
 
 @dataclass(frozen=True, slots=True)
 class SendToTable(PassesRecords):
-    """Records written to a table: a remote one, or (`dataset`) the stream that feeds a dataset."""
+    """Records written to a remote table, as `send` says.
+
+    With `update` the records are any, and each is an update by these expressions; without, and with a contract, they
+    have the form of updates already.
+    """
+
+    kind: ClassVar[str] = "send-to-table"
+    send: TableSend
+    update: Update | None = None
+
+    @property
+    def writes(self) -> str:
+        return self.send.table
+
+    @property
+    def sends(self) -> TableSend:
+        return self.send
+
+    @property
+    def adds(self) -> bool:
+        return self.update is not None and bool(self.update.add or self.update.append)
+
+    def target(self, app: Declarations) -> Node:
+        return Node("table", self.send.table)
+
+    def summary(self) -> str:
+        contract = f" ({self.send.contract.value})" if self.send.contract is not None else ""
+        parts = (
+            ""
+            if self.update is None
+            else "".join(
+                f", {part} {', '.join(name for name, _ in pairs)}" for part, pairs in self.update.parts.items()
+            )
+            + (f", remove {', '.join(self.update.remove)}" if self.update.remove else "")
+        )
+        return f"table {self.send.table}{contract}{parts}"
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        (flow,) = arriving
+        table = self.send.table
+        key = context.app.table_key(table)
+        require(context.operator, "the stream", key, flow.columns, f"They are the key of table {table}.")
+        check_table(context.operator, self._sink(context.app))
+        if self.send.contract is not None and self.update is None:
+            require(
+                context.operator, "the stream", (UPDATE,), flow.columns,
+                f"With a contract table {table} takes updates: give records their form with "
+                ".map(*update_message(…)), or write stream.update(table, set={…}); or leave the contract out.",
+            )  # fmt: skip
+        return flow
+
+    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        (types,) = arriving
+        check_columns(context.operator, self._sink(context.app), types)
+        return types
+
+    def _sink(self, app: Declarations) -> Sink:
+        return Sink(app.tables[self.send.table], self.send, self.update)
+
+    def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
+        table = self.send.table
+        return before_table(context.operator, table, context.app.table_key(table), flow, partitions)
+
+    def written_columns(self, arriving: Made) -> Made:
+        """Of update messages, a table's columns are those of the update and of the default record."""
+        written: Made = {}
+        if self.update is not None:
+            for pairs in (*self.update.parts.values(), self.update.if_missing or ()):
+                for name, expression in pairs:
+                    add(written, name, sources_of(expression, arriving))
+            return written
+        for name, sources in arriving.items():
+            add(written, name.partition(".")[2] if name.startswith((f"{UPDATE}.", f"{DEFAULT}.")) else name, sources)
+        return written
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+        """Write the records; what goes on are the records as they came, computed once."""
+        (frame,) = frames
+        if batch.goes_on(operator):
+            frame = batch.computed_once(operator, frame)
+        written = frame
+        if self.update is not None:
+            key = [quoted(name) for name in batch.app.table_key(self.send.table)]
+            update = with_lists(self.update, frame)
+            hidden = [quoted(name) for name in carried(frame)]
+            written = frame.selectExpr(*hidden, *key, *update.expressions())
+        batch.write(operator, written, self.send)
+        return frame
+
+
+@dataclass(frozen=True, slots=True)
+class SendToDataset(PassesRecords):
+    """Records written to the stream that feeds a dataset."""
 
     kind: ClassVar[str] = "send-to-table"
     table: str
-    dataset: bool = False
-    contract: UpdateContract | None = None
-    on_null_key: OnNullKey = "fail"
 
     @property
     def writes(self) -> str:
         return self.table
 
     def target(self, app: Declarations) -> Node:
-        return Node("stream", self._fed(app)) if self.dataset else Node("table", self.table)
+        return Node("stream", self._fed(app))
 
     def _fed(self, app: Declarations) -> str:
         stream = app.dataset(self.table).stream
@@ -48,45 +142,28 @@ class SendToTable(PassesRecords):
         return stream
 
     def summary(self) -> str:
-        contract = f" ({self.contract.value})" if self.contract is not None else ""
-        return f"{'dataset' if self.dataset else 'table'} {self.table}{contract}"
+        return f"dataset {self.table}"
 
     def requirement(self, app: Declarations) -> Requirement | None:
-        if not self.dataset:
-            return None
         dataset = app.dataset(self.table)
         return None if dataset.partitions is None else Requirement(dataset.name, dataset.partitions, None)
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
-        key = context.app.dataset(self.table).key if self.dataset else context.app.table_key(self.table)
+        key = context.app.dataset(self.table).key
         require(context.operator, "the stream", key, flow.columns, f"They are the key of table {self.table}.")
         return flow
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
-        if not self.dataset:
-            return before_table(context.operator, self.table, context.app.table_key(self.table), flow, partitions)
         facts = facts_of(context.catalog, self._fed(context.app), context.operator)
         key = facts.key or context.app.dataset(self.table).key
         stream = StreamFacts(facts.name, facts.partitions, key, facts.partitioner)
         return before_stream(context.operator, "dataset", stream, flow, partitions)
 
-    def written_columns(self, arriving: Made) -> Made:
-        """Of update messages, a table's columns are those of the update and of the default record."""
-        if self.dataset:
-            return arriving
-        written: Made = {}
-        for name, sources in arriving.items():
-            add(written, name.partition(".")[2] if name.startswith((f"{UPDATE}.", f"{DEFAULT}.")) else name, sources)
-        return written
-
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
         """Write the records; the dataset takes its changes when it next advances."""
         (frame,) = frames
-        if self.dataset:
-            dataset = batch.app.dataset(self.table)
-            key, partitions = dataset.partition_by or dataset.key, dataset.partitions or 1
-            batch.send(operator, frame, self._fed(batch.app), key=key, partitions=partitions)
-        else:
-            batch.write(operator, frame, self.table, self.contract, self.on_null_key)
+        dataset = batch.app.dataset(self.table)
+        key, partitions = dataset.partition_by or dataset.key, dataset.partitions or 1
+        batch.send(operator, frame, self._fed(batch.app), key=key, partitions=partitions)
         return frame

@@ -21,7 +21,7 @@ class StreamFacts:
     """A stream as it exists: `name` is "system.stream"; `key` are the columns that choose the partition.
 
     `schema` holds the record's columns, None where they are not known; `evolves` says that columns may be added and
-    widened by who writes to it.
+    widened by who writes to it, `numbered` that offsets are numbers.
     """
 
     name: str
@@ -30,6 +30,7 @@ class StreamFacts:
     partitioner: Partitioner = UNKNOWN
     schema: Schema | None = None
     evolves: bool = False
+    numbered: bool = True
 
     def __post_init__(self) -> None:
         if partition_count(f"partitions of stream {self.name!r}", self.partitions) is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from dagster_adjunct.orchestration.operators.planning_values import Exchange, StreamEdge
-from dagster_adjunct.orchestration.planner.plan_parts import JoinGroup, PlannedOperator, Task
+from dagster_adjunct.orchestration.planner.plan_parts import JoinGroup, PlannedOperator, PlannedTable, Task
 from dagster_adjunct.orchestration.planner.plan_text import render
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
@@ -23,6 +23,7 @@ class ExecutionPlan:
     exchanges: tuple[Exchange, ...]
     tasks: tuple[Task, ...]
     notes: tuple[str, ...]
+    tables: tuple[PlannedTable, ...] = ()
 
     def stream(self, name: str) -> StreamEdge:
         """Return the edge of an input, output or intermediate stream, else of a side input."""
@@ -69,7 +70,14 @@ class ExecutionPlan:
     def render(self) -> str:
         """Return the plan as plain text for people."""
         return render(
-            self.application, self.operators, self.streams, self.join_groups, self.exchanges, self.tasks, self.notes
+            self.application,
+            self.operators,
+            self.streams,
+            self.join_groups,
+            self.exchanges,
+            self.tables,
+            self.tasks,
+            self.notes,
         )
 
 

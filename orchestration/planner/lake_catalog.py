@@ -46,7 +46,13 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
             missing[name] = error.problem
             continue
         facts[name] = StreamFacts(
-            name, info.partitions, info.key, info.partitioner, info.schema, systems[system].evolves
+            name,
+            info.partitions,
+            info.key,
+            info.partitioner,
+            info.schema,
+            systems[system].evolves,
+            systems[system].numbered_offsets,
         )
     return FoundStreams(facts, missing)
 

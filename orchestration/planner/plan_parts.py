@@ -37,6 +37,18 @@ class PlannedOperator:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedTable:
+    """A send to a remote table. `order` of the records of one key: "newest" (the store keeps it), "per key" (as their
+    stream has them), or "per source partition" only; `why` it is so. `replay` says what reading again does to it."""
+
+    operator: str
+    table: str
+    order: str
+    why: str
+    replay: str
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """`Partition n`: the input partitions and dataset buckets ("planes.3") that it
     owns, and the datasets and input streams that it reads whole (`ssps` has all partitions of these)."""

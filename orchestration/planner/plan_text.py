@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.planning_values import Exchange, StreamEdge
-    from dagster_adjunct.orchestration.planner.plan_parts import JoinGroup, PlannedOperator, Task
+    from dagster_adjunct.orchestration.planner.plan_parts import JoinGroup, PlannedOperator, PlannedTable, Task
 
 
 def render(
@@ -16,10 +16,11 @@ def render(
     streams: Sequence[StreamEdge],
     join_groups: Sequence[JoinGroup],
     exchanges: Sequence[Exchange],
+    tables: Sequence[PlannedTable],
     tasks: Sequence[Task],
     notes: Sequence[str],
 ) -> str:
-    """Return a plan as lines: the graph, streams, joins, exchanges, tasks and notes."""
+    """Return a plan as lines: the graph, streams, joins, exchanges, tables, tasks and notes."""
     lines = [f"Application {application}", "", "Operators", *_graph(operators), "", "Streams"]
     rows = [("name", "role", "partitions", "by", "partitioner", "count from")]
     for edge in streams:
@@ -46,6 +47,12 @@ def render(
                 for item in exchanges
             ]
         )
+    if tables:
+        lines += ["", "Tables"]
+        lines += _table(
+            [("at", "table", "order", "why"), *((item.operator, item.table, item.order, item.why) for item in tables)]
+        )
+        lines += [f"  A replay leaves {item.table} {item.replay}." for item in tables]
     lines += ["", "Tasks", *_tasks(tasks)]
     if notes:
         lines += ["", "Notes", *(f"  - {note}" for note in notes)]

@@ -26,6 +26,7 @@ from dagster_adjunct.orchestration.planner.plan_parts import JoinGroup, PlannedO
 from dagster_adjunct.orchestration.planner.record_flows import Flows, follow
 from dagster_adjunct.orchestration.planner.stored_columns import check_stored_columns
 from dagster_adjunct.orchestration.planner.stream_edges import stream_edges
+from dagster_adjunct.orchestration.planner.table_order import order_notes, planned_tables
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
@@ -64,6 +65,7 @@ def plan(app: Application, catalog: Catalog) -> ExecutionPlan:
     check_co_partitioned(app, flows, edges)
     exchanges = _exchanges(app, catalog, flows, counts.partitions, edges, inserted)
     streams = tuple(edges.values())
+    tables = planned_tables(app, catalog)
     return ExecutionPlan(
         application=app.name,
         operators=_operators(app, flows, counts.partitions),
@@ -71,7 +73,8 @@ def plan(app: Application, catalog: Catalog) -> ExecutionPlan:
         join_groups=_groups(app, groups, edges, counts.partitions),
         exchanges=exchanges,
         tasks=tasks(streams),
-        notes=_notes(app, edges, inserted),
+        notes=(*_notes(app, edges, inserted), *order_notes(tables)),
+        tables=tables,
     )
 
 

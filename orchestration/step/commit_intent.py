@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.step.compile_batch import BatchInputs
+from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.rehearsal import check_outputs
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange

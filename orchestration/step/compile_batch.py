@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from dagster_adjunct.assets.sources.entries_of_records import schema_of_entries
-from dagster_adjunct.orchestration.operators.hidden_columns import carried, tie_breakers
+from dagster_adjunct.orchestration.operators.hidden_columns import ORIGIN, carried, tie_breakers
+from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.exchange_check import ProvenJoin, check_joins
 from dagster_adjunct.orchestration.step.join_counts import JoinCounts
 from dagster_adjunct.orchestration.step.record_positions import (
@@ -18,12 +18,13 @@ from dagster_adjunct.orchestration.step.record_positions import (
     with_epochs,
     with_positions,
 )
+from dagster_adjunct.orchestration.step.refused_records import as_records, check_all_there
+from dagster_adjunct.orchestration.step.table_marks import marking_of, streams_of_positions, summed, writer_of
 from dagster_adjunct.resources.errors import PlanningError, StreamNotFoundError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.stream_system import AppendResult, OffsetRange
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.source_ranges import SourceRange, Sources
 from dagster_adjunct.resources.tables.spark_write import TableWrite, write_table
 
@@ -34,34 +35,15 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
+    from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction
     from dagster_adjunct.orchestration.operators.operator_spec import Operator
+    from dagster_adjunct.orchestration.operators.table_sends import TableSend
     from dagster_adjunct.orchestration.planner import Exchange
     from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
     from dagster_adjunct.resources.tables import RemoteTable
-    from dagster_adjunct.resources.tables.partial_update import UpdateContract
 
 Counters = dict[str, dict[str, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class BatchInputs:
-    """What one batch reads: offsets [start, end) of each input partition, and one version of each dataset.
-
-    A view is None for a dataset that holds nothing back and has no version yet: its joins find no match. `epochs` are
-    those of the partitions' positions, without zeros; `consumed` are the offsets at which the main input goes on after
-    the batch, None for one that replays. `identities` are those of the input streams that have one. `tasks` is how many
-    read broadcast inputs; None: as many as the plan has.
-    """
-
-    batch: int
-    ranges: Mapping[SystemStreamPartition, OffsetRange]
-    views: Mapping[str, VersionReader | TransientVersion | None]
-    epochs: Mapping[SystemStreamPartition, int] = field(default_factory=dict)
-    consumed: Mapping[SystemStreamPartition, str] | None = None
-    identities: Mapping[str, str] = field(default_factory=dict)
-    tasks: int | None = None
 
 
 def run_batch(context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> Counters:
@@ -87,6 +69,8 @@ class Batch:
         operators = context.app.operators
         self._uses = Counter(source for operator in operators for source in set(operator.inputs))
         self._origins = origins(operators)
+        self._positions = streams_of_positions(operators, lambda stream: self.system_of(stream).appends_alone)
+        self._letters: dict[str, tuple[str, tuple[dict[str, Any], ...]]] = {}
         self._written = _upstream_of_outputs(operators)
         self._partitions = {planned.id: planned.partitions for planned in context.plan.operators}
         self._exchanges: dict[str, list[Exchange]] = {}
@@ -135,7 +119,10 @@ class Batch:
         if len(frames) < 2:
             return frames
         one_stream = len(self._origins[operator.id].streams) == 1
-        return [as_branch(frame, number, one_stream=one_stream) for number, frame in enumerate(frames)]
+        return [
+            as_branch(frame, number, one_stream=one_stream, stream=self._positions[source] or "")
+            for number, (source, frame) in enumerate(zip(operator.inputs, frames, strict=True))
+        ]
 
     # -- what operators ask for (operators/compiling.py)
 
@@ -226,7 +213,7 @@ class Batch:
         append = partial(
             system.append,
             name,
-            with_positions(frame, sources),
+            with_positions(frame, sources).drop(ORIGIN),
             producer=self.app.name,
             sequence=self._inputs.batch,
             order_by=("__partition", "__offset", *tie_breakers(frame)),
@@ -268,18 +255,50 @@ class Batch:
             ),
         )
 
-    def write(
-        self, operator: str, frame: DataFrame, table: str, contract: UpdateContract | None, on_null_key: OnNullKey
-    ) -> None:
+    def write(self, operator: str, frame: DataFrame, send: TableSend) -> None:
         self._check_joins(frame)
-        self._before_output(table)
-        remote = cast("RemoteTable[Any, Any, Any]", self.app.tables[table])
+        self._before_output(send.table)
+        table = cast("RemoteTable[Any, Any, Any]", self.app.tables[send.table])
         if self._context.credits is not None:
-            remote = self._context.credits.paid(remote, self._spark)
-        positions = " and ".join(self._origins[operator].streams.values())
-        write = TableWrite(remote, contract, on_null_key, self.partitions_at(operator), positions)
-        exchange = operator in self._exchanges
-        self._counters[table] = write_table(frame, write, exchange=exchange, what=operator)
+            table = self._context.credits.paid(table, self._spark)
+        write = TableWrite(
+            table,
+            send.contract,
+            send.on_null_key,
+            self.partitions_at(operator),
+            " and ".join(self._origins[operator].streams.values()),
+            marking_of(
+                table,
+                frame.columns,
+                self._positions[operator],
+                self._inputs,
+                writer_of(self.app.name, send.table, operator, self.app.operators),
+                made_of_one=self._sources(operator) is not None,
+            ),
+            send.typed,
+            send.remove,
+            send.args,
+            send.dead_letters,
+        )
+        written = write_table(frame, write, exchange=operator in self._exchanges, what=operator)
+        self._letters[operator] = (send.table, written.letters)
+        self._counters[send.table] = summed(self._counters.get(send.table, {}), written.counters)
+
+    def letters(self, operator: str) -> DataFrame:
+        (before,) = self.app.operator(operator).inputs
+        return as_records(self._spark, *self._letters.get(before, ("", ())))
+
+    def send_letters(
+        self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
+    ) -> None:
+        system, name = self.system_of(stream), split_stream_name(stream)[1]
+        if self._is_in(system, name):
+            sent = system.appended(name, self.app.name, self._inputs.batch)
+            assert sent is not None
+            check_all_there(system, name, sent, frame, operator)
+            self._counters[stream] = {"rows": sent.rows, "duplicate_batches": 1}
+        else:
+            self.send(operator, frame, stream, key=key, partitions=partitions)
 
 
 def sent_schema(frame: DataFrame) -> Schema:

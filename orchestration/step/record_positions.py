@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.hidden_columns import BRANCH
+from dagster_adjunct.orchestration.operators.hidden_columns import BRANCH, ORIGIN
 from dagster_adjunct.resources.schemas.quoted_columns import bigints
 from dagster_adjunct.resources.streams.interface.stream_system import (
     EPOCH,
@@ -92,14 +92,17 @@ def with_positions(records: DataFrame, sources: Sources | None) -> DataFrame:
     )
 
 
-def as_branch(records: DataFrame, number: int, *, one_stream: bool) -> DataFrame:
+def as_branch(records: DataFrame, number: int, *, one_stream: bool, stream: str = "") -> DataFrame:
     """Return the records as input `number` of an operator with several, in whose records it is told again.
 
-    Unless the positions of all inputs are in `one_stream`, the columns of POSITION go: the inputs differ in them.
+    Unless the positions of all inputs are in `one_stream`, the columns of POSITION go: the inputs differ in them. Then
+    the `stream` that this input's are in is told with each record, where that does not tell it already.
     """
     from pyspark.sql import functions as F
 
     if not one_stream:
         records = records.drop(*POSITION)
+        if ORIGIN not in records.columns:
+            records = records.withColumn(ORIGIN, F.lit(stream))
     here = F.lit(str(number))
     return records.withColumn(BRANCH, F.concat_ws("/", here, F.col(BRANCH)) if BRANCH in records.columns else here)

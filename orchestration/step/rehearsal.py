@@ -6,7 +6,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.step.compile_batch import Batch, BatchInputs, Counters, sent_schema
+from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
+from dagster_adjunct.orchestration.step.compile_batch import Batch, Counters, sent_schema
 from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.names import split_stream_name
 
@@ -15,11 +16,11 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
-    from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
+    from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction
+    from dagster_adjunct.orchestration.operators.table_sends import TableSend
     from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.resources.schemas.schema import Schema
     from dagster_adjunct.resources.streams.interface.stream_system import AppendResult
-    from dagster_adjunct.resources.tables.partial_update import UpdateContract
 
 _log = logging.getLogger("adjunct.step")
 
@@ -69,10 +70,13 @@ class Rehearsal(Batch):
         self.system_of(stream).check_create(name, schema=sent_schema(frame), key=key, partitions=partitions)
         return None
 
-    def write(
-        self, operator: str, frame: DataFrame, table: str, contract: UpdateContract | None, on_null_key: OnNullKey
-    ) -> None:
+    def write(self, operator: str, frame: DataFrame, send: TableSend) -> None:
         return
+
+    def send_letters(
+        self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
+    ) -> None:
+        self.send(operator, frame, stream, key=key, partitions=partitions)
 
 
 def _tried(function: DataFrameFunction) -> DataFrameFunction:

@@ -5,44 +5,82 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_adjunct.resources.errors import AdjunctError, NullKeyError, SchemaMismatchError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    NullKeyError,
+    SchemaMismatchError,
+    TableError,
+)
 from dagster_adjunct.resources.spark.spark_errors import from_document, to_document
-from dagster_adjunct.resources.tables import TableMetrics, UpdateContract, UpdateMessage
+from dagster_adjunct.resources.tables.arrow_operations import (
+    TOMBSTONE,
+    UPDATE,
+    Part,
+    Shape,
+    parts_of,
+)
+from dagster_adjunct.resources.tables.metrics import TableMetrics
+from dagster_adjunct.resources.tables.operation import Conditions
+from dagster_adjunct.resources.tables.outcomes import Outcomes
+from dagster_adjunct.resources.tables.partial_update import UpdateContract
+from dagster_adjunct.resources.tables.record_marks import Marking, Marks
+from dagster_adjunct.resources.tables.table_task import KEYS_SHOWN, Letter, TaskReport, pump
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.resources.tables import RemoteTable
+    from dagster_adjunct.resources.tables.remote_table import RemoteTable
 
-UPDATE, DEFAULT = "update", "default"
 _PLACE = ("__partition", "__offset")
 _POSITION = (*_PLACE, "__task", "__branch")
-_TOMBSTONE = "__tombstone"
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LETTER = (*_PLACE, "__timestamp", "__epoch")
+Counters = dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class TableWrite:
-    """How records become requests: with a contract as updates, without one as whole records."""
+    """How records become requests: with a contract as updates, without one as whole records.
+
+    `marking` is needed where the table has conditions. With `dead_letters`, up to so many records that the table
+    refuses for good are handed back, instead of failing the batch. `source` is the stream whose positions the records
+    carry, for errors. Of updates, `typed` and `remove` say what `Shape` does.
+    """
 
     table: RemoteTable[Any, Any, Any]
     contract: UpdateContract | None
     on_null_key: Literal["fail", "skip"]
     tasks: int
     source: str = ""
-    """The stream whose positions the records carry, for errors."""
+    marking: Marking | None = None
+    typed: bool = False
+    remove: tuple[str, ...] = ()
+    args: tuple[object, ...] = ()
+    dead_letters: int | None = None
+
+    @property
+    def shape(self) -> Shape:
+        """How a batch of the records becomes operations."""
+        conditions = Conditions(self.table.newest_by, self.table.idempotent)
+        return Shape(self.table.key, self.contract, conditions, self.typed, self.remove, self.args)
 
 
-def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) -> dict[str, int]:
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a write has come to: counters, and the records that the table has refused for good, as dictionaries."""
+
+    counters: Counters
+    letters: tuple[dict[str, Any], ...] = ()
+
+
+def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) -> Written:
     """Send every record of `df` to the table in one Spark job; return the counters of all tasks, summed.
 
     With a contract `df` has the key's columns and the structs `update` and (optional) `default`; without one
-    its columns are the record, and a tombstone deletes. `exchange` brings the records of one key into one
-    task; they are sent there in source order.
+    its columns are the record. A tombstone deletes. `exchange` brings the records of one key into one task; they are
+    sent there in source order.
     """
     from pyspark.sql import functions as F
 
@@ -50,20 +88,41 @@ def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) 
     keys = [F.col(f"`{name}`") for name in write.table.key]
     if exchange:
         df = df.repartition(write.tasks, *keys)
-    df = df.sortWithinPartitions(*[name for name in _POSITION if name in df.columns])
-    kept = (_TOMBSTONE, *_PLACE)
+    df, write = _sorted(df, write)
+    kept = {TOMBSTONE, *_LETTER, *(() if write.marking is None else write.marking.order)}
     hidden = [name for name in df.columns if name.startswith("__") and name not in kept]
-    rows = df.drop(*hidden).mapInArrow(_task(write, what), "counters string").collect()
-    total = TableMetrics()
-    skipped = 0
-    reports = [json.loads(row.counters) for row in rows]
-    for counters in reports:
-        if "error" in counters:
-            raise from_document(counters)
-    for counters in reports:
-        skipped += counters.pop("null_keys")
-        total += TableMetrics(**counters)
-    return {**total.to_dict(), "null_keys": skipped}
+    rows = df.drop(*hidden).mapInArrow(_task(write, what), "report string").collect()
+    return _summed([json.loads(row.report) for row in rows], write, what)
+
+
+def _sorted(df: DataFrame, write: TableWrite) -> tuple[DataFrame, TableWrite]:
+    """Return the records in source order; marked ones of one message and key in an order of their own."""
+    from pyspark.sql import functions as F
+
+    marking = write.marking
+    if marking is None:
+        return df.sortWithinPartitions(*[name for name in _POSITION if name in df.columns]), write
+    names = dict.fromkeys([*marking.order, *write.table.key, *(name for name in _POSITION if name in df.columns)])
+    content = [
+        field.name
+        for field in df.schema.fields
+        if not field.name.startswith("__") and field.name not in names and _orderable(field.dataType)
+    ]
+    exact = _repeatable(df) and all(
+        _orderable(field.dataType) for field in df.schema.fields if not field.name.startswith("__")
+    )
+    columns = [F.col(f"`{name}`") for name in (*names, *content)]
+    return df.sortWithinPartitions(*columns), replace(write, marking=replace(marking, exact=exact))
+
+
+def _orderable(kind: Any) -> bool:
+    return "map<" not in kind.simpleString() and "variant" not in kind.simpleString()
+
+
+def _repeatable(df: DataFrame) -> bool:
+    """Whether Spark gives the same rows whenever it computes them; a client of a server can't tell, and trusts."""
+    plan = getattr(df, "_jdf", None)
+    return plan is None or bool(plan.queryExecution().analyzed().deterministic())
 
 
 def _check_columns(columns: Sequence[str], write: TableWrite, what: str) -> None:
@@ -79,41 +138,122 @@ def _check_columns(columns: Sequence[str], write: TableWrite, what: str) -> None
         )
 
 
+def _summed(reports: Sequence[dict[str, Any]], write: TableWrite, what: str) -> Written:
+    failed = [report for report in reports if report["error"] is not None]
+    if failed:
+        raise _failure(failed, write)
+    letters = tuple(letter for report in reports for letter in report["letters"])
+    if write.dead_letters is not None and len(letters) > write.dead_letters:
+        raise _too_many(letters, write, what)
+    total = TableMetrics()
+    counters = {"null_keys": 0, "skipped": 0, "dead_letters": len(letters)}
+    for report in reports:
+        total += TableMetrics(**report["metrics"])
+        for name in ("null_keys", "skipped"):
+            counters[name] += report[name]
+    return Written({**total.to_dict(), **counters}, letters)
+
+
+def _failure(failed: Sequence[dict[str, Any]], write: TableWrite) -> AdjunctError:
+    """Return the first task's error, with how many records failed in all tasks and the first of their keys."""
+    error = from_document(failed[0]["error"])
+    count = sum(report["failed"] for report in failed)
+    if not count:
+        return error
+    keys = [key for report in failed for key in report["keys"]][:KEYS_SHOWN]
+    shown = ", ".join(keys) + (", …" if count > len(keys) else "")
+    told = f"table {write.table.name} did not take {count} of the records, the first of the keys {shown}"
+    return error.reworded(f"{told}: {error.problem}", error.next_step)
+
+
+def _too_many(letters: Sequence[dict[str, Any]], write: TableWrite, what: str) -> TableError:
+    first = letters[0]
+    return TableError(
+        f"{what}: table {write.table.name} refuses more than {write.dead_letters} records of this batch, which is all "
+        f"that its dead letters may take; the first is of key {first['key']}: {first['problem']}",
+        "Correct the records or the table, then run the batch again; or let more of them through with at_most=….",
+        table=write.table.name,
+    )
+
+
 def _task(write: TableWrite, what: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
     def send(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
 
         try:
-            metrics, skipped = asyncio.run(_send_all(batches, write, what))
-            counters = json.dumps({**metrics.to_dict(), "null_keys": skipped})
+            report = asyncio.run(_Sending(write, what).all_of(batches))
         except AdjunctError as error:
             # As a result and not as an exception: the table's own retries are over, and Spark would try the task
             # again and wrap the error in its own.
-            counters = json.dumps(to_document(error))
+            report = {"error": to_document(error), "failed": 0, "keys": []}
+        if report["error"] is not None:
             for _ in batches:  # a worker whose input is not drained is not used again
                 pass
-        yield pa.RecordBatch.from_pydict({"counters": pa.array([counters], pa.string())})
+        yield pa.RecordBatch.from_pydict({"report": pa.array([json.dumps(report)], pa.string())})
 
     return send
 
 
-async def _send_all(batches: Iterator[Any], write: TableWrite, what: str) -> tuple[TableMetrics, int]:
-    skipped = 0
-    async with write.table as table:
-        for batch in batches:
-            keyed, nulls = _with_keys(batch, write, what)
-            skipped += nulls
-            if write.contract is not None:
-                await table.update_messages(_messages(keyed, table.key), write.contract)
-            else:
-                await _put(keyed, table)
-        return table.metrics, skipped
+class _Sending:
+    """A task's records on their way into the table."""
+
+    def __init__(self, write: TableWrite, what: str) -> None:
+        self._write, self._what, self._shape = write, what, write.shape
+        self._marks = None if write.marking is None else Marks(write.marking, write.table.key, what)
+        self._report = TaskReport()
+        self._null_keys = 0
+
+    async def all_of(self, batches: Iterator[Any]) -> dict[str, Any]:
+        """Send all batches; return what a task reports, as JSON-able values."""
+        report = self._report
+        async with self._write.table as table:
+            await pump(batches, self._parts, lambda part: table.send(part.operation), self._done)
+            return {
+                "metrics": table.metrics.to_dict(),
+                "null_keys": self._null_keys,
+                "skipped": report.skipped,
+                "letters": report.letters,
+                "failed": report.failed,
+                "keys": report.keys,
+                "error": None if report.error is None else to_document(report.error),
+            }
+
+    def _parts(self, batch: Any) -> list[Part]:
+        keyed, nulls = _with_keys(batch, self._write, self._what)
+        self._null_keys += nulls
+        return parts_of(keyed, self._shape, self._marks, self._what) if keyed.num_rows else []
+
+    def _done(self, part: Part, outcomes: Outcomes) -> bool:
+        at_most = self._write.dead_letters
+        self._report.add(part, outcomes, letters=None if at_most is None else _as_document, at_most=at_most or 0)
+        return self._report.error is None
+
+
+def _as_document(letter: Letter) -> dict[str, Any]:
+    """Return a refused record as JSON-able values, with where it stands in its stream."""
+    batch = letter.part.batch
+    place = {name.strip("_"): batch.column(name)[letter.row].as_py() for name in _LETTER if name in batch.schema.names}
+    document: dict[str, Any] = json.loads(
+        json.dumps(
+            {
+                **place,
+                "kind": letter.kind,
+                "key": json.dumps(letter.key, default=str),
+                "record": json.dumps(letter.value, default=str),
+                "problem": letter.problem,
+            },
+            default=str,
+        )
+    )
+    return document
 
 
 def _with_keys(batch: Any, write: TableWrite, what: str) -> tuple[Any, int]:
     """Return the rows that have a whole key, and how many have not."""
     import pyarrow.compute as pc
 
+    if not any(batch.column(name).null_count for name in write.table.key):
+        return batch, 0
     valid = None
     for name in write.table.key:
         present = pc.is_valid(batch.column(name))
@@ -136,58 +276,3 @@ def _place(lacking: Any, source: str) -> str:
         return ""
     partition, offset = (lacking.column(name)[0].as_py() for name in _PLACE)
     return f"; the first is {source or 'partition '}{'.' if source else ''}{partition} at offset {offset}"
-
-
-def _messages(batch: Any, key: Sequence[str]) -> list[tuple[Any, UpdateMessage[Any, Any]]]:
-    updates = _structs(batch.column(UPDATE))
-    has_default = DEFAULT in batch.schema.names
-    defaults = _structs(batch.column(DEFAULT)) if has_default else [None] * batch.num_rows
-    return [
-        (k, UpdateMessage(update, default))
-        for k, update, default in zip(_keys(batch, key), updates, defaults, strict=True)
-    ]
-
-
-async def _put(batch: Any, table: RemoteTable[Any, Any, Any]) -> None:
-    """Put or delete, run by run, so that a key's records keep their order."""
-    names = [name for name in batch.schema.names if name not in (_TOMBSTONE, *_PLACE)]
-    records = _rows(names, [batch.column(name) for name in names])
-    keys = _keys(batch, table.key)
-    deleted = batch.column(_TOMBSTONE).to_pylist() if _TOMBSTONE in batch.schema.names else [False] * batch.num_rows
-    start = 0
-    for end in range(1, len(keys) + 1):
-        if end == len(keys) or deleted[end] != deleted[start]:
-            if deleted[start]:
-                await table.delete_all(keys[start:end])
-            else:
-                await table.put_all(list(zip(keys[start:end], records[start:end], strict=True)))
-            start = end
-
-
-def _keys(batch: Any, key: Sequence[str]) -> list[Any]:
-    columns = [_values(batch.column(name)) for name in key]
-    return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
-
-
-def _structs(column: Any) -> list[Any]:
-    """Return dictionaries, None where the struct is null; column by column, several times faster than row by row."""
-    names = [column.type.field(index).name for index in range(column.type.num_fields)]
-    records = _rows(names, column.flatten())
-    if column.null_count:
-        return [record if valid else None for record, valid in zip(records, column.is_valid(), strict=True)]
-    return records
-
-
-def _rows(names: Sequence[str], columns: Sequence[Any]) -> list[dict[str, Any]]:
-    return [dict(zip(names, row, strict=True)) for row in zip(*map(_values, columns), strict=True)]
-
-
-def _values(column: Any) -> list[Any]:
-    """Return Python values; instants by plain arithmetic, which Arrow's own way takes longer for."""
-    import pyarrow as pa
-
-    if not pa.types.is_timestamp(column.type) or column.type.tz is None:
-        values: list[Any] = column.to_pylist()
-        return values
-    micros = column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64()).to_pylist()
-    return [None if value is None else _EPOCH + timedelta(microseconds=value) for value in micros]

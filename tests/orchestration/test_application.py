@@ -12,7 +12,8 @@ from dagster_adjunct.orchestration.operators.filter import Filter
 from dagster_adjunct.orchestration.operators.join import Join, Selected
 from dagster_adjunct.orchestration.operators.map import Map
 from dagster_adjunct.orchestration.operators.partition_by import PartitionBy
-from dagster_adjunct.orchestration.operators.send_to_table import SendToTable
+from dagster_adjunct.orchestration.operators.send_to_table import SendToDataset, SendToTable
+from dagster_adjunct.orchestration.operators.table_sends import TableSend
 from dagster_adjunct.orchestration.planner.join_groups import traverse
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, InvalidNameError, PlanningError
 
@@ -85,7 +86,7 @@ def test_send_to_returns_the_stream_to_go_on_with(app):
     sent = flights.send_to(out)
     table = app.table(aircraft)
     assert sent.send_to(table, on_null_key="skip").operator == "send-to-table-3-aircraft-state"
-    assert app.operators[2].spec == SendToTable("aircraft-state", False, None, "skip")
+    assert app.operators[2].spec == SendToTable(TableSend("aircraft-state", None, "skip"))
     assert app.tables == {"aircraft-state": aircraft}
     assert app.table_key("aircraft-state") == ("tailnum",)
 
@@ -101,7 +102,7 @@ def test_a_function_may_map_and_may_promise_to_keep_the_partitioning(app):
 
 def test_an_unbounded_dataset_can_be_fed_by_the_application(app):
     app.input_stream("lake.readings").send_to(app.table(weather))
-    assert app.operators[1].spec == SendToTable("weather", dataset=True)
+    assert app.operators[1].spec == SendToDataset("weather")
 
 
 def refused(act, error: type[AdjunctError], *parts: str) -> None:

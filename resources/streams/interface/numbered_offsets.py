@@ -16,6 +16,8 @@ _OFFSET = re.compile(r"0|[1-9][0-9]{0,18}")
 class NumberedOffsets(StreamSystem):
     """A stream system whose offsets are numbers, written in decimal digits."""
 
+    numbered_offsets = True
+
     def compare(self, left: str, right: str) -> int:
         a, b = parse_offset(left, self.name), parse_offset(right, self.name)
         return (a > b) - (a < b)

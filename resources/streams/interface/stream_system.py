@@ -150,6 +150,8 @@ class StreamSystem(ABC):
     appends_alone: bool = False
     # Whether `create` takes columns that are added or widened.
     evolves: bool = False
+    # Whether offsets are numbers that grow, so that others may compare them.
+    numbered_offsets: bool = False
     # Whether `append` takes the columns of POSITION and `sources`; they are not handed to a system that does not.
     keeps_positions = False
     # Whether `records_between` answers without reading the records.

@@ -15,7 +15,7 @@ from dagster_adjunct.orchestration.operators.join import Join
 from dagster_adjunct.orchestration.operators.map import Map
 from dagster_adjunct.orchestration.operators.partition_by import PartitionBy
 from dagster_adjunct.orchestration.operators.send_to_stream import SendToStream
-from dagster_adjunct.orchestration.operators.send_to_table import SendToTable
+from dagster_adjunct.orchestration.operators.send_to_table import SendToDataset
 from dagster_adjunct.orchestration.planner import plan
 from dagster_adjunct.orchestration.planner.partition_counts import assign
 from dagster_adjunct.resources.errors import PartitionCountMismatchError, PlanningError
@@ -127,7 +127,7 @@ def brute_force(app: Application):
     pairs = [(begin(join).id, f"dataset {join.spec.dataset}") for join in joins]
     joined = {join.spec.dataset for join in joins}
     for operator in operators.values():
-        if isinstance(operator.spec, SendToTable) and operator.spec.table in joined:
+        if isinstance(operator.spec, SendToDataset) and operator.spec.table in joined:
             pairs.append((begin(operator).id, f"dataset {operator.spec.table}"))
     inputs = [STREAMS[name].partitions for name in app.inputs]
     default = max(inputs + [output.partitions for output in app.outputs.values()])

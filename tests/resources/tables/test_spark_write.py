@@ -47,7 +47,7 @@ def test_records_of_a_key_arrive_in_the_order_of_their_stream_wherever_they_lay(
         if not tombstone:
             expected[(a, b)] = v
     write = TableWrite(table, None, "fail", tasks=3)
-    counters = write_table(frame(spark, rows[::-1], PUT), write, exchange=True, what="send-to-9-pairs")
+    counters = write_table(frame(spark, rows[::-1], PUT), write, exchange=True, what="send-to-9-pairs").counters
     assert stored(tmp_path) == expected
     assert (counters["writes"], counters["deletes"]) == (540, 60)
 
@@ -57,7 +57,7 @@ def test_updates_of_a_composite_key_put_the_first_default_only(
 ) -> None:
     rows = [(0, i, "a", i % 2, (f"u{i}",), (f"d{i}",)) for i in range(20)]
     write = TableWrite(table, UpdateContract.UPDATE_WITH_DEFAULTS, "fail", tasks=2)
-    counters = write_table(frame(spark, rows, UPDATE), write, exchange=True, what="send-to-9-pairs")
+    counters = write_table(frame(spark, rows, UPDATE), write, exchange=True, what="send-to-9-pairs").counters
     assert stored(tmp_path) == {("a", 0): "u18", ("a", 1): "u19"}
     assert (counters["updates"], counters["defaults_put"]) == (20, 2)
 
@@ -67,7 +67,7 @@ def test_a_key_is_null_when_any_of_its_columns_is(
 ) -> None:
     rows = [(0, 0, False, "a", 1, "x"), (0, 1, False, None, 1, "y"), (0, 2, False, "a", None, "z")]
     skip = TableWrite(table, None, "skip", tasks=2)
-    assert write_table(frame(spark, rows, PUT), skip, exchange=True, what="sink")["null_keys"] == 2
+    assert write_table(frame(spark, rows, PUT), skip, exchange=True, what="sink").counters["null_keys"] == 2
     assert stored(tmp_path) == {("a", 1): "x"}
     with pytest.raises(NullKeyError, match="no a or no b, the key of table pairs"):
         write_table(frame(spark, rows, PUT), TableWrite(table, None, "fail", 1), exchange=False, what="sink")
@@ -76,7 +76,9 @@ def test_a_key_is_null_when_any_of_its_columns_is(
 def test_a_frame_without_rows_writes_nothing_and_counts_nothing(
     spark: SparkSession, table: RemoteTable[Any, Any, Any], tmp_path: Path
 ) -> None:
-    counters = write_table(frame(spark, [], PUT), TableWrite(table, None, "fail", 2), exchange=True, what="sink")
+    counters = write_table(
+        frame(spark, [], PUT), TableWrite(table, None, "fail", 2), exchange=True, what="sink"
+    ).counters
     assert not any(counters.values())
 
 

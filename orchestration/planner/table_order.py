@@ -1,0 +1,153 @@
+"""What order the records of one key have on their way into a remote table, and what a replay does to it.
+
+A stream has an order within a partition. Where the columns that choose the partition of an input are in a table's key,
+unchanged, all records of one key come from one partition and the table gets them in its order, wherever they have to
+move. Else they come from several, between which there is none but time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.orchestration.operators.operator_spec import Operator
+from dagster_adjunct.orchestration.operators.planning_values import Flow, PlanContext
+from dagster_adjunct.orchestration.planner.plan_parts import PlannedTable
+from dagster_adjunct.resources.errors import PlanningError
+
+if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.operators.stream_facts import Catalog
+    from dagster_adjunct.orchestration.operators.table_sends import TableSend
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """Of the records after an operator: the columns that choose the partition of their input, as they are called there,
+    and the input streams. `why` says where that is lost, "" where it is not."""
+
+    flow: Flow
+    streams: frozenset[str]
+    why: str = ""
+    partitions: int = 0
+
+
+def planned_tables(app: Application, catalog: Catalog) -> tuple[PlannedTable, ...]:
+    """Return each send to a remote table with the order that it keeps; refuses marks where offsets are no numbers.
+
+    With `strict`, PlanningError for a table whose order holds per source partition only.
+    """
+    read: dict[str, _Read] = {}
+    tables = []
+    for operator in app.operators:
+        read[operator.id] = _after(operator, app, catalog, read)
+        send = operator.spec.sends
+        if send is None:
+            continue
+        before = read[operator.inputs[0]]
+        planned = _planned(operator, app, send, before)
+        _check_offsets(planned, app, catalog, before)
+        if app.strict and planned.order == "per source partition":
+            raise PlanningError(
+                f"{operator.id}: table {planned.table}: {planned.why}: an older record may replace a newer one, and "
+                f"application {app.name!r} is strict.",
+                'Declare the table with newest_by="column", its store keeps what is newest then; or partition the '
+                "input by the table's key.",
+                operator=operator.id,
+            )
+        tables.append(planned)
+    return tuple(tables)
+
+
+def _after(operator: Operator, app: Application, catalog: Catalog, read: Mapping[str, _Read]) -> _Read:
+    spec = operator.spec
+    context = PlanContext(operator.id, app, catalog)
+    if spec.reads is not None:
+        facts = catalog[spec.reads]
+        flow = spec.flow(context, [])
+        own = replace(flow, partitioned_by=facts.key)
+        why = "" if facts.key or facts.partitions == 1 else f"{spec.reads} has no key"
+        return _Read(own, frozenset({spec.reads}), why, facts.partitions)
+    before = [read[source] for source in operator.inputs]
+    streams = frozenset(stream for one in before for stream in one.streams)
+    if len(before) > 1:
+        flow = spec.flow(context, [one.flow for one in before])
+        several = "the records come from several streams, or by several ways, which "
+        return _Read(flow, streams, f"{several}{operator.id} brings together", 0)
+    (one,) = before
+    if spec.role is not None:  # other partitions, and the order between those of the input is none still
+        columns = spec.flow(context, [one.flow]).columns
+        return replace(one, flow=replace(one.flow, columns=columns))
+    flow = spec.flow(context, [one.flow])
+    lost = f"{operator.id} makes others of the columns that {' and '.join(streams)} is partitioned by"
+    why = one.why or (lost if one.flow.partitioned_by and not flow.partitioned_by and one.partitions != 1 else "")
+    return replace(one, flow=flow, why=why)
+
+
+def _planned(operator: Operator, app: Application, send: TableSend, before: _Read) -> PlannedTable:
+    table = app.tables[send.table]
+    newest_by, idempotent = getattr(table, "newest_by", None), bool(getattr(table, "idempotent", False))
+    skips = idempotent and getattr(table, "on_replay", "apply") == "skip"
+    key = ", ".join(table.key)
+    by = before.flow.partitioned_by
+    why = before.why
+    if not why and before.partitions != 1 and not set(by) <= set(table.key):
+        streams = " and ".join(sorted(before.streams))
+        why = f"its key is ({key}), and {streams} is partitioned by ({', '.join(by)})"
+    adds = operator.spec.adds
+    if newest_by is not None:
+        order, told = "newest", f"the store keeps what is newest by {newest_by}"
+    elif not why:
+        one = before.partitions == 1
+        order, told = (
+            "per key",
+            "its input has one partition" if one else "all records of a key come from one partition",
+        )
+    else:
+        order, told = "per source partition", why
+    return PlannedTable(operator.id, send.table, order, told, replay_of(order, newest_by, idempotent, skips, adds))
+
+
+def replay_of(order: str, newest_by: str | None, idempotent: bool, skips: bool, adds: bool) -> str:
+    """Return in words what a table is after records were read again that it had before. Pure."""
+    if skips:
+        return "unchanged: messages that it has had are skipped (idempotent, on_replay=skip)"
+    if newest_by is not None and not adds:
+        return f"unchanged: what is older by {newest_by} is skipped, and what is newest is written as it is"
+    if adds:
+        often = "once, whatever crashes" if idempotent else "once, and once more where a batch is run again"
+        return f"changed: what was added and appended is applied again, {often}"
+    if order == "per key":
+        return (
+            "older while it runs, and as before at its end; a bounded replay (until) leaves it older until the next "
+            "record of the key"
+        )
+    return (
+        "older, and it may stay so: records of one key come from several partitions, and the last that is read again "
+        "wins, newest or not"
+    )
+
+
+def _check_offsets(planned: PlannedTable, app: Application, catalog: Catalog, before: _Read) -> None:
+    table = app.tables[planned.table]
+    if not getattr(table, "idempotent", False) and getattr(table, "newest_by", None) is None:
+        return
+    for stream in sorted(before.streams):
+        if not catalog[stream].numbered:
+            raise PlanningError(
+                f"{planned.operator}: table {planned.table} marks what it has had by offsets, and those of {stream} "
+                "are no numbers that could be compared.",
+                "Leave idempotent and newest_by out, or send the records through a lake stream first.",
+                operator=planned.operator,
+            )
+
+
+def order_notes(tables: tuple[PlannedTable, ...]) -> list[str]:
+    """Return what there is to be warned of."""
+    return [
+        f"Table {table.table}: order holds per source partition only, because {table.why}: an older record may replace "
+        'a newer one. Declare it with newest_by="column" to have its store keep what is newest.'
+        for table in tables
+        if table.order == "per source partition"
+    ]

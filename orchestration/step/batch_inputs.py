@@ -1,0 +1,32 @@
+"""What one batch reads, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.reading.version_reader import VersionReader
+    from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
+    from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInputs:
+    """What one batch reads: offsets [start, end) of each input partition, and one version of each dataset.
+
+    A view is None for a dataset that holds nothing back and has no version yet: its joins find no match. `epochs` are
+    those of the partitions' positions, without zeros; `consumed` are the offsets at which the main input goes on after
+    the batch, None for one that replays. `identities` are those of the input streams that have one. `tasks` is how many
+    read broadcast inputs; None: as many as the plan has.
+    """
+
+    batch: int
+    ranges: Mapping[SystemStreamPartition, OffsetRange]
+    views: Mapping[str, VersionReader | TransientVersion | None]
+    epochs: Mapping[SystemStreamPartition, int] = field(default_factory=dict)
+    consumed: Mapping[SystemStreamPartition, str] | None = None
+    identities: Mapping[str, str] = field(default_factory=dict)
+    tasks: int | None = None

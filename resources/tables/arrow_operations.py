@@ -1,0 +1,169 @@
+"""Makes operations of an Arrow batch: puts or updates, and deletes for its tombstones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.tables.arrow_entries import ArrowEntries
+from dagster_adjunct.resources.tables.operation import Conditions, Operation, OperationKind
+from dagster_adjunct.resources.tables.partial_update import UpdateContract
+from dagster_adjunct.resources.tables.record_marks import Marks
+
+UPDATE, DEFAULT = "update", "default"
+TOMBSTONE, TIMESTAMP = "__tombstone", "__timestamp"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How records become requests: without a contract as whole records, with one as updates.
+
+    Updates lie in the struct `update`, defaults in `default`, which a boolean stands for where they are all empty.
+    Where `typed`, an update has structs for what is set, added and appended, and `remove` is what all updates remove.
+    """
+
+    key: tuple[str, ...]
+    contract: UpdateContract | None = None
+    conditions: Conditions = field(default=Conditions())
+    typed: bool = False
+    remove: tuple[str, ...] = ()
+    args: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One operation, and the rows of the batch that its entries are."""
+
+    operation: Operation[Any]
+    batch: Any
+    rows: Sequence[int]
+
+
+def parts_of(batch: Any, shape: Shape, marks: Marks | None, what: str) -> list[Part]:
+    """Return what is to be sent for a batch, in order: few operations, however often puts and deletes alternate.
+
+    All records of a kind go into one operation, up to where a key's own kind changes; what follows of the key, and of
+    others whose kind changes as often, is in the next two.
+    """
+    whole = _entries(batch, shape, marks, what)
+    deleted = batch.column(TOMBSTONE).to_pylist() if TOMBSTONE in batch.schema.names else []
+    if not any(deleted):
+        return [Part(_writing(whole, shape), batch, range(batch.num_rows))]
+    parts = []
+    for writes, deletes in _waves(whole.keys, deleted):
+        if writes:
+            parts.append(Part(_writing(whole.take(writes), shape), batch, writes))
+        if deletes:
+            parts.append(Part(_deleting(whole.take(deletes), shape), batch, deletes))
+    return parts
+
+
+def _waves(keys: Sequence[Any], deleted: Sequence[bool]) -> list[tuple[list[int], list[int]]]:
+    """Return the rows that are written and those that are deleted, by wave: of a wave, a key is in one of the two."""
+    found: list[tuple[list[int], list[int]]] = []
+    last: dict[Any, tuple[int, bool]] = {}
+    for row, (key, kind) in enumerate(zip(keys, map(bool, deleted), strict=True)):
+        wave, before = last.get(key, (0, kind))
+        wave += before is not kind
+        last[key] = (wave, kind)
+        if wave == len(found):
+            found.append(([], []))
+        found[wave][kind].append(row)
+    return found
+
+
+def _writing(entries: ArrowEntries, shape: Shape) -> Operation[Any]:
+    kind = OperationKind.PUT if shape.contract is None else OperationKind.UPDATE
+    contract = shape.contract or UpdateContract.UPDATE_WITH_DEFAULTS
+    return Operation(kind, entries, shape.args, shape.conditions, contract=contract, key=shape.key)
+
+
+def _deleting(entries: ArrowEntries, shape: Shape) -> Operation[Any]:
+    bare = ArrowEntries(entries.key, None, entries.to_python, None, entries.sources, entries.positions, entries.times)
+    return Operation(OperationKind.DELETE, bare, shape.args, shape.conditions, key=shape.key)
+
+
+def _entries(batch: Any, shape: Shape, marks: Marks | None, what: str) -> ArrowEntries:
+    import pyarrow as pa
+
+    sources, positions = (None, None) if marks is None else marks.of(batch)
+    columns = {name: batch.column(name) for name in batch.schema.names if not name.startswith("__")}
+    key = _struct({name: columns[name] for name in shape.key}, batch.num_rows)
+    defaults = None
+    if shape.contract is None:
+        records = _struct(columns, batch.num_rows)
+    else:
+        records = columns[UPDATE]
+        if DEFAULT in columns:
+            given = columns[DEFAULT]
+            defaults = _struct({}, batch.num_rows) if pa.types.is_boolean(given.type) else given
+    times = None if shape.conditions.newest_by is None else _times(batch, records, shape, what)
+    return ArrowEntries(key, records, to_python, defaults, sources, positions, times, shape.typed, shape.remove)
+
+
+def _times(batch: Any, records: Any, shape: Shape, what: str) -> Any:
+    """Return the time of each record: its column, or where a tombstone has none, when it was sent."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    name = shape.conditions.newest_by
+    values = records.field("set") if shape.typed else records
+    if values.type.get_field_index(name) < 0:
+        raise SchemaMismatchError(
+            f"{what}: records have no {name!r}, by which the table keeps what is newest.",
+            "Keep the column, or set it with each update; or declare the table with another newest_by.",
+            column=name,
+        )
+    times = pc.struct_field(values, [values.type.get_field_index(name)])
+    if times.null_count and TOMBSTONE in batch.schema.names and pa.types.is_timestamp(times.type):
+        sent = batch.column(TIMESTAMP).cast(times.type) if TIMESTAMP in batch.schema.names else None
+        if sent is not None:
+            times = pc.if_else(pc.and_(batch.column(TOMBSTONE), pc.is_null(times)), sent, times)
+    if times.null_count:
+        keys = _struct({name: batch.column(name) for name in shape.key}, batch.num_rows)
+        first = to_python(keys.filter(pc.is_null(times)).slice(0, 1))[0]
+        raise SchemaMismatchError(
+            f"{what}: {times.null_count} record(s) have null in {name!r}, by which the table keeps what is newest; the "
+            f"first is of {first}.",
+            "Filter them out, or give them a time: coalesce(…).",
+            column=name,
+        )
+    return times
+
+
+def _struct(columns: dict[str, Any], rows: int) -> Any:
+    import pyarrow as pa
+
+    if not columns:
+        return pa.StructArray.from_buffers(pa.struct([]), rows, [None])
+    return pa.StructArray.from_arrays(list(columns.values()), list(columns))
+
+
+def to_python(column: Any) -> list[Any]:
+    """Return Python values: dictionaries for structs, made column by column, which is several times faster than row by
+    row; instants by plain arithmetic, which Arrow's own way takes longer for.
+    """
+    import pyarrow as pa
+
+    if pa.types.is_struct(column.type):
+        return _dictionaries(column)
+    if not pa.types.is_timestamp(column.type) or column.type.tz is None:
+        values: list[Any] = column.to_pylist()
+        return values
+    micros = column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64()).to_pylist()
+    return [None if value is None else _EPOCH + timedelta(microseconds=value) for value in micros]
+
+
+def _dictionaries(column: Any) -> list[Any]:
+    names = [column.type.field(index).name for index in range(column.type.num_fields)]
+    if not names:
+        return [{} for _ in range(len(column))]
+    rows = zip(*map(to_python, column.flatten()), strict=True)
+    records: list[Any] = [dict(zip(names, row, strict=True)) for row in rows]
+    if column.null_count:
+        return [record if valid else None for record, valid in zip(records, column.is_valid(), strict=True)]
+    return records

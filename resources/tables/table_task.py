@@ -1,0 +1,126 @@
+"""What a Spark task does to write its records into a table: batches are pulled beside the event loop, and a bounded
+number of them is under way; Spark waits where the table is slower."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dagster_adjunct.resources.errors import AdjunctError, TableError
+from dagster_adjunct.resources.tables.arrow_operations import Part
+from dagster_adjunct.resources.tables.error_chain import first_cause
+from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
+
+AT_ONCE = 4
+"""Batches of Spark's that are under way at a time."""
+KEYS_SHOWN = 5
+_END = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """An entry that a table refused for good: the row of its part's batch, what was asked, and why it was not done."""
+
+    part: Part
+    row: int
+    kind: str
+    key: Any
+    value: Any
+    problem: str
+
+
+@dataclass(slots=True)
+class TaskReport:
+    """What became of a task's records: counts, and those that were not done."""
+
+    skipped: int = 0  # their conditions did not hold: no error
+    failed: int = 0
+    keys: list[str] = field(default_factory=list)  # the first of those that failed
+    error: AdjunctError | None = None
+    missing: bool = False
+    letters: list[Any] = field(default_factory=list)
+
+    def add(self, part: Part, outcomes: Outcomes, *, letters: Callable[[Letter], Any] | None, at_most: int) -> None:
+        """Take in what became of a part's entries. With `letters`, those that are refused for good are kept as such."""
+        problems = outcomes.problems
+        if not problems:
+            return
+        entries = part.operation.entries
+        for place in sorted(problems):
+            problem = problems[place]
+            # A put-if-absent or a condition that did not hold is an answer.
+            if problem.state is State.SKIPPED:
+                self.skipped += 1
+                continue
+            final = problem.state in (State.REFUSED, State.MISSING)
+            if letters is not None and final and len(self.letters) < at_most + 1:
+                values = entries.values
+                value = None if values is None else values[place]
+                kind = part.operation.kind.value
+                self.letters.append(
+                    letters(Letter(part, part.rows[place], kind, entries.keys[place], value, _told(problem)))
+                )
+                if len(self.letters) <= at_most:
+                    continue
+            self._fail(problem, entries.keys[place])
+
+    def _fail(self, problem: Problem, key: Any) -> None:
+        self.failed += 1
+        if len(self.keys) < KEYS_SHOWN:
+            self.keys.append(repr(key))
+        if self.error is None:
+            self.error, self.missing = _error(problem), problem.state is State.MISSING
+
+
+def _told(problem: Problem) -> str:
+    error = problem.error
+    return error.problem if isinstance(error, AdjunctError) else f"{type(error).__name__}: {error}"
+
+
+def _error(problem: Problem) -> AdjunctError:
+    error = problem.error
+    ours = None if error is None else first_cause(error, AdjunctError)
+    if ours is not None:
+        return ours
+    told = f"{type(error).__name__}: {error}" if error is not None else f"the entry is {problem.state.value}"
+    return TableError(f"{told}.", "Correct the records or the table, then run the batch again.")
+
+
+async def pump(
+    batches: Iterator[Any],
+    parts: Callable[[Any], Sequence[Part]],
+    send: Callable[[Part], Any],
+    done: Callable[[Part, Outcomes], bool],
+    at_once: int = AT_ONCE,
+) -> None:
+    """Send all batches, at most `at_once` of them under way; stop pulling where `done` says that it is no use.
+
+    Operations are begun in order, and the table keeps those of one key in the order of the calls.
+    """
+    loop = asyncio.get_running_loop()
+    going: set[asyncio.Task[bool]] = set()
+    useful = True
+
+    async def write(parts: Sequence[Part]) -> bool:
+        outcomes = await asyncio.gather(*(send(part) for part in parts))
+        well = [done(part, outcome) for part, outcome in zip(parts, outcomes, strict=True)]
+        return all(well)
+
+    try:
+        while useful:
+            batch = await loop.run_in_executor(None, next, batches, _END)
+            if batch is _END:
+                break
+            if len(going) >= at_once:
+                finished, going = await asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED)
+                useful = all(task.result() for task in finished)
+            if useful:
+                going.add(asyncio.create_task(write(parts(batch))))
+                await asyncio.sleep(0)  # it takes its turn before the next one
+        await asyncio.gather(*going)
+    finally:
+        for task in going:
+            task.cancel()
+        await asyncio.gather(*going, return_exceptions=True)
