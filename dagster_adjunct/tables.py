@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from dagster_adjunct._arguments import guard
-from dagster_adjunct.resources.backends import PostgresTable, RedisTable, SqliteTable, register_backend
+from dagster_adjunct.resources.backends import (
+    HttpExtra,
+    HttpTable,
+    PostgresTable,
+    RedisTable,
+    SqliteTable,
+    register_backend,
+)
 from dagster_adjunct.resources.tables import (
     BlockingTable,
     RateLimit,
@@ -17,6 +24,8 @@ from dagster_adjunct.resources.tables import (
 
 __all__ = [
     "BlockingTable",
+    "HttpExtra",
+    "HttpTable",
     "PostgresTable",
     "RateLimit",
     "RedisTable",
