@@ -47,8 +47,8 @@ _PLACE = re.compile(r"{(\w+)}")
 class HttpExtra:
     """What a call of a table hands through to its requests: `table.get(key, HttpExtra(params={"unit": "km"}))`.
 
-    Each is a mapping or pairs, and kept as pairs. It can be hashed, so that a cache keeps answers to others apart. Headers that a declaration sets are
-    replaced by those of the same name.
+    Each is a mapping or pairs, and kept as pairs. It can be hashed, so that a cache keeps answers to others apart.
+    Headers that a declaration sets are replaced by those of the same name.
     """
 
     params: Mapping[str, str] | tuple[tuple[str, str], ...] = ()
@@ -246,7 +246,7 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
                     method,
                     url,
                     content=body,
-                    params=httpx.QueryParams(params) if params else None,
+                    params=tuple(params) if params else None,
                     headers={**more, **(headers or {})},
                 )
         except (httpx.TransportError, TimeoutError) as error:
