@@ -38,18 +38,25 @@ class Problem:
         """Whether the entry may succeed when it is sent again as it was."""
         return self.state in (State.FAILED, State.UNKNOWN)
 
+    @property
+    def is_answer(self) -> bool:
+        """Whether the store did as it was asked, and this is what it had to say: no failure, and nothing to repeat."""
+        return self.state in (State.SKIPPED, State.MISSING)
+
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
     """One outcome for each of `count` entries.
 
     `records` are a get's, None where there is no record. `defaults_put` counts the records that updates began.
+    `waited`: seconds before requests were sent, for the table's rate; no retry policy's time is used up by them.
     """
 
     count: int
     records: Sequence[Any] | None = None
     problems: Mapping[int, Problem] = field(default_factory=lambda: _NONE)
     defaults_put: int = 0
+    waited: float = 0.0
 
     @staticmethod
     def all(count: int, problem: Problem) -> Outcomes:
@@ -67,14 +74,17 @@ class Outcomes:
 
     def amended(self, places: Sequence[int], later: Outcomes) -> Outcomes:
         """These outcomes where the entries at `places` were sent again, with `later` as their outcomes."""
-        problems = {place: problem for place, problem in self.problems.items() if place not in set(places)}
+        again = set(places)
+        problems = {place: problem for place, problem in self.problems.items() if place not in again}
         problems |= {places[place]: problem for place, problem in later.problems.items()}
         records = self.records
         if later.records is not None:
             records = [None] * self.count if records is None else list(records)
             for place, record in zip(places, later.records, strict=True):
                 records[place] = record
-        return Outcomes(self.count, records, problems, self.defaults_put + later.defaults_put)
+        return Outcomes(
+            self.count, records, problems, self.defaults_put + later.defaults_put, self.waited + later.waited
+        )
 
 
 def joined(parts: Iterable[Outcomes]) -> Outcomes:
@@ -90,4 +100,5 @@ def joined(parts: Iterable[Outcomes]) -> Outcomes:
         if records is not None:
             records.extend(part.records if part.records is not None else [None] * part.count)
         count += part.count
-    return Outcomes(count, records, problems, sum(part.defaults_put for part in kept))
+    defaults_put, waited = sum(part.defaults_put for part in kept), sum(part.waited for part in kept)
+    return Outcomes(count, records, problems, defaults_put, waited)

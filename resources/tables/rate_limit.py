@@ -1,37 +1,59 @@
-"""How many records per second a table may be asked to read and write."""
+"""How much a table may be asked to read and write per second, and the credits of a process by itself."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.names import check_name
-from dagster_adjunct.resources.tables.credit_source import READ, WRITE, Budget, CreditSource
+from dagster_adjunct.resources.tables.clock import SystemClock
+from dagster_adjunct.resources.tables.credit_source import (
+    KEPT_SECONDS,
+    LARGEST_SECONDS,
+    READ,
+    WRITE,
+    Budget,
+    CreditSource,
+)
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.tables.clock import Clock
+    from dagster_adjunct.resources.tables.operation import Operation
+    from dagster_adjunct.resources.tables.outcomes import Outcomes
 
-BURST_SECONDS = 2.0
+Credits = Callable[["Operation[Any]", "Outcomes | None"], float]
+
+
+def per_record(operation: Operation[Any], answer: Outcomes | None) -> float:
+    """One credit for each entry."""
+    return len(operation) if answer is None else 0
 
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """Records per second, reads and writes apart; None is no limit. Updates and deletes are writes.
+    """Credits per second, reads and writes apart; None is no limit. Updates and deletes are writes.
 
     In an application the numbers hold over all tasks of all runs; in plain Python for one open table. Tables that name
     the same `budget` share it; without one it is the table's own.
+
+    `credits` says what a request costs: one credit a record, unless told (`per_record`). It is called before each
+    attempt with no answer, and after each attempt of a get with the answer, for what only that tells.
     """
 
     reads_per_second: float | None = None
     writes_per_second: float | None = None
     budget: str | None = None
+    credits: Credits = field(default=per_record, kw_only=True)
 
     def __post_init__(self) -> None:
         for what, rate in (("reads", self.reads_per_second), ("writes", self.writes_per_second)):
-            if rate is not None and not rate > 0:
+            number = isinstance(rate, int | float) and not isinstance(rate, bool)
+            if rate is not None and not (number and rate > 0 and isfinite(rate)):
                 raise ConfigurationError(
                     f"{what}_per_second is {rate!r}: expected a number above 0, or None for no limit.",
                     "Correct the rate limit.",
@@ -65,7 +87,7 @@ class SharedBucket:
 
 
 class TokenBucket:
-    """Credits that come in at `rate` per second and expire unused after 2 s.
+    """Credits that come in at `rate` per second and expire unused after half a second (`KEPT_SECONDS`).
 
     It starts empty: tasks that live for less than a second would otherwise spend a whole burst each,
     and so pass the rate that they share.
@@ -78,21 +100,67 @@ class TokenBucket:
         self._taking = threading.Lock()
         self._filled_at = clock.now()
 
+    @property
+    def rate(self) -> float | None:
+        return self._rate
+
     def largest(self, wanted: int) -> int:
         """How many of `wanted` records to send at once without exceeding a burst; at least 1."""
         if self._rate is None:
             return wanted
-        return max(1, min(wanted, int(self._rate * BURST_SECONDS)))
+        return max(1, min(wanted, int(self._rate * LARGEST_SECONDS)))
 
-    async def acquire(self, credits: int) -> None:
-        """Return when `credits` records may be sent. Callers are served in the order they came."""
+    async def acquire(self, credits: float) -> None:
+        """Return when `credits` may be spent. Callers are served in the order they came."""
         if self._rate is None or credits <= 0:
             return
         with self._taking:
             now = self._clock.now()
             earned = (now - self._filled_at) * self._rate
-            self._credits = min(self._rate * BURST_SECONDS, self._credits + earned) - credits
+            self._credits = min(self._rate * KEPT_SECONDS, self._credits + earned) - credits
             self._filled_at = now
             wait = -self._credits / self._rate
         if wait > 0:
             await self._clock.sleep(wait)
+
+
+# What tables of this process share by a budget's name.
+_SHARED: WeakValueDictionary[tuple[str, str], TokenBucket] = WeakValueDictionary()
+
+
+class LocalCredits:
+    """A `CreditSource` of this process: nobody else spends from its budgets, unless they are `shared` by name."""
+
+    def __init__(self, clock: Clock | None = None, *, shared: bool = False) -> None:
+        self._clock = clock or SystemClock()
+        self._shared = shared
+        self._buckets: dict[Budget, TokenBucket] = {}
+        self._making = threading.Lock()
+
+    async def acquire(self, budget: Budget, credits: float) -> None:
+        bucket = self._buckets.get(budget)
+        if bucket is None:
+            bucket = self._bucket(budget)
+        await bucket.acquire(credits)
+
+    async def close(self) -> None:
+        pass
+
+    def _bucket(self, budget: Budget) -> TokenBucket:
+        with self._making:
+            if budget in self._buckets:
+                return self._buckets[budget]
+            bucket = _SHARED.get((budget.name, budget.tag)) if self._shared else None
+            if bucket is not None and bucket.rate != budget.rate:
+                raise ConfigurationError(
+                    f"budget {budget.name!r} ({budget.tag}): one table states {bucket.rate:g} credits per second, "
+                    f"another {budget.rate:g}; they share the budget, so the rates must be equal.",
+                    "Give both the same rate, or budgets of their own.",
+                    argument="budget",
+                )
+            if bucket is None:
+                bucket = TokenBucket(budget.rate, self._clock)
+                if self._shared:
+                    _SHARED[budget.name, budget.tag] = bucket
+            self._buckets[budget] = bucket
+            return bucket

@@ -341,7 +341,7 @@ class RemoteTable(Generic[K, V, U]):
         else:
             self._count(writes=done)
 
-    def _count(self, **counts: int) -> None:
+    def _count(self, **counts: Any) -> None:
         with self._counting:
             self._metrics += TableMetrics(**counts)
 

@@ -1,15 +1,18 @@
-"""When a request to a table is sent again, and after how long."""
+"""When a request to a table is sent again, and after how long: decisions, which `RetryLayer` carries out."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_exponential, wait_random
 
 from dagster_adjunct.resources.errors import ConfigurationError, RecordNotFoundError, TransientError
 from dagster_adjunct.resources.tables.clock import SystemClock
+from dagster_adjunct.resources.tables.outcomes import Problem
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.tables.clock import Clock
@@ -18,24 +21,109 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """Waits that double from `first_wait` to `max_wait`, each with up to `first_wait` more at random.
+class Backoff:
+    """Seconds to wait before a request is sent again; made by `none`, `fixed`, `random` and `exponential`.
 
-    Gives up after `attempts` requests, or before a wait that would end later than `max_total` after
-    the first request. All times in seconds. `RetryPolicy(attempts=1)` never sends again.
+    The wait after the n-th failure is `first * growth ** (n - 1)`, at most `most`, and up to `jitter` more at random.
+    """
+
+    first: float
+    growth: float = 1.0
+    most: float = float("inf")
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (_is_time(self.first) and _is_time(self.jitter) and self.most >= 0 and 1 <= self.growth <= 1000):
+            raise ConfigurationError(
+                f"{self} can't work: expected times of 0 s or more, and a growth from 1 to 1000.",
+                "Correct the backoff.",
+                argument="backoff",
+            )
+
+    @staticmethod
+    def none() -> Backoff:
+        """Send again at once."""
+        return Backoff(0.0)
+
+    @staticmethod
+    def fixed(seconds: float) -> Backoff:
+        """Wait the same time before each."""
+        return Backoff(seconds)
+
+    @staticmethod
+    def random(least: float, most: float) -> Backoff:
+        """Wait between `least` and `most` seconds, at random."""
+        return Backoff(least, jitter=most - least)
+
+    @staticmethod
+    def exponential(first: float, most: float, *, jitter: float | None = None) -> Backoff:
+        """Wait `first` seconds, then twice as long each time up to `most`; and up to `jitter`, else `first`, more."""
+        return Backoff(first, 2.0, most, first if jitter is None else jitter)
+
+    def seconds(self, failures: int) -> float:
+        """How long to wait after so many failures in a row, 1 or more."""
+        wait = min(self.most, self.first * self.growth ** min(failures - 1, 60))
+        return wait + random.random() * self.jitter if self.jitter else wait
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Waits that double from `first_wait` to `max_wait`, each with up to `first_wait` more at random, or `backoff`.
+
+    Gives up after `attempts` requests, or before a wait that would end later than `max_total` after the first request;
+    waiting for the table's rate does not count. All times in seconds. `RetryPolicy(attempts=1)` never sends again.
+
+    - `timeout`: a request without an answer after so long is given up, and its entries' outcome is unknown.
+    - `retry_if`: decides alone which problems may pass; by default those that the function says pass. It is not asked
+      about missing records and unfulfilled conditions, which are answers. A picklable function.
+    - `unknown="fail"`: an update that is lost on its way and would act twice if it were sent twice (it adds or appends,
+      and the table is not `idempotent`) is given up; by default it is sent again: at least once.
+    - A pause that the store asks for (Retry-After, throttling) is kept, where it is longer than the wait.
     """
 
     attempts: int = 8
     first_wait: float = 0.1
     max_wait: float = 5.0
     max_total: float = 60.0
+    backoff: Backoff | None = field(default=None, kw_only=True)
+    timeout: float | None = field(default=20.0, kw_only=True)
+    retry_if: Callable[[Problem], bool] | None = field(default=None, kw_only=True)
+    unknown: Literal["retry", "fail"] = field(default="retry", kw_only=True)
 
     def __post_init__(self) -> None:
-        if self.attempts < 1 or min(self.first_wait, self.max_wait, self.max_total) < 0:
+        times = (self.first_wait, self.max_wait, self.max_total)
+        whole = isinstance(self.attempts, int) and not isinstance(self.attempts, bool)
+        if not whole or self.attempts < 1 or not all(time >= 0 for time in times):
             raise ConfigurationError(
-                f"{self} can't work: expected at least one attempt and no negative time.",
+                f"{self} can't work: expected at least one attempt, a whole number, and no negative time.",
                 "Correct the policy.",
             )
+        if self.timeout is not None and not (self.timeout > 0 and isfinite(self.timeout)):
+            raise ConfigurationError(
+                f"timeout={self.timeout!r} of a retry policy: expected seconds above 0, or None for no limit.",
+                "Correct the policy.",
+                argument="timeout",
+            )
+        if self.unknown not in ("retry", "fail"):
+            raise ConfigurationError(
+                f'unknown={self.unknown!r} of a retry policy: expected "retry" or "fail".',
+                "Correct the policy.",
+                argument="unknown",
+            )
+
+    def passes(self, problem: Problem) -> bool:
+        """Whether an entry with this problem may be sent again."""
+        if problem.is_answer:
+            return False
+        return problem.may_pass if self.retry_if is None else bool(self.retry_if(problem))
+
+    def wait(self, attempts: int, spent: float, asked: float = 0.0) -> float | None:
+        """Seconds to the next attempt after so many in `spent` seconds, the store having asked for a pause; or None."""
+        if attempts >= self.attempts:
+            return None
+        backoff = self.backoff or Backoff.exponential(self.first_wait, self.max_wait)
+        seconds = max(backoff.seconds(attempts), asked)
+        return None if spent + seconds > self.max_total else seconds
 
     async def run(
         self,
@@ -76,3 +164,7 @@ class RetryPolicy:
             reraise=True,
         )
         return await retrying(request)
+
+
+def _is_time(seconds: float) -> bool:
+    return isfinite(seconds) and seconds >= 0

@@ -148,10 +148,10 @@ def _summed(reports: Sequence[dict[str, Any]], write: TableWrite, what: str) -> 
     total = TableMetrics()
     counters = {"null_keys": 0, "skipped": 0, "dead_letters": len(letters)}
     for report in reports:
-        total += TableMetrics(**report["metrics"])
+        total += TableMetrics.from_document(report["metrics"])
         for name in ("null_keys", "skipped"):
             counters[name] += report[name]
-    return Written({**total.to_dict(), **counters}, letters)
+    return Written({**total.counts(), **counters}, letters)
 
 
 def _failure(failed: Sequence[dict[str, Any]], write: TableWrite) -> AdjunctError:
@@ -209,7 +209,7 @@ class _Sending:
         async with self._write.table as table:
             await pump(batches, self._parts, lambda part: table.send(part.operation), self._done)
             return {
-                "metrics": table.metrics.to_dict(),
+                "metrics": table.metrics.to_document(),
                 "null_keys": self._null_keys,
                 "skipped": report.skipped,
                 "letters": report.letters,

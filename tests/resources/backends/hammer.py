@@ -16,7 +16,7 @@ from dagster_adjunct.resources.tables import (
 WRITERS, ROUNDS, KEYS = 8, 4, 61  # a prime, so that every stride visits every key
 
 
-def hammer(declaration: bytes, writer: int) -> dict[str, int]:
+def hammer(declaration: bytes, writer: int) -> dict:
     """Update every key in each round, in an order of one's own, beginning those that aren't there."""
     table: RemoteTable = pickle.loads(declaration)
     with BlockingTable(table) as blocking:
@@ -28,7 +28,7 @@ def hammer(declaration: bytes, writer: int) -> dict[str, int]:
                 (f"k{n}", UpdateMessage({f"w{writer}": turn}, {"id": f"k{n}", "begun_by": writer})) for n in numbers
             ]
             blocking.update_messages(messages, UpdateContract.UPDATE_WITH_DEFAULTS)
-        return blocking.metrics.to_dict()
+        return blocking.metrics.to_document()
 
 
 def columns() -> dict[str, str]:
@@ -41,7 +41,7 @@ def run_all(store) -> tuple[TableMetrics, dict]:
     context = multiprocessing.get_context("spawn")
     with context.Pool(WRITERS) as pool:
         counts = pool.starmap(hammer, [(pickle.dumps(table), writer) for writer in range(WRITERS)])
-    total = sum((TableMetrics(**count) for count in counts), TableMetrics())
+    total = sum((TableMetrics.from_document(count) for count in counts), TableMetrics())
     with BlockingTable(table) as blocking:
         return total, blocking.get_all([f"k{n}" for n in range(KEYS)])
 

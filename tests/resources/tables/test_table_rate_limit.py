@@ -32,11 +32,11 @@ def test_records_go_out_at_the_rate():
     assert clock.now() == pytest.approx(3.0)
 
 
-def test_unused_credits_expire_after_two_seconds():
+def test_unused_credits_expire_after_half_a_second():
     clock = ManualClock()
     bucket = TokenBucket(10, clock)
     clock.advance(3600)
-    asyncio.run(bucket.acquire(20))
+    asyncio.run(bucket.acquire(5))
     assert clock.slept == []
     asyncio.run(bucket.acquire(10))
     assert clock.slept == [pytest.approx(1.0)]
@@ -61,7 +61,7 @@ def test_no_window_sees_more_than_the_rate_and_one_burst(rate, steps):
     asyncio.run(run())
     for first, (start, _) in enumerate(sent):
         for last in range(first, len(sent)):
-            allowed = (sent[last][0] - start) * rate + max(rate * 2, 1)
+            allowed = (sent[last][0] - start) * rate + max(rate / 2, 1)
             assert sum(size for _, size in sent[first : last + 1]) <= allowed * (1 + 1e-6) + 1e-6
 
 
@@ -73,9 +73,9 @@ def test_a_table_reads_and_writes_at_its_own_rates_in_batches_no_larger_than_a_b
     )
     asyncio.run(table.put_all([(n, {"n": n}) for n in range(100)]))
     assert clock.now() == pytest.approx(10.0)
-    assert max(clock.slept) <= 2.0 + 1e-9
+    assert max(clock.slept) <= 0.25 + 1e-9
     asyncio.run(table.get_all(range(100)))
-    assert clock.now() == pytest.approx(10.0)  # 10 s without reads earned more than these 100
+    assert clock.now() == pytest.approx(11.0)  # the first request of a kind finds no credits yet
 
 
 def test_tables_that_name_one_budget_spend_the_same():

@@ -1,0 +1,107 @@
+"""`RateLayer`: lets each attempt wait until the credits that it costs are there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Any
+
+from dagster_adjunct.resources.errors import AdjunctError
+from dagster_adjunct.resources.tables.clock import Clock, SystemClock
+from dagster_adjunct.resources.tables.credit_source import READ, WRITE, Budget, CreditSource
+from dagster_adjunct.resources.tables.layer import Layer
+from dagster_adjunct.resources.tables.metrics import Meter
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind
+from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State, joined
+from dagster_adjunct.resources.tables.rate_limit import LocalCredits, RateLimit
+
+
+@dataclass(slots=True)
+class RateLayer:
+    """Pays for every attempt from the budget of its kind; reads and writes have one each.
+
+    A request that costs more than should go out at once is sent in parts, one after the other. What follows a failed
+    entry of its key in a later part is not sent: FAILED. `source` is where credits come from: by default this process.
+    """
+
+    table: str
+    inner: Layer
+    limit: RateLimit = field(default_factory=RateLimit)
+    source: CreditSource | None = None
+    meter: Meter = field(default_factory=Meter)
+    clock: Clock = field(default_factory=SystemClock)
+    _read: Budget | None = field(init=False)
+    _write: Budget | None = field(init=False)
+    _credits: CreditSource = field(init=False)
+
+    def __post_init__(self) -> None:
+        budgets = {budget.tag: budget for budget in self.limit.budgets(self.table)}
+        self._read, self._write = budgets.get(READ), budgets.get(WRITE)
+        self._credits = self.source or LocalCredits(self.clock, shared=self.limit.budget is not None)
+
+    async def send(self, operation: Operation[Any]) -> Outcomes:
+        budget = self._read if operation.kind is OperationKind.GET else self._write
+        if budget is None:
+            return await self.inner.send(operation)
+        cost = self.limit.credits(operation, None)
+        if cost <= budget.largest or len(operation) <= 1:
+            return await self._attempt(operation, budget, cost)
+        return await self._in_parts(operation, budget, cost)
+
+    async def close(self) -> None:
+        await self._credits.close()
+        await self.inner.close()
+
+    async def _attempt(self, operation: Operation[Any], budget: Budget, cost: float) -> Outcomes:
+        try:
+            waited = await self._acquire(budget, cost)
+        except AdjunctError as error:  # nothing was sent, but earlier parts of the operation may have been
+            return Outcomes.all(len(operation), Problem(State.REFUSED, error))
+        outcomes = await self.inner.send(operation)
+        if operation.kind is OperationKind.GET and (rest := self.limit.credits(operation, outcomes)) > 0:
+            waited += await self._acquire(budget, rest)
+        return replace(outcomes, waited=outcomes.waited + waited)
+
+    async def _acquire(self, budget: Budget, credits: float) -> float:
+        began = self.clock.now()
+        await self._credits.acquire(budget, credits)
+        waited = self.clock.now() - began
+        self.meter.add("rate_waits", waited)
+        return waited
+
+    async def _in_parts(self, operation: Operation[Any], budget: Budget, cost: float) -> Outcomes:
+        sent: list[Outcomes] = []
+        held: dict[Any, Problem] = {}  # by key, why no more of it may be sent
+        for part, its_cost in self._parts(operation, budget, cost):
+            outcomes = await (self._free_of(part, budget, held) if held else self._attempt(part, budget, its_cost))
+            sent.append(outcomes)
+            if outcomes.problems and operation.kind.writes:
+                keys = part.entries.keys
+                for place, problem in outcomes.problems.items():
+                    if problem.may_pass:
+                        held.setdefault(keys[place], Problem(State.FAILED, problem.error, problem.retry_after))
+        return joined(sent)
+
+    def _parts(self, operation: Operation[Any], budget: Budget, cost: float) -> Iterator[tuple[Operation[Any], float]]:
+        """Parts that cost no more than should go out at once, or are a single entry."""
+        count = len(operation)
+        size = ceil(count / ceil(cost / budget.largest))
+        for start in range(0, count, size):
+            part = operation.with_entries(operation.entries.part(start, min(count, start + size)))
+            its_cost = self.limit.credits(part, None)
+            if its_cost > budget.largest and 1 < len(part) < count:
+                yield from self._parts(part, budget, its_cost)
+            else:
+                yield part, its_cost
+
+    async def _free_of(self, part: Operation[Any], budget: Budget, held: dict[Any, Problem]) -> Outcomes:
+        """Send what has no key in `held`."""
+        keys = part.entries.keys
+        problems = {place: held[key] for place, key in enumerate(keys) if key in held}
+        free = [place for place in range(len(keys)) if place not in problems]
+        outcomes = Outcomes(len(keys), problems=problems)
+        if not free:
+            return outcomes
+        allowed = part.with_entries(part.entries.take(free))
+        return outcomes.amended(free, await self._attempt(allowed, budget, self.limit.credits(allowed, None)))
