@@ -118,7 +118,7 @@ class Meter:
 
     def __init__(self) -> None:
         self._counting = threading.Lock()
-        self._counts: dict[str, float] = {f.name: f.default for f in fields(TableMetrics) if f.type != "Histogram"}
+        self._counts: dict[str, Any] = {f.name: f.default for f in fields(TableMetrics) if f.type != "Histogram"}
         self._reads, self._writes, self._sizes = _Spread(), _Spread(), _Spread()
 
     def add(self, name: str, amount: float = 1) -> None:

@@ -14,7 +14,7 @@ from dagster_adjunct.resources.tables.layer import Layer
 from dagster_adjunct.resources.tables.metrics import Meter
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State, joined
-from dagster_adjunct.resources.tables.rate_limit import LocalCredits, RateLimit
+from dagster_adjunct.resources.tables.rate_limit import LocalCredits, RateLimit, per_record
 
 
 @dataclass(slots=True)
@@ -48,6 +48,12 @@ class RateLayer:
         if cost <= budget.largest or len(operation) <= 1:
             return await self._attempt(operation, budget, cost)
         return await self._in_parts(operation, budget, cost)
+
+    def largest(self, wanted: int) -> int:
+        """How many entries a request should have at most, so that it need not be sent in parts."""
+        if self.limit.credits is not per_record:
+            return wanted
+        return min([wanted, *(budget.largest for budget in (self._read, self._write) if budget is not None)])
 
     async def close(self) -> None:
         await self._credits.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -12,14 +12,7 @@ from weakref import WeakValueDictionary
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.tables.clock import SystemClock
-from dagster_adjunct.resources.tables.credit_source import (
-    KEPT_SECONDS,
-    LARGEST_SECONDS,
-    READ,
-    WRITE,
-    Budget,
-    CreditSource,
-)
+from dagster_adjunct.resources.tables.credit_source import KEPT_SECONDS, READ, WRITE, Budget
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.tables.clock import Clock
@@ -69,23 +62,6 @@ class RateLimit:
         return tuple(Budget(self.budget or table, tag, rate) for tag, rate in rates if rate is not None)
 
 
-class SharedBucket:
-    """A table's credits of one tag, as `source` hands them out; of what has no budget there are any number."""
-
-    def __init__(self, source: CreditSource, budgets: Iterable[Budget], tag: str) -> None:
-        self._source = source
-        self._budget = next((budget for budget in budgets if budget.tag == tag), None)
-
-    def largest(self, wanted: int) -> int:
-        """How many of `wanted` records to send at once; at least 1."""
-        return wanted if self._budget is None else min(wanted, self._budget.largest)
-
-    async def acquire(self, credits: int) -> None:
-        """Return when `credits` records may be sent. Callers are served in the order they came."""
-        if self._budget is not None:
-            await self._source.acquire(self._budget, credits)
-
-
 class TokenBucket:
     """Credits that come in at `rate` per second and expire unused after half a second (`KEPT_SECONDS`).
 
@@ -93,7 +69,7 @@ class TokenBucket:
     and so pass the rate that they share.
     """
 
-    def __init__(self, rate: float | None, clock: Clock) -> None:
+    def __init__(self, rate: float, clock: Clock) -> None:
         self._rate = rate
         self._clock = clock
         self._credits = 0.0
@@ -101,18 +77,12 @@ class TokenBucket:
         self._filled_at = clock.now()
 
     @property
-    def rate(self) -> float | None:
+    def rate(self) -> float:
         return self._rate
-
-    def largest(self, wanted: int) -> int:
-        """How many of `wanted` records to send at once without exceeding a burst; at least 1."""
-        if self._rate is None:
-            return wanted
-        return max(1, min(wanted, int(self._rate * LARGEST_SECONDS)))
 
     async def acquire(self, credits: float) -> None:
         """Return when `credits` may be spent. Callers are served in the order they came."""
-        if self._rate is None or credits <= 0:
+        if credits <= 0:
             return
         with self._taking:
             now = self._clock.now()

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
 from dagster_adjunct.resources.errors import ConfigurationError, NullKeyError, TableError
 from dagster_adjunct.resources.names import check_name
-from dagster_adjunct.resources.tables.attempts_layer import AttemptsLayer, bucket_of
+from dagster_adjunct.resources.tables.attempt_layer import AttemptLayer
 from dagster_adjunct.resources.tables.batch import BatchProvider
 from dagster_adjunct.resources.tables.batch_layer import BatchLayer
 from dagster_adjunct.resources.tables.clock import Clock, SystemClock
-from dagster_adjunct.resources.tables.credit_source import READ, WRITE, CreditSource
+from dagster_adjunct.resources.tables.credit_source import CreditSource
 from dagster_adjunct.resources.tables.declared_conditions import DeclaredConditions
 from dagster_adjunct.resources.tables.function_layer import FunctionLayer
 from dagster_adjunct.resources.tables.layer import Layer
-from dagster_adjunct.resources.tables.metrics import TableMetrics
+from dagster_adjunct.resources.tables.metrics import Meter, TableMetrics
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
-from dagster_adjunct.resources.tables.outcomes import Outcomes
+from dagster_adjunct.resources.tables.outcomes import Outcomes, State
 from dagster_adjunct.resources.tables.partial_update import UpdateContract, UpdateMessage
 from dagster_adjunct.resources.tables.raised_outcomes import error_of
+from dagster_adjunct.resources.tables.rate_layer import RateLayer
 from dagster_adjunct.resources.tables.rate_limit import RateLimit
 from dagster_adjunct.resources.tables.retry import RetryPolicy
+from dagster_adjunct.resources.tables.retry_layer import RetryLayer
 from dagster_adjunct.resources.tables.table_functions import TableReadFunction, TableWriteFunction
 from dagster_adjunct.resources.tables.update_contract_layer import UpdateContractLayer
 
@@ -33,6 +34,13 @@ V = TypeVar("V")
 U = TypeVar("U")
 
 GET, PUT, DELETE, UPDATE = OperationKind.GET, OperationKind.PUT, OperationKind.DELETE, OperationKind.UPDATE
+_COUNTED_AS = {
+    GET: "reads",
+    PUT: "writes",
+    OperationKind.PUT_IF_ABSENT: "writes",
+    DELETE: "deletes",
+    UPDATE: "updates",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +118,7 @@ class RemoteTable(Generic[K, V, U]):
         self._layered()  # what can't be composed is said here
 
     def _begin(self) -> None:
-        self._metrics = TableMetrics()
-        self._counting = threading.Lock()  # threads may share the table
+        self._meter = Meter()
         self._layers: _Layers | None = None
 
     def _layered(self) -> _Layers:
@@ -122,21 +129,16 @@ class RemoteTable(Generic[K, V, U]):
 
     def _compose(self) -> _Layers:
         """cache -> update contract -> batch (with the order of each key) -> retry -> rate -> function"""
+        meter = self._meter
         function = FunctionLayer(self.name, self.read_function, self.write_function)
-        rate = self.rate_limit
-        attempts = AttemptsLayer(
-            function,
-            retry=self.retry,
-            reading=bucket_of(self.name, rate, READ, self.credit_source, self.clock),
-            writing=bucket_of(self.name, rate, WRITE, self.credit_source, self.clock),
-            clock=self.clock,
-            count=self._count,
-        )
+        attempt = AttemptLayer(self.name, function, self.retry.timeout, meter)
+        rate = RateLayer(self.name, attempt, self.rate_limit, self.credit_source, meter, self.clock)
+        retry = RetryLayer(rate, self.retry, meter, self.clock)
         functions = [f for f in (self.read_function, self.write_function) if f is not None]
         largest = [most for f in functions if (most := f.capabilities.largest) is not None]
-        size = attempts.largest(min([self.batches.size, *largest]))
+        size = rate.largest(min([self.batches.size, *largest]))
         batches = self.batches if size == self.batches.size else replace(self.batches, size=size)
-        batch = BatchLayer(attempts, table=self.name, batches=batches, in_flight=self.in_flight)
+        batch = BatchLayer(retry, table=self.name, batches=batches, in_flight=self.in_flight)
         contract = UpdateContractLayer(
             batch,
             table=self.name,
@@ -184,7 +186,7 @@ class RemoteTable(Generic[K, V, U]):
     @property
     def metrics(self) -> TableMetrics:
         """What this table has done so far."""
-        return self._metrics
+        return self._meter.metrics()
 
     async def __aenter__(self) -> RemoteTable[K, V, U]:
         return self
@@ -330,20 +332,14 @@ class RemoteTable(Generic[K, V, U]):
         )
 
     def _count_entries(self, operation: Operation[Any], outcomes: Outcomes) -> None:
-        done, kind = outcomes.done, operation.kind
-        if kind is GET:
-            found = sum(record is not None for record in outcomes.records or ())
-            self._count(reads=done, found=found)
-        elif kind is DELETE:
-            self._count(deletes=done)
-        elif kind is UPDATE:
-            self._count(updates=done, defaults_put=outcomes.defaults_put)
-        else:
-            self._count(writes=done)
-
-    def _count(self, **counts: Any) -> None:
-        with self._counting:
-            self._metrics += TableMetrics(**counts)
+        count = self._meter.add
+        count(_COUNTED_AS[operation.kind], outcomes.done)
+        if outcomes.records:
+            count("found", len(outcomes.records) - outcomes.records.count(None))
+        if outcomes.defaults_put:
+            count("defaults_put", outcomes.defaults_put)
+        if outcomes.problems and (skipped := len(outcomes.places(State.SKIPPED))):
+            count("skipped", skipped)
 
 
 def _key_columns(table: str, key: str | Sequence[str]) -> tuple[str, ...]:

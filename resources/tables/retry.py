@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_exponential, wait_random
-
-from dagster_adjunct.resources.errors import ConfigurationError, RecordNotFoundError, TransientError
-from dagster_adjunct.resources.tables.clock import SystemClock
+from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.tables.outcomes import Problem
-
-if TYPE_CHECKING:
-    from dagster_adjunct.resources.tables.clock import Clock
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,46 +116,6 @@ class RetryPolicy:
         backoff = self.backoff or Backoff.exponential(self.first_wait, self.max_wait)
         seconds = max(backoff.seconds(attempts), asked)
         return None if spent + seconds > self.max_total else seconds
-
-    async def run(
-        self,
-        request: Callable[[], Awaitable[T]],
-        *,
-        is_retriable: Callable[[BaseException], bool],
-        clock: Clock | None = None,
-        on_retry: Callable[[], None] = lambda: None,
-    ) -> T:
-        """The answer of `request`, sent again as long as its errors pass and the policy allows.
-
-        A TransientError passes, and so does what `is_retriable` accepts; RecordNotFoundError is an
-        answer and never passes. The last error is raised as it is, with a note on the attempts made.
-        """
-        timer = clock or SystemClock()
-        start = timer.now()
-
-        def passes(error: BaseException) -> bool:
-            if isinstance(error, RecordNotFoundError):
-                return False
-            return isinstance(error, TransientError) or is_retriable(error)
-
-        def enough(state: RetryCallState) -> bool:
-            too_late = timer.now() - start + state.upcoming_sleep > self.max_total
-            if state.attempt_number >= self.attempts or too_late:
-                error = state.outcome.exception() if state.outcome else None
-                if error is not None:
-                    error.add_note(f"Gave up after {state.attempt_number} attempts in {timer.now() - start:.1f} s.")
-                return True
-            return False
-
-        retrying = AsyncRetrying(
-            retry=retry_if_exception(passes),
-            wait=wait_exponential(self.first_wait, self.max_wait) + wait_random(0, self.first_wait),
-            stop=enough,
-            sleep=timer.sleep,
-            before_sleep=lambda _: on_retry(),
-            reraise=True,
-        )
-        return await retrying(request)
 
 
 def _is_time(seconds: float) -> bool:

@@ -62,7 +62,10 @@ def test_calls_are_cut_into_batches_and_counted(store):
     found = asyncio.run(table.get_all([*range(20, 30), 20]))
     asyncio.run(table.delete_all([0, 1]))
     assert found == {n: {"n": n} for n in range(20, 25)}
-    assert table.metrics == TableMetrics(reads=10, found=5, writes=25, deletes=2, requests=5)
+    did = table.metrics
+    assert (did.reads, did.found, did.writes, did.deletes, did.requests, did.successes) == (10, 5, 25, 2, 5, 5)
+    assert (did.batch_sizes.count, did.batch_sizes.total, did.batch_sizes.greatest) == (5, 37, 10)
+    assert (did.read_seconds.count, did.write_seconds.count) == (1, 4)
 
 
 def test_metrics_add_up_over_tasks():
