@@ -5,7 +5,20 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from benchmarks import bootstrap, datasets, diff, kafka, lake_read, main_job, peers, reading, seal, serving, starting
+from benchmarks import (
+    bootstrap,
+    datasets,
+    diff,
+    kafka,
+    lake_read,
+    main_job,
+    peers,
+    reading,
+    seal,
+    serving,
+    sql_tables,
+    starting,
+)
 
 CHOICES: dict[str, Callable[[argparse.Namespace], None]] = {
     "main-job": lambda chosen: main_job.run(chosen.rounds),
@@ -18,6 +31,7 @@ CHOICES: dict[str, Callable[[argparse.Namespace], None]] = {
     "bootstrap": lambda chosen: bootstrap.run(chosen.rounds),
     "kafka": lambda chosen: kafka.run(chosen.rounds),
     "lake-read": lambda chosen: lake_read.run(chosen.rounds),
+    "sql-tables": lambda chosen: sql_tables.run(chosen.rounds),
     "peers": lambda chosen: peers.run(chosen.rounds),
 }
 parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.resources.backends.applied import beside
 from dagster_adjunct.resources.backends.column_values import check_identifier, declared_column
 from dagster_adjunct.resources.backends.per_loop import PerLoop
+from dagster_adjunct.resources.backends.postgres_batches import as_batch
 from dagster_adjunct.resources.backends.postgres_connection import (
     about_data,
     check_keywords,
@@ -31,8 +32,8 @@ from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.tables.changes import Changes
 from dagster_adjunct.resources.tables.layer import Capabilities
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
-from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem
-from dagster_adjunct.resources.tables.table_functions import StoreFunction
+from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
+from dagster_adjunct.resources.tables.table_functions import StoreFunction, record_not_found
 
 if TYPE_CHECKING:
     import psycopg
@@ -120,6 +121,7 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
             updates_with_defaults=True,
             newest_by=True,
             idempotent=True,
+            takes_arrow=True,
         )
 
     def column_types(self) -> dict[str, str] | None:
@@ -188,6 +190,22 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
     async def _write(self, requests: PostgresRequests, operation: Operation[Any]) -> Outcomes:
         import psycopg
 
+        batch = as_batch(requests.codec, operation)
+        if batch is not None:
+            try:
+                missing, begun = await requests.write_batch(batch)
+            except psycopg.Error as error:
+                problem = self._problem(error, committing=requests.committing)
+                if problem.may_pass:
+                    return Outcomes.all(len(operation), problem)
+                # Something in it is refused: row by row it shows what.
+            else:
+                keys = operation.entries.keys if missing else []
+                return Outcomes(
+                    len(operation),
+                    problems={p: Problem(State.MISSING, record_not_found([keys[p]], self._label)) for p in missing},
+                    defaults_put=begun,
+                )
         halving = Halving(checked(requests.codec, operation))
         while (part := halving.next()) is not None:
             try:

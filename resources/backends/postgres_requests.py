@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.backends.applied import Applied, check_newest_by, from_texts, to_texts
+from dagster_adjunct.resources.backends.postgres_batches import Batch
 from dagster_adjunct.resources.backends.rows import Row, RowCodec
 from dagster_adjunct.resources.backends.write_plan import Checked, Found, Plan, columns_to_read, must_look, planned
 from dagster_adjunct.resources.errors import TableUnavailableError
@@ -36,6 +37,7 @@ class PostgresRequests:
     ) -> None:
         self.connection, self.codec, self.casts, self._statements = connection, codec, casts, statements
         self.beside_open = False
+        self._staging: set[str] = set()
         self.committing = False
 
     async def get(self, keys: Sequence[Row]) -> list[dict[str, Any] | None]:
@@ -68,6 +70,33 @@ class PostgresRequests:
             "It is tried again; if that goes on, find out who deletes them.",
             table=self.codec.table,
         )
+
+    async def write_batch(self, batch: Batch) -> tuple[list[int], int]:
+        """Do it all or, on an error, nothing; return the places that met no record, and how many records began."""
+        shape = (batch.columns, batch.puts, batch.sets, batch.adds, batch.begins)
+        statements = self._statements.staging(shape)
+        self.committing = False
+        if statements.name not in self._staging:
+            await self.connection.execute(statements.create, ())
+            self._staging.add(statements.name)
+        missing: list[int] = []
+        begun = 0
+        async with self.connection.transaction():
+            cursor = self.connection.cursor()
+            async with cursor.copy(statements.copy, ()) as copy:
+                await copy.write(batch.csv)
+            if not (batch.puts or batch.begins):
+                # In order of the key, as every request locks, and to learn which are missing.
+                await cursor.execute(statements.lock, (), binary=True)
+                found = {place for (place,) in await cursor.fetchall()}
+                if len(found) < batch.rows:
+                    missing = batch.missing(found)
+            await cursor.execute(statements.write, ())
+            if batch.begins:
+                begun = (await cursor.fetchone() or (0,))[0]
+            self.committing = True
+        self.committing = False
+        return missing, begun
 
     async def forget(self, older_than: float) -> int:
         """Remove what was applied to keys more than these seconds ago; return how many keys' it was."""

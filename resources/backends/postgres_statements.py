@@ -14,17 +14,29 @@ remember  keep what was applied
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from functools import cache, partial
+from hashlib import sha256
+from typing import Any, NamedTuple
 
 from psycopg import sql
+from psycopg.sql import Composed
 
 from dagster_adjunct.resources.backends.applied import COLUMNS
 from dagster_adjunct.resources.backends.postgres_values import AS_TEXT
 from dagster_adjunct.resources.backends.rows import RowCodec
 
-if TYPE_CHECKING:
-    from psycopg.sql import Composed
+Shape = tuple[tuple[str, ...], bool, tuple[str, ...], tuple[str, ...], bool]
+"""What a batch's statements depend on: columns, whether it puts, what it sets and adds to, whether it begins records."""
+
+
+class StagingStatements(NamedTuple):
+    """For batches of one shape: their staging table, and the statements that fill it and write from it."""
+
+    name: str
+    create: Composed
+    copy: Composed
+    write: Composed
+    lock: Composed
 
 
 class Statements:
@@ -49,6 +61,7 @@ class Statements:
         )
         self.lock = cache(self._lock)
         self.update = cache(self._update)
+        self.staging = cache(self._staging)
         self._conditions(_identifier(schema, beside))
 
     def _conditions(self, beside: sql.Identifier) -> None:
@@ -95,6 +108,51 @@ class Statements:
             changes=_joined(", ", changes),
             given=self._given(names),
             all=_listed(names),
+        )
+
+    def _staging(self, batch: Shape) -> StagingStatements:
+        columns, puts, sets, adds, begins = batch
+        stage = sql.Identifier("adjunct_" + sha256(repr(batch).encode()).hexdigest()[:16])
+        given = [name for name in columns if name != "__place"]
+        whole = (_identifier("s", name) if name in given else sql.SQL("NULL") for name in self._names)
+        made = partial(
+            self._made, stage=stage, columns=_listed(columns), rows=_listed(given), whole=_joined(", ", whole)
+        )
+        added = {
+            name: sql.SQL("CASE WHEN {1} IS NULL THEN t.{0} ELSE coalesce(t.{0}, 0) + {1} END").format(
+                _identifier(name), _identifier("s" if not begins else "excluded", name)
+            )
+            for name in adds
+        }
+        changed = [name for name in self._names if name not in self._key] if puts else list(sets)
+        source = "s" if not (puts or begins) else "excluded"
+        changes = [sql.SQL("{} = {}").format(_identifier(n), _identifier(source, n)) for n in changed]
+        changes += [sql.SQL("{} = {}").format(_identifier(name), value) for name, value in added.items()]
+        action = sql.SQL("UPDATE SET {}").format(_joined(", ", changes)) if changes else sql.SQL("NOTHING")
+        return StagingStatements(
+            stage.as_string(None),
+            made(
+                "CREATE TEMPORARY TABLE IF NOT EXISTS {stage} ON COMMIT DELETE ROWS AS "
+                "SELECT 0 AS __place, {rows} FROM {table} WITH NO DATA"
+            ),
+            made("COPY {stage} ({columns}) FROM STDIN (FORMAT csv)"),
+            made(
+                "WITH written AS (INSERT INTO {table} AS t ({names}) SELECT {whole} FROM {stage} AS s ORDER BY {ordered} "
+                "ON CONFLICT ({keys}) DO {action} RETURNING xmax) "
+                "SELECT count(*) FILTER (WHERE xmax = 0) FROM written"
+                if begins
+                else "INSERT INTO {table} AS t ({names}) SELECT {whole} FROM {stage} AS s ORDER BY {ordered} "
+                "ON CONFLICT ({keys}) DO {action}",
+                action=action,
+            )
+            if puts or begins
+            else made(
+                "UPDATE {table} AS t SET {changes} FROM {stage} AS s WHERE {same}", changes=_joined(", ", changes)
+            ),
+            made(
+                "SELECT s.__place FROM {stage} AS s JOIN {table} AS t ON {same} ORDER BY {ordered} "
+                "FOR NO KEY UPDATE OF t"
+            ),
         )
 
     def arrays(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[list[Any]]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from dagster_adjunct.resources.backends.applied import Applied
 from dagster_adjunct.resources.backends.rows import CheckedChanges, Row, RowCodec
 from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.tables.arrow_entries import ArrowEntries
 from dagster_adjunct.resources.tables.operation import Mark, Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Problem, State
 from dagster_adjunct.resources.tables.table_functions import record_not_found
@@ -87,7 +88,7 @@ class Group(NamedTuple):
 def checked(codec: RowCodec, operation: Operation[Any]) -> Checked:
     """Check all entries; one that does not fit is a problem of its own."""
     entries, kind = operation.entries, operation.kind
-    to_key = codec.keys_by(operation.key)
+    to_key = codec.keys_by(entries.key_names if isinstance(entries, ArrowEntries) else operation.key)
     value_of: Callable[[Row, Any], Any] = codec.changes if kind is OperationKind.UPDATE else codec.whole
     valued = kind not in (OperationKind.GET, OperationKind.DELETE)
     values: Sequence[Any] = (entries.values if valued else None) or [None] * len(entries)

@@ -34,6 +34,11 @@ class ArrowEntries:
     _made: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
+    def key_names(self) -> tuple[str, ...]:
+        """The names of the key's columns, in the order of keys that are tuples."""
+        return tuple(self.key.type.field(place).name for place in range(self.key.type.num_fields))
+
+    @property
     def keys(self) -> Sequence[Any]:
         keys: list[Any] = self._once("keys", self._keys)
         return keys

@@ -19,6 +19,7 @@ def test_a_description_holds_a_registered_name_and_plain_values():
         "columns": {"a": "int", "b": "date"},
         "create": True,
         "busy_timeout": 10.0,
+        "forget_after": None,
     }
     assert describe(function_from(description)) == description
     assert describe(MemoryTable("x")) == {"backend": "memory", "name": "x"}
@@ -51,7 +52,11 @@ def test_a_name_is_registered_once():
         ("decimal(10, 2)", Kind.DECIMAL, "(10,2)"),
         ("TEXT DECIMAL(10,2)", Kind.DECIMAL, "(10,2)"),
         ("bytea", Kind.BINARY, ""),
-        ("text[]", Kind.OTHER, ""),
+        ("text[]", Kind.LIST, ""),
+        ("array<decimal(10,2)>", Kind.LIST, ""),
+        ("TEXT ARRAY INTEGER", Kind.LIST, ""),
+        ("array<binary>", Kind.OTHER, ""),
+        ("jsonb", Kind.JSON, ""),
         ("int); drop table x", Kind.OTHER, ""),
     ],
 )

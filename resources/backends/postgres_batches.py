@@ -1,0 +1,230 @@
+"""Arrow batches as PostgreSQL takes them fastest: as CSV into a staging table, then one statement for all rows.
+
+No Python value of a row is made. What can't go this way without a look at single values (types that differ from the
+columns', conditions, lists, JSON, mixed defaults) is None here, and goes row by row (`write_plan`).
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.resources.backends.column_values import Column, Kind
+from dagster_adjunct.resources.backends.rows import RowCodec
+from dagster_adjunct.resources.tables.arrow_entries import ArrowEntries
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+LEAST = 200  # entries, below which arrays are as fast as a staging table
+_PLACE = "__place"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One row for each key, as CSV of `columns`, of which the first is the place of the key's last entry.
+
+    `sets` and `adds` are what updates do; `begins` says that rows are whole records where there is none. Of a put
+    all columns but the key's are set, null where they aren't in `columns`. `same_key` are for each row the places of
+    the entries that have its key, None where that is one each.
+    """
+
+    columns: tuple[str, ...]
+    csv: memoryview
+    rows: int
+    puts: bool
+    sets: tuple[str, ...]
+    adds: tuple[str, ...]
+    begins: bool
+    count: int
+    same_key: Mapping[int, Sequence[int]] | None
+
+    def missing(self, found: set[int]) -> list[int]:
+        """The places of all entries whose key's row is not among `found`."""
+        if self.same_key is None:
+            return [place for place in range(self.count) if place not in found]
+        return [place for last, places in self.same_key.items() if last not in found for place in places]
+
+
+def as_batch(codec: RowCodec, operation: Operation[Any]) -> Batch | None:
+    """The operation as a batch, or None where it has to go row by row."""
+    entries = operation.entries
+    puts = operation.kind is OperationKind.PUT
+    if (
+        not isinstance(entries, ArrowEntries)
+        or len(entries) < LEAST
+        or operation.conditions
+        or not (puts or operation.kind is OperationKind.UPDATE)
+        or set(entries.key_names) != set(codec.key)
+        or len(entries.key_names) != len(codec.key)
+    ):
+        return None
+    keys = dict(zip(entries.key_names, entries.key.flatten(), strict=True))
+    if any(column.null_count for column in keys.values()) or entries.records is None or entries.records.null_count:
+        return None
+    sets, adds = _parts(entries)
+    if sets is None or adds is None:
+        return None
+    for name in codec.key:
+        if name in sets and not _same(sets.pop(name), keys[name]):
+            return None
+    defaults = _defaults(codec, entries, keys, sets, adds)
+    if defaults is None or any(name in codec.key for name in adds):
+        return None
+    written = {**keys, **defaults, **sets, **adds}
+    cast = {name: _fitting(codec.columns.get(name), column, adding=name in adds) for name, column in written.items()}
+    if any(column is None for column in cast.values()):
+        return None
+    rows = _one_a_key(cast, codec.key, sets, adds, defaults)
+    if rows is None:
+        return None
+    table, same_key = rows
+    return Batch(
+        tuple(table.column_names),
+        _csv(table),
+        table.num_rows,
+        puts,
+        tuple(sets),
+        tuple(adds),
+        not puts and entries.default_records is not None,
+        len(entries),
+        same_key,
+    )
+
+
+def _parts(entries: ArrowEntries) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The columns that are set, and those that are added to; None where there is more to it."""
+    records = entries.records
+    assert records is not None
+    if not entries.typed:
+        return _columns(records), {}
+    parts = _columns(records)
+    if set(parts) - {"set", "add"} or any(part.null_count for part in parts.values()):
+        return None, None
+    sets = _columns(parts["set"]) if "set" in parts else {}
+    adds = _columns(parts["add"]) if "add" in parts else {}
+    import pyarrow as pa
+
+    sets.update({name: pa.nulls(len(entries)) for name in entries.remove})
+    return (sets, adds) if not set(sets) & set(adds) and sets | adds else (None, None)
+
+
+def _defaults(
+    codec: RowCodec, entries: ArrowEntries, keys: dict[str, Any], sets: dict[str, Any], adds: dict[str, Any]
+) -> dict[str, Any] | None:
+    """The columns with which records begin that updates don't set; None where rows are needed to tell."""
+    if entries.default_records is None:
+        return {}
+    if entries.default_records.null_count:
+        return None
+    defaults = _columns(entries.default_records)
+    for name in codec.key:
+        if name in defaults and not _same(defaults.pop(name), keys[name]):
+            return None
+    for name, added in adds.items():
+        # A begun record then holds what was added, which the one statement for both can also add to an old one.
+        if not _nothing(defaults.pop(name, None), added):
+            return None
+    return {name: column for name, column in defaults.items() if name not in sets}
+
+
+def _nothing(default: Any, added: Any) -> bool:
+    import pyarrow.compute as pc
+
+    if default is None or default.null_count == len(default):
+        return True
+    return not added.null_count and not default.null_count and pc.all(pc.equal(default, 0)).as_py() is True
+
+
+def _columns(records: Any) -> dict[str, Any]:
+    names = [records.type.field(place).name for place in range(records.type.num_fields)]
+    return dict(zip(names, records.flatten(), strict=True))
+
+
+def _same(one: Any, other: Any) -> bool:
+    return bool(one.equals(other))
+
+
+def _fitting(column: Column | None, array: Any, *, adding: bool) -> Any:
+    """The array as its column takes it, or None where single values have to be looked at."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if column is None:
+        return None
+    kind, type_ = column.kind, array.type
+    if pa.types.is_null(type_):
+        return None if adding else array.cast(pa.string())
+    if pa.types.is_integer(type_):
+        return array if kind in (Kind.INTEGER, Kind.FLOAT, Kind.DECIMAL) else None
+    if pa.types.is_floating(type_):
+        if kind is not Kind.FLOAT or pc.all(pc.is_finite(array)).as_py() is False:
+            return None
+        return (
+            array if pa.types.is_float64(type_) or column.type in ("real", "float4", "float") else array.cast("double")
+        )
+    if adding:
+        return array if kind is Kind.DECIMAL and pa.types.is_decimal(type_) else None
+    if pa.types.is_string(type_) or pa.types.is_large_string(type_):
+        # A line of its own that says \. would end the data.
+        fine = kind is Kind.STRING and not pc.any(pc.match_substring(array, "\\.")).as_py()
+        return array if fine else None
+    fits = (
+        (kind is Kind.BOOLEAN and pa.types.is_boolean(type_))
+        or (kind is Kind.DATE and pa.types.is_date32(type_))
+        or (kind is Kind.DECIMAL and pa.types.is_decimal(type_))
+        or (kind is Kind.TIMESTAMP and pa.types.is_timestamp(type_) and type_.tz is not None)
+    )
+    return array if fits else None
+
+
+def _one_a_key(
+    columns: dict[str, Any], key: Sequence[str], sets: dict[str, Any], adds: dict[str, Any], defaults: dict[str, Any]
+) -> tuple[pa.Table, Mapping[int, Sequence[int]] | None] | None:
+    """A row for each key, with what its entries come to in their order: last sets, sums, the first default."""
+    import numpy as np
+    import pyarrow as pa
+
+    count = len(next(iter(columns.values())))
+    table = pa.table({_PLACE: pa.array(np.arange(count, dtype=np.int32)), **columns})
+    keyed = table.select([_PLACE, *key, *adds])
+    wanted: list[Any] = [(_PLACE, "min"), (_PLACE, "max"), *((name, "sum") for name in adds)]
+    if any(pa.types.is_floating(columns[name].type) for name in key):
+        return None  # -0.0 and 0.0 are one key
+    groups = keyed.group_by(list(key), use_threads=False).aggregate(wanted)
+    if groups.num_rows == count:
+        return table, None
+    if any(not _adds_up(columns[name], count) for name in adds):
+        return None
+    last = groups.column(f"{_PLACE}_max").combine_chunks()
+    first = groups.column(f"{_PLACE}_min").combine_chunks()
+    merged = {_PLACE: last, **{name: groups.column(name) for name in key}}
+    merged |= {name: table.column(name).take(first) for name in defaults}
+    merged |= {name: table.column(name).take(last) for name in columns if name in sets or name not in {*merged, *adds}}
+    merged |= {name: groups.column(f"{name}_sum") for name in adds}
+    listed = keyed.group_by(list(key), use_threads=False).aggregate([(_PLACE, "list")])
+    places = dict(enumerate(listed.column(f"{_PLACE}_list").to_pylist()))
+    return pa.table(merged), {max(same): same for same in places.values()}
+
+
+def _adds_up(column: Any, count: int) -> bool:
+    """Whether a sum of so many is exact, in whatever order."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_integer(column.type):
+        return False
+    extremes = pc.min_max(column).as_py()
+    most = max(abs(extremes["min"] or 0), abs(extremes["max"] or 0))
+    return most * count < 2**63
+
+
+def _csv(table: pa.Table) -> memoryview:
+    from pyarrow import csv
+
+    sink = io.BytesIO()
+    csv.write_csv(table, sink, csv.WriteOptions(include_header=False, quoting_style="all_valid"))
+    return sink.getbuffer()
