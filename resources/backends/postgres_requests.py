@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.backends.applied import Applied, check_newest_by, from_texts, to_texts
 from dagster_adjunct.resources.backends.postgres_batches import Batch
+from dagster_adjunct.resources.backends.postgres_values import array_text
 from dagster_adjunct.resources.backends.rows import Row, RowCodec
 from dagster_adjunct.resources.backends.write_plan import Checked, Found, Plan, columns_to_read, must_look, planned
 from dagster_adjunct.resources.errors import TableUnavailableError
@@ -138,9 +139,9 @@ class PostgresRequests:
             texts = [(*key, *to_texts(codec, newest_by, applied)) for key, applied in plan.applied.items()]
             width = len(codec.key)
             arrays = statements.arrays(codec.key, texts)
-            arrays += [[row[place] for row in texts] for place in range(width, width + 4)]
+            arrays += [array_text(row[place] for row in texts) for place in range(width, width + 4)]
             await execute(statements.remember, arrays)
 
-    def _whole(self, records: dict[Row, dict[str, Any]]) -> list[list[Any]]:
+    def _whole(self, records: dict[Row, dict[str, Any]]) -> list[Any]:
         names = self.codec.names
         return self._statements.arrays(names, [tuple(map(record.get, names)) for record in records.values()])

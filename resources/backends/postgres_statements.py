@@ -22,11 +22,11 @@ from psycopg import sql
 from psycopg.sql import Composed
 
 from dagster_adjunct.resources.backends.applied import COLUMNS
-from dagster_adjunct.resources.backends.postgres_values import AS_TEXT
+from dagster_adjunct.resources.backends.postgres_values import AS_TEXT, array_text, can_be_text
 from dagster_adjunct.resources.backends.rows import RowCodec
 
 Shape = tuple[tuple[str, ...], bool, tuple[str, ...], tuple[str, ...], bool]
-"""What a batch's statements depend on: columns, whether it puts, what it sets and adds to, whether it begins records."""
+"""What a batch's statements depend on: columns, whether it puts, what it sets, what it adds to, whether it begins."""
 
 
 class StagingStatements(NamedTuple):
@@ -137,8 +137,8 @@ class Statements:
             ),
             made("COPY {stage} ({columns}) FROM STDIN (FORMAT csv)"),
             made(
-                "WITH written AS (INSERT INTO {table} AS t ({names}) SELECT {whole} FROM {stage} AS s ORDER BY {ordered} "
-                "ON CONFLICT ({keys}) DO {action} RETURNING xmax) "
+                "WITH written AS (INSERT INTO {table} AS t ({names}) SELECT {whole} FROM {stage} AS s "
+                "ORDER BY {ordered} ON CONFLICT ({keys}) DO {action} RETURNING xmax) "
                 "SELECT count(*) FILTER (WHERE xmax = 0) FROM written"
                 if begins
                 else "INSERT INTO {table} AS t ({names}) SELECT {whole} FROM {stage} AS s ORDER BY {ordered} "
@@ -155,9 +155,11 @@ class Statements:
             ),
         )
 
-    def arrays(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    def arrays(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[Any]:
         """Rows of these columns as one array a column."""
-        return self._codec.kept(names, rows)
+        columns = self._codec.columns
+        kept = zip(names, self._codec.kept(names, rows), strict=True)
+        return [array_text(values) if can_be_text(columns[name]) else values for name, values in kept]
 
     def _made(self, text: str, **more: sql.Composable) -> Composed:
         known: dict[str, sql.Composable] = {

@@ -6,8 +6,9 @@ A list in an array of lists would be taken for a second dimension, so a list is 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from datetime import UTC, date
+from collections.abc import Callable, Iterable
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 
 from dagster_adjunct.resources.backends.column_values import Column, Kind
@@ -31,18 +32,41 @@ def decode(column: Column) -> Callable[[Any], Any] | None:
     return _utc if column.kind is Kind.TIMESTAMP else None
 
 
-def array_text(values: list[Any]) -> str:
-    """A list as the server writes arrays: {1,NULL,"a"}."""
-    return "{" + ",".join(map(_item, values)) + "}"
+def array_text(values: Iterable[Any]) -> str:
+    """A list as the server writes arrays: {1,NULL,"a"}; several times faster than the driver's way."""
+    return "{" + ",".join(["NULL" if value is None else _TEXTS[type(value)](value) for value in values]) + "}"
 
 
-def _item(value: Any) -> str:
-    if value is None:
-        return "NULL"
-    if isinstance(value, bool):
-        return "t" if value else "f"
-    text = value.isoformat() if isinstance(value, date) else str(value)
+def can_be_text(column: Column) -> bool:
+    """Whether the column's values, as they are kept, are of types that `array_text` knows."""
+    return column.kind is not Kind.OTHER
+
+
+def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+class _Texts(dict[type, Callable[[Any], str]]):
+    """How values of a type are written; subclasses (of str, of datetime) as the type that they are of."""
+
+    def __missing__(self, kind: type) -> Callable[[Any], str]:
+        found = next((self[known] for known in kind.__mro__ if known in self), str)
+        self[kind] = found
+        return found
+
+
+_TEXTS = _Texts(
+    {
+        str: _quoted,
+        bool: lambda value: "t" if value else "f",
+        int: int.__repr__,
+        float: float.__repr__,
+        Decimal: str,
+        datetime: lambda moment: f'"{moment.isoformat()}"',
+        date: date.isoformat,
+        bytes: lambda value: f'"\\\\x{value.hex()}"',
+    }
+)
 
 
 def _utc(moment: Any) -> Any:

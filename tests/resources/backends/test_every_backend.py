@@ -6,12 +6,15 @@ What a backend does not declare (`capabilities`) it is not asked for.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dagster_adjunct.resources.tables.arrow_entries import ArrowEntries
 from dagster_adjunct.resources.tables.changes import Changes
 from dagster_adjunct.resources.tables.operation import (
     Conditions,
@@ -165,3 +168,85 @@ def test_every_sequence_of_requests_does_what_plain_python_would(new_store, data
             assert await records_of(store) == plain.records
 
     in_a_loop(lambda: store, compare)
+
+
+@st.composite
+def batches(draw):
+    """Rows of one request as Arrow has them: the same columns in all, keys that come again, defaults or none."""
+    rows = draw(st.integers(1, 12))
+
+    def column(values, type_):
+        return pa.array(draw(st.lists(values, min_size=rows, max_size=rows)), type_)
+
+    texts = st.none() | TEXTS | st.sampled_from(['"', "\\.", "\n\\.\n", "NULL", "a,b\r\n", ""])
+    available = {
+        "a": lambda: column(st.none() | st.integers(-(2**31), 2**31 - 1), pa.int32()),
+        "b": lambda: column(
+            st.none() | TEXTS | st.sampled_from(['"', "\\.", "\n\\.\n", "NULL", "a,b\r\n", ""]), pa.string()
+        ),
+        "c": lambda: column(st.none() | st.floats(allow_nan=False, allow_infinity=False), pa.float64()),
+        "at": lambda: column(TIMES, pa.timestamp("us", "UTC")),
+    }
+    chosen = draw(st.lists(st.sampled_from(list(available)), unique=True, min_size=1))
+    sets = {name: available[name]() for name in chosen}
+    adds = {"n": column(st.none() | st.integers(-9, 9), pa.int64())} if draw(st.booleans()) else {}
+    defaults = draw(st.sampled_from([None, ("b",), ("b", "n"), ("n",)]))
+    available["n"] = lambda: column(st.sampled_from([0, 0, 3]), pa.int64())
+    begun = {name: available[name]() for name in defaults or ()}
+    return column(KEYS, pa.string()), sets, adds, None if defaults is None else begun
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
+@given(requests=st.lists(st.tuples(st.booleans(), batches()), min_size=1, max_size=5))
+def test_arrow_batches_do_what_plain_python_would(new_store, monkeypatch, requests):
+    monkeypatch.setattr("dagster_adjunct.resources.backends.postgres_batches.LEAST", 1)
+    plain = PlainStore()
+
+    async def compare(store) -> None:
+        for puts, (keys, sets, adds, defaults) in requests:
+            entries, messages = arrow(keys, sets, {} if puts else adds, None if puts else defaults)
+            kind = "put" if puts else "update"
+            outcomes = await store.send(Operation(OperationKind(kind), entries))
+            assert said(outcomes) == plain.send(kind, messages)
+            assert await records_of(store) == plain.records
+
+    in_a_loop(new_store, compare, "updates", "updates_with_defaults")
+
+
+def arrow(keys, sets, adds, defaults) -> tuple[ArrowEntries, list[Message]]:
+    """A request as an Arrow batch, and the same as messages."""
+
+    def struct(columns):
+        return pa.StructArray.from_arrays(list(columns.values()), names=list(columns))
+
+    whole = struct(sets)
+    records = struct({"set": whole, "add": struct(adds)}) if adds else whole
+    key = pa.StructArray.from_arrays([keys], names=["id"])
+    begun = None if defaults is None else struct(defaults)
+    entries = ArrowEntries(key, records, lambda array: array.to_pylist(), begun, typed=bool(adds))
+    set_rows, add_rows = whole.to_pylist(), struct(adds).to_pylist() if adds else [{}] * len(keys)
+    default_rows = [None] * len(keys) if begun is None else begun.to_pylist()
+    messages = [
+        Message(key, record=row, change={"set": row, "add": add}, default=default)
+        for key, row, add, default in zip(keys.to_pylist(), set_rows, add_rows, default_rows, strict=True)
+    ]
+    return entries, messages
+
+
+def test_large_arrow_batches_are_written_without_a_python_value_of_a_row(new_store):
+    count = 3000
+    keys = pa.array([f"k{n}" for n in range(count)])
+    sets = {"a": pa.array(range(count), pa.int32()), "at": pa.array([START] * count, pa.timestamp("us", "UTC"))}
+
+    async def write(store) -> None:
+        for kind, adds in (("put", {}), ("update", {"n": pa.array([2] * count)})):
+            entries, _ = arrow(keys, sets, adds, {"b": pa.nulls(count, pa.string())} if adds else None)
+            outcomes = await store.send(Operation(OperationKind(kind), replace(entries, to_python=never)))
+            assert said(outcomes) == ["done"] * count
+        assert await records_of(store, ["k7", "k2999"]) == {f"k{n}": {"a": n, "at": START, "n": 2} for n in (7, 2999)}
+
+    in_a_loop(new_store, write, "takes_arrow")
+
+
+def never(array) -> list:
+    raise AssertionError(f"asked for Python values of {array.type}")
