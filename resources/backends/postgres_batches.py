@@ -220,7 +220,7 @@ def _adds_up(column: Any, count: int) -> bool:
         return False
     extremes = pc.min_max(column).as_py()
     most = max(abs(extremes["min"] or 0), abs(extremes["max"] or 0))
-    return most * count < 2**63
+    return bool(most * count < 2**63)
 
 
 def _csv(table: pa.Table) -> memoryview:
