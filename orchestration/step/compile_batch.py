@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,6 +27,7 @@ from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.stream_system import AppendResult, OffsetRange
 from dagster_adjunct.resources.streams.lake.source_ranges import SourceRange, Sources
+from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.spark_write import TableWrite, write_table
 
 if TYPE_CHECKING:
@@ -46,8 +48,16 @@ if TYPE_CHECKING:
 Counters = dict[str, dict[str, int]]
 
 
-def run_batch(context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> Counters:
-    """Run every output of the application once, in the order of their definition; return their counters.
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What a batch has counted, by output or join, and what its tables have measured."""
+
+    counters: Counters
+    measured: Mapping[str, TableMetrics]
+
+
+def run_batch(context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> Counted:
+    """Run every output of the application once, in the order of their definition; return what was counted.
 
     Outputs take (application, batch) as producer and sequence, so running a batch again adds nothing to
     streams. `before_output` is called with the output's name before anything is written to it.
@@ -63,6 +73,7 @@ class Batch:
         self._spark: SparkSession = context.spark()
         self._frames: dict[str, DataFrame] = {}
         self._counters: Counters = {}
+        self._measured: dict[str, TableMetrics] = {}
         self._joins: list[JoinCounts] = []
         self._unchecked: dict[str, ProvenJoin] = {}
         self._kept: list[DataFrame] = []
@@ -77,7 +88,7 @@ class Batch:
         for exchange in context.plan.exchanges:
             self._exchanges.setdefault(exchange.operator, []).append(exchange)
 
-    def run(self) -> Counters:
+    def run(self) -> Counted:
         """Compile and run the operators whose records are written, and return what was counted."""
         try:
             for operator in self._context.app.operators:
@@ -90,7 +101,7 @@ class Batch:
                 self._frames[operator.id] = frame
             for join in self._joins:
                 self._counters[join.name] = join.result()
-            return self._counters
+            return Counted(self._counters, self._measured)
         finally:
             for frame in self._kept:
                 frame.unpersist()
@@ -282,6 +293,7 @@ class Batch:
         )
         written = write_table(frame, write, exchange=operator in self._exchanges, what=operator)
         self._letters[operator] = (send.table, written.letters)
+        self._measured[send.table] = self._measured.get(send.table, TableMetrics()) + written.metrics
         self._counters[send.table] = summed(self._counters.get(send.table, {}), written.counters)
 
     def letters(self, operator: str) -> DataFrame:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
-from dagster_adjunct.orchestration.step.compile_batch import Batch, Counters, sent_schema
+from dagster_adjunct.orchestration.step.compile_batch import Batch, Counted, sent_schema
 from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.names import split_stream_name
 
@@ -41,7 +41,7 @@ class _UntriedError(Exception):
 class Rehearsal(Batch):
     """A batch without records, which writes nothing and runs no Spark job."""
 
-    def run(self) -> Counters:
+    def run(self) -> Counted:
         for operator in self._context.app.operators:
             if operator.id not in self._written or not all(source in self._frames for source in operator.inputs):
                 continue
@@ -49,7 +49,7 @@ class Rehearsal(Batch):
                 self._frames[operator.id] = self._analysed(operator)
             except _UntriedError as error:
                 _log.info("%s: its function can't be tried without records: %s", operator.id, error)
-        return {}
+        return Counted({}, {})
 
     def call(self, operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
         return super().call(operator, _tried(function), frame)

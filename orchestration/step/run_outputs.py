@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from dagster_adjunct.resources.spark.spark_errors import adjunct_error
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.step.commit_intent import OpenBatch
     from dagster_adjunct.orchestration.step.step_run import Counters, OpenedStep
+    from dagster_adjunct.resources.tables.metrics import TableMetrics
 
 # Seconds before a batch's work is begun again where the store broke off in the middle of it.
 _PAUSES = (1.0, 5.0)
@@ -21,10 +23,11 @@ _PAUSES = (1.0, 5.0)
 
 @dataclass(frozen=True, slots=True)
 class WrittenBatch:
-    """A batch whose outputs are all written, with what they and the joins have counted."""
+    """A batch whose outputs are all written, with what they and the joins have counted, and tables have measured."""
 
     opened: OpenBatch
     counters: Counters
+    measured: Mapping[str, TableMetrics]
     seconds: dict[str, float]
 
 
@@ -40,8 +43,10 @@ def run_outputs(step: OpenedStep, opened: OpenBatch) -> WrittenBatch:
 
     for pause in (*_PAUSES, None):
         try:
-            counters = run_batch(context, opened.inputs, before_output)
-            return WrittenBatch(opened, counters, opened.seconds | {"work": time.monotonic() - began})
+            done = run_batch(context, opened.inputs, before_output)
+            return WrittenBatch(
+                opened, done.counters, done.measured, opened.seconds | {"work": time.monotonic() - began}
+            )
         except Exception as error:
             ours = adjunct_error(error)
             if pause is None or not isinstance(ours, StoreUnavailableError):

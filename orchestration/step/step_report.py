@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
+    from dagster_adjunct.resources.tables.metrics import TableMetrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,8 @@ class StepReport:
     """What one run of the step did. Counters are of this run; `state` is the application's after it.
 
     `versions` are the ids of the versions that its batches met, by dataset. `startpoints` says in words which
-    startpoints were resolved and applied, replays begun and ended, and by whom.
+    startpoints were resolved and applied, replays begun and ended, and by whom. `measured` has what each remote table
+    has counted and measured in this run's tasks, such as how long requests took and waited.
     """
 
     batches: int
@@ -59,8 +61,11 @@ class StepReport:
     seconds: dict[str, float]
     state: ApplicationState
     startpoints: tuple[str, ...] = ()
+    measured: dict[str, TableMetrics] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-able values."""
         values = {name: getattr(self, name) for name in self.__slots__}
-        return {**values, "startpoints": list(self.startpoints), "state": self.state.model_dump(mode="json")}
+        measured = {name: metrics.to_dict() for name, metrics in self.measured.items()}
+        more = {"startpoints": list(self.startpoints), "measured": measured}
+        return {**values, **more, "state": self.state.model_dump(mode="json")}

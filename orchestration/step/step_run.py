@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.batch_log import add_counters
 from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport
+from dagster_adjunct.resources.tables.metrics import TableMetrics
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog, ClosedBatch, LoggedState
@@ -49,6 +50,7 @@ class StepRun:
     counters: Counters = field(default_factory=dict)
     versions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
+    measured: Mapping[str, TableMetrics] = field(default_factory=dict)
     startpoints: tuple[str, ...] = ()
 
     def told(self, context: StepContext, texts: Iterable[str]) -> StepRun:
@@ -58,8 +60,8 @@ class StepRun:
             context.on_event(StepEvent("startpoint", self.logged.state.batch, {"text": text}))
         return replace(self, startpoints=(*self.startpoints, *lines))
 
-    def with_batch(self, done: ClosedBatch, commit_seconds: float) -> StepRun:
-        """Return the run with one more batch of its own."""
+    def with_batch(self, done: ClosedBatch, commit_seconds: float, measured: Mapping[str, TableMetrics]) -> StepRun:
+        """Return the run with one more batch of its own, and what tables have measured in it."""
         versions, seconds = dict(self.versions), dict(self.seconds)
         for name, version in done.intent.versions.items():
             met = versions.setdefault(name, ())
@@ -68,7 +70,15 @@ class StepRun:
         for stage, value in {**done.seconds, "commit": commit_seconds}.items():
             seconds[stage] = seconds.get(stage, 0.0) + value
         counters = add_counters(self.counters, done.counters)
-        return replace(self, batches=self.batches + 1, counters=counters, versions=versions, seconds=seconds)
+        tables = {name: self.measured.get(name, TableMetrics()) + metrics for name, metrics in measured.items()}
+        return replace(
+            self,
+            batches=self.batches + 1,
+            counters=counters,
+            versions=versions,
+            seconds=seconds,
+            measured={**self.measured, **tables},
+        )
 
     def report(self, context: StepContext, *, caught_up: bool) -> StepReport:
         """Return what the run did, and tell that it has caught up."""
@@ -83,4 +93,5 @@ class StepRun:
             seconds=dict(self.seconds),
             state=state,
             startpoints=self.startpoints,
+            measured=dict(self.measured),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.resources.errors import (
@@ -69,10 +69,14 @@ class TableWrite:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a write has come to: counters, and the records that the table has refused for good, as dictionaries."""
+    """What a write has come to: counters, and the records that the table has refused for good, as dictionaries.
+
+    `metrics` are those of all tasks, with what they have measured.
+    """
 
     counters: Counters
     letters: tuple[dict[str, Any], ...] = ()
+    metrics: TableMetrics = field(default_factory=TableMetrics)
 
 
 def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) -> Written:
@@ -151,7 +155,7 @@ def _summed(reports: Sequence[dict[str, Any]], write: TableWrite, what: str) -> 
         total += TableMetrics.from_document(report["metrics"])
         for name in ("null_keys", "skipped"):
             counters[name] += report[name]
-    return Written({**total.counts(), **counters}, letters)
+    return Written({**total.counts(), **counters}, letters, total)
 
 
 def _failure(failed: Sequence[dict[str, Any]], write: TableWrite) -> AdjunctError:

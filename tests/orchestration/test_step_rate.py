@@ -46,7 +46,7 @@ def test_a_table_gets_its_rate_from_any_number_of_partitions(
     app = Application("rated")
     table = RemoteTable("sink", key="k", write_function=counting(tmp_path), rate_limit=RateLimit(None, RATE))
     app.input_stream("lake.clicks").send_to(app.table(table))
-    step_world.run(app)
+    report = step_world.run(app)
     lines = [line.split() for line in (tmp_path / "arrivals").read_text().splitlines()]
     arrivals = sorted((float(at), int(count)) for at, count in lines)
     assert sum(count for _, count in arrivals) == RECORDS
@@ -54,6 +54,7 @@ def test_a_table_gets_its_rate_from_any_number_of_partitions(
     first, last = arrivals[0], arrivals[-1]
     got = (RECORDS - first[1]) / (last[0] - first[0])
     print(partitions, round(got / RATE, 3), len(arrivals))
+    assert report.measured["sink"].rate_waits > 2.0
     assert 0.85 * RATE <= got <= 1.15 * RATE
 
 

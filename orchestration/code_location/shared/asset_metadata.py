@@ -225,9 +225,17 @@ def startpoint_metadata(report: StepReport) -> dict[str, Any]:
 
 
 def output_metadata(report: StepReport, name: str) -> dict[str, Any]:
-    """Return one output's counters: of this run, each under a name of its own, and of all runs."""
-    counters = report.counters.get(name, {})
-    metadata: dict[str, Any] = {f"adjunct/{counter}": value for counter, value in counters.items()}
+    """Return one output's counters: of this run, each under a name of its own, and of all runs.
+
+    Of a remote table also what was measured in this run: how long attempts took and requests waited, in seconds.
+    """
+    counters: dict[str, int | float] = {**report.counters.get(name, {})}
+    if (measured := report.measured.get(name)) is not None:
+        counters = {**measured.to_dict(), **counters}
+    metadata: dict[str, Any] = {
+        f"adjunct/{counter}": round(value, 6) if isinstance(value, float) else value
+        for counter, value in counters.items()
+    }
     return metadata | {"adjunct/totals": MetadataValue.json(dict(report.state.totals.get(name, {})))}
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
 from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState, Replay
-from dagster_adjunct.orchestration.code_location.shared.asset_metadata import step_metadata
+from dagster_adjunct.orchestration.code_location.shared.asset_metadata import output_metadata, step_metadata
 from dagster_adjunct.orchestration.step.step_report import StepReport
+from dagster_adjunct.resources.tables.metrics import Meter
 
 REPLAY = Replay(
     id="s@lake.orders.0",
@@ -48,3 +49,20 @@ def test_a_run_says_what_startpoints_did_which_epochs_they_opened_and_what_is_st
 def test_lost_offsets_of_all_streams_are_counted_together() -> None:
     counters = {"lake.orders": {"lost_offsets": 40}, "lake.clicks": {"lost_offsets": 2}, "lake.priced": {"rows": 3}}
     assert told(counters, OffsetState())["adjunct/lost_offsets"] == 42
+
+
+def test_what_a_table_has_counted_and_measured_stands_on_its_asset_as_numbers() -> None:
+    meter = Meter()
+    meter.add("rate_waits", 1.25)
+    meter.attempt(True, 40, 0.5)
+    state = ApplicationState(batch=7, totals={"machines": {"writes": 90}})
+    measured = {"machines": meter.metrics()}
+    report = StepReport(1, True, {"machines": {"writes": 40, "null_keys": 2}}, {}, {}, state, measured=measured)
+    metadata = output_metadata(report, "machines")
+    assert metadata.pop("adjunct/totals").value == {"writes": 90}
+    assert all(type(value) in (int, float) for value in metadata.values())
+    told = {name.removeprefix("adjunct/"): value for name, value in metadata.items()}
+    assert (told["writes"], told["null_keys"], told["rate_waits"]) == (40, 2, 1.25)
+    assert told["write_seconds_max"] == 0.5
+    assert told["batch_sizes_mean"] == 40
+    assert report.to_json()["measured"]["machines"]["rate_waits"] == 1.25
