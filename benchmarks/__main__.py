@@ -14,6 +14,7 @@ from benchmarks import (
     main_job,
     peers,
     reading,
+    redis_tables,
     seal,
     serving,
     sql_tables,
@@ -32,6 +33,7 @@ CHOICES: dict[str, Callable[[argparse.Namespace], None]] = {
     "kafka": lambda chosen: kafka.run(chosen.rounds),
     "lake-read": lambda chosen: lake_read.run(chosen.rounds),
     "sql-tables": lambda chosen: sql_tables.run(chosen.rounds),
+    "redis-tables": lambda chosen: redis_tables.run(chosen.rounds),
     "peers": lambda chosen: peers.run(chosen.rounds),
 }
 parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)

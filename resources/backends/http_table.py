@@ -20,6 +20,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote, urlsplit
 
@@ -38,6 +39,8 @@ from dagster_adjunct.resources.tables.table_functions import (
 )
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx
 
 _PLACE = re.compile(r"{(\w+)}")
@@ -301,8 +304,17 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
             headers={**self.headers, **secrets},
             limits=httpx.Limits(max_connections=self.connections, max_keepalive_connections=self.connections),
             timeout=self.timeout,
+            verify=_trusted(),
         )
         return _Client(client, asyncio.Semaphore(self.connections), tuple(secrets.values()))
+
+
+@cache
+def _trusted() -> ssl.SSLContext:
+    """Whom to trust, read once in a process: that takes longer than some requests do."""
+    import httpx
+
+    return httpx.create_ssl_context()
 
 
 def _check(table: HttpTable) -> None:
