@@ -7,13 +7,18 @@ from dagster_adjunct.orchestration.code_location.dagster_home import prepare_dag
 from dagster_adjunct.orchestration.code_location.nodes.asset_subject import AssetSubject
 from dagster_adjunct.orchestration.code_location.nodes.translator import AdjunctTranslator
 from dagster_adjunct.orchestration.code_location.sensing.launch_when import LaunchWhen
-from dagster_adjunct.resources.backends.table_resources import PostgresTableResource, SqliteTableResource
+from dagster_adjunct.resources.backends.table_resources import (
+    PostgresTableResource,
+    RedisTableResource,
+    SqliteTableResource,
+)
 
 __all__ = [
     "AdjunctTranslator",
     "AssetSubject",
     "LaunchWhen",
     "PostgresTableResource",
+    "RedisTableResource",
     "SqliteTableResource",
     "prepare_dagster_home",
 ]

@@ -15,6 +15,7 @@ from dagster import ConfigurableResource, EnvVar
 from pydantic import Field
 
 from dagster_adjunct.resources.backends.postgres import PostgresTable
+from dagster_adjunct.resources.backends.redis_table import RedisTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.tables.blocking_table import BlockingTable
@@ -91,6 +92,34 @@ class PostgresTableResource(TableResource):
             columns=self.columns,
             create=self.create,
             connections=self.connections,
+        )
+
+
+class RedisTableResource(TableResource):
+    """A table in a Redis server, as `RedisTable` is declared: `url=EnvVar("MACHINES_REDIS")`.
+
+    Or `server`, a URL without a password, and `password=EnvVar("REDIS_PASSWORD")` where there is one.
+    """
+
+    prefix: str = Field(description="What the keys of the records begin with.")
+    url: str | None = Field(default=None, description="The environment variable that holds the URL.")
+    server: str | None = Field(default=None, description="The URL, without a password.")
+    password: str | None = Field(default=None, description="The environment variable that holds the password.")
+    connections: int = Field(default=8, description="How many requests an event loop may have under way.")
+    forget_deleted_after: int | None = Field(default=None, description="Seconds for which deletes are remembered.")
+
+    variables: ClassVar[tuple[str, ...]] = ("url", "password")
+
+    def function(self) -> RedisTable:
+        return RedisTable(
+            self.prefix,
+            self.key,
+            columns=self.columns or {},
+            url=self.server,
+            url_env=self.url,
+            password_env=self.password,
+            connections=self.connections,
+            forget_deleted_after=self.forget_deleted_after,
         )
 
 

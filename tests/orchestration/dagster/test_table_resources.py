@@ -1,74 +1,123 @@
 """Tables as Dagster resources: their secrets stay in the environment, whatever a run stores, logs or pickles."""
 
 import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dagster import AssetExecutionContext, DagsterInstance, Definitions, EnvVar, MaterializeResult, asset
 
-from dagster_adjunct.code_location import PostgresTableResource, SqliteTableResource
+from dagster_adjunct.code_location import PostgresTableResource, RedisTableResource, SqliteTableResource
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.tables import RateLimit
 from tests.servers.postgres import GUARDED_PASSWORD, GUARDED_USER, PostgresServer
+from tests.servers.redis import RedisServerProcess, running_redis
 
 COLUMNS = {"machine": "string", "temperature": "double"}
 
 
-@asset
-def warmest(context: AssetExecutionContext, machines: PostgresTableResource) -> MaterializeResult[Any]:
+def use(context: AssetExecutionContext, machines: PostgresTableResource | RedisTableResource) -> MaterializeResult[Any]:
+    """What an asset does with a table, and tells, stores and pickles all that it can lay its hands on."""
     with machines.blocking("machines") as table:
         table.put("m1", {"machine": "m1", "temperature": 21.5})
         found = table.get("m1")
     context.log.info("asked %r by %r, that is %r", table.table, machines, found)
     print(machines, machines.function(), table.table.write_function.to_dict())  # in the run's captured output
     (Path(context.instance.root_directory) / "pickled").write_bytes(pickle.dumps((machines.function(), table.table)))
-    metrics = {f"adjunct/{name}": count for name, count in table.metrics.to_dict().items()}
-    return MaterializeResult(metadata={"found": str(found), "function": str(machines.function().to_dict()), **metrics})
+    counts = {f"adjunct/{name}": count for name, count in table.metrics.to_dict().items()}
+    return MaterializeResult(metadata={"found": str(found), "function": str(machines.function().to_dict()), **counts})
+
+
+@asset
+def in_postgres(context: AssetExecutionContext, machines: PostgresTableResource) -> MaterializeResult[Any]:
+    return use(context, machines)
+
+
+@asset
+def in_redis(context: AssetExecutionContext, machines: RedisTableResource) -> MaterializeResult[Any]:
+    return use(context, machines)
 
 
 def machines(**settings: Any) -> PostgresTableResource:
     return PostgresTableResource(
-        table="machines", key="machine", columns=COLUMNS, dsn=EnvVar("MACHINES_DSN"), **settings
+        table="machines", key="machine", columns=COLUMNS, dsn=EnvVar("MACHINES_SECRET"), **settings
     )
 
 
-def everything_stored(folder: Path) -> bytes:
-    return b"\n".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
+@dataclass(frozen=True)
+class Told:
+    """What a run has come to: whether it succeeded, and all that it has stored, logged, pickled and printed."""
+
+    success: bool
+    texts: list[str]
+
+    @property
+    def whole(self) -> str:
+        return "\n".join(self.texts)
+
+
+def run(node: Any, resource: Any, folder: Path, capfd: pytest.CaptureFixture[str]) -> Told:
+    job = Definitions(assets=[node], resources={"machines": resource}).resolve_implicit_global_asset_job_def()
+    with DagsterInstance.local_temp(str(folder)) as instance:
+        done = job.execute_in_process(instance=instance, raise_on_error=False)
+        if done.success:
+            (event,) = done.asset_materializations_for_node(node.op.name)
+            assert event.metadata["adjunct/writes"].value == 1
+            assert (folder / "pickled").exists()
+        stored = [path.read_bytes().decode(errors="replace") for path in folder.rglob("*") if path.is_file()]
+        logs = [str(entry) for entry in instance.all_logs(done.run_id)]
+        return Told(done.success, [*stored, *logs, str(instance.get_run_by_id(done.run_id)), *capfd.readouterr()])
 
 
 @pytest.mark.parametrize("right", [True, False], ids=["let in", "turned away"])
-def test_no_secret_of_a_table_is_in_anything_that_a_run_stores_logs_or_pickles(
+def test_no_secret_of_postgres_is_in_anything_that_a_run_stores_logs_or_pickles(
     postgres_server: PostgresServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     right: bool,
 ) -> None:
-    password = GUARDED_PASSWORD if right else "a-wrong-secret"
+    secret = GUARDED_PASSWORD if right else "a-wrong-secret"
+    monkeypatch.setenv("MACHINES_SECRET", postgres_server.dsn(GUARDED_USER, secret))
     postgres_server.execute("DROP TABLE IF EXISTS machines")
-    monkeypatch.setenv("MACHINES_DSN", postgres_server.dsn(GUARDED_USER, password))
     postgres_server.execute("CREATE TABLE machines (machine text PRIMARY KEY, temperature double precision)")
     postgres_server.execute(f"GRANT ALL ON machines TO {GUARDED_USER}")
-    definitions = Definitions(assets=[warmest], resources={"machines": machines()})
-    job = definitions.resolve_implicit_global_asset_job_def()
-    with DagsterInstance.local_temp(str(tmp_path)) as instance:
-        done = job.execute_in_process(instance=instance, raise_on_error=False)
-        assert done.success is right
-        if right:
-            (event,) = done.asset_materializations_for_node("warmest")
-            assert event.metadata["adjunct/writes"].value == 1
-        stored = everything_stored(tmp_path)
-        shown = [str(entry) for entry in instance.all_logs(done.run_id)] + [str(instance.get_run_by_id(done.run_id))]
-        captured = capfd.readouterr()
-    if right:
-        assert b"MACHINES_DSN" in stored
-        assert b"machines" in (tmp_path / "pickled").read_bytes()
-    else:
-        assert "refused the login" in "\n".join(shown)
-    for text in (stored.decode(errors="replace"), *shown, captured.out, captured.err):
-        assert password not in text
+    told = run(in_postgres, machines(), tmp_path, capfd)
+    assert told.success is right
+    assert ("MACHINES_SECRET" if right else "refused the login") in told.whole
+    assert secret not in told.whole
+
+
+@pytest.mark.parametrize("right", [True, False], ids=["let in", "turned away"])
+@pytest.mark.parametrize("apart", [True, False], ids=["password", "url"])
+def test_no_secret_of_redis_is_in_anything_that_a_run_stores_logs_or_pickles(
+    guarded_redis: RedisServerProcess,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    right: bool,
+    apart: bool,
+) -> None:
+    secret = GUARDED_PASSWORD if right else "a-wrong-secret"
+    server = guarded_redis.url()
+    monkeypatch.setenv("MACHINES_SECRET", secret if apart else server.replace("redis://", f"redis://:{secret}@"))
+    where: dict[str, Any] = {"server": server, "password": EnvVar("MACHINES_SECRET")}
+    if not apart:
+        where = {"url": EnvVar("MACHINES_SECRET")}
+    resource = RedisTableResource(prefix="machines", key="machine", columns=COLUMNS, **where)
+    told = run(in_redis, resource, tmp_path, capfd)
+    assert told.success is right
+    assert ("MACHINES_SECRET" if right else "refused the login") in told.whole
+    assert secret not in told.whole
+
+
+@pytest.fixture(scope="module")
+def guarded_redis() -> Iterator[RedisServerProcess]:
+    with running_redis("--requirepass", GUARDED_PASSWORD) as server:
+        yield server
 
 
 def test_what_is_no_name_of_a_variable_is_refused_and_not_told() -> None:
@@ -84,7 +133,7 @@ def test_a_code_location_loads_without_the_variable_and_an_application_declares_
     app.table(table)
     assert (table.key, table.rate_limit.writes_per_second) == (("machine",), 100)
     assert table.write_function is table.read_function
-    assert table.write_function.to_dict()["dsn_env"] == "MACHINES_DSN"
+    assert table.write_function.to_dict()["dsn_env"] == "MACHINES_SECRET"
 
 
 def test_a_table_in_a_file_needs_no_secret(tmp_path: Path) -> None:
