@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dagster_adjunct._arguments import guard
+from dagster_adjunct.assets.reading.dataset_table import DatasetTable
 from dagster_adjunct.resources.backends import (
     HttpExtra,
     HttpTable,
@@ -24,6 +25,7 @@ from dagster_adjunct.resources.tables import (
 
 __all__ = [
     "BlockingTable",
+    "DatasetTable",
     "HttpExtra",
     "HttpTable",
     "PostgresTable",
