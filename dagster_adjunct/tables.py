@@ -5,6 +5,7 @@ from __future__ import annotations
 from dagster_adjunct._arguments import guard
 from dagster_adjunct.assets.reading.dataset_table import DatasetTable
 from dagster_adjunct.resources.backends import (
+    DynamoDbTable,
     HttpExtra,
     HttpTable,
     PostgresTable,
@@ -26,6 +27,7 @@ from dagster_adjunct.resources.tables import (
 __all__ = [
     "BlockingTable",
     "DatasetTable",
+    "DynamoDbTable",
     "HttpExtra",
     "HttpTable",
     "PostgresTable",

@@ -1,12 +1,14 @@
 """Table functions for real stores. Drivers are imported when a connection is opened, not before."""
 
 from dagster_adjunct.resources.backends.backend_registry import describe, function_from, register_backend
+from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
 from dagster_adjunct.resources.backends.http_table import HttpExtra, HttpTable
 from dagster_adjunct.resources.backends.postgres import PostgresTable
 from dagster_adjunct.resources.backends.redis_table import RedisTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.memory_table import MemoryTable
 
+register_backend("dynamodb", DynamoDbTable)
 register_backend("http", HttpTable)
 register_backend("memory", MemoryTable)
 register_backend("postgres", PostgresTable)
@@ -14,6 +16,7 @@ register_backend("redis", RedisTable)
 register_backend("sqlite", SqliteTable)
 
 __all__ = [
+    "DynamoDbTable",
     "HttpExtra",
     "HttpTable",
     "PostgresTable",

@@ -54,13 +54,19 @@ class DynamoDbServer:
 
     def client(self) -> DynamoDBClient:
         """Return a client of the test's own."""
+        client: DynamoDBClient = self.session()["session"].client("dynamodb", endpoint_url=self.endpoint)
+        return client
+
+    def session(self) -> dict[str, Any]:
+        """Where the server is and who asks, as a table in this process takes it."""
         import boto3
 
-        return boto3.session.Session(
+        session = boto3.session.Session(
             aws_access_key_id=self.env["AWS_ACCESS_KEY_ID"],
             aws_secret_access_key=self.env["AWS_SECRET_ACCESS_KEY"],
             region_name=REGION,
-        ).client("dynamodb", endpoint_url=self.endpoint)
+        )
+        return {"session": session, "endpoint_url": self.endpoint}
 
     def start(self) -> None:
         """Start the server, on its folder if it has one."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.resources.backends import PostgresTable, RedisTable, SqliteTable
+from dagster_adjunct.resources.backends import DynamoDbTable, PostgresTable, RedisTable, SqliteTable
 from dagster_adjunct.resources.tables import MemoryTable, TableReadFunction, TableWriteFunction
 from dagster_adjunct.resources.tables.table_functions import record_not_found
 
@@ -75,10 +75,18 @@ def redis(request: pytest.FixtureRequest, folder: Path) -> NewStore:
     return lambda: RedisTable(f"suite_{next(_numbers)}", "id", columns=COLUMNS, url=server.url())
 
 
+def dynamodb(request: pytest.FixtureRequest, folder: Path) -> NewStore:
+    session = request.getfixturevalue("dynamodb_server").session()
+    return lambda: DynamoDbTable(f"suite_{next(_numbers)}", "id", columns=COLUMNS, create=True, **session)
+
+
+# What conditions need lies in the item itself, and a whole item that is put without conditions has none of it.
+ONE_DECLARATION = {DynamoDbTable}
 BACKENDS: Sequence[Any] = [
     single_requests,
     memory,
     sqlite,
     pytest.param(postgres, marks=pytest.mark.server),
     pytest.param(redis, marks=pytest.mark.server),
+    pytest.param(dynamodb, marks=pytest.mark.server),
 ]

@@ -1,0 +1,376 @@
+"""`DynamoDbTable`: records as items of a DynamoDB table.
+
+How values are stored is in `dynamodb_values`, what conditions keep beside a record in `dynamodb_expressions`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from dagster_adjunct.resources.backends.column_values import declared_column
+from dagster_adjunct.resources.backends.dynamodb_connection import Connection, problem_of
+from dagster_adjunct.resources.backends.dynamodb_expressions import Guard
+from dagster_adjunct.resources.backends.dynamodb_items import OWN_PREFIX, ItemCodec
+from dagster_adjunct.resources.backends.dynamodb_requests import (
+    GETS_AT_ONCE,
+    WRITES_AT_ONCE,
+    Entry,
+    Problems,
+    TableRequests,
+)
+from dagster_adjunct.resources.backends.dynamodb_schema import usable_key
+from dagster_adjunct.resources.backends.dynamodb_values import key_type
+from dagster_adjunct.resources.backends.per_loop import PerLoop
+from dagster_adjunct.resources.backends.rows import key_columns
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, check_whole_number
+from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.layer import Capabilities
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind
+from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
+from dagster_adjunct.resources.tables.table_functions import StoreFunction
+
+Key = Any  # the partition key, or a tuple of partition key and sort key
+Record = Mapping[str, Any]
+
+
+class _Open:
+    """What one event loop has open: a client, and the threads that wait for its answers."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        self.threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self.opening = threading.Lock()
+        self.live: TableRequests | None = None
+
+    def end(self, *, wait: bool = False) -> None:
+        """Close the connections, after the requests under way if there is time to wait for them."""
+        self.threads.shutdown(wait=wait)
+        live, self.live = self.live, None
+        if live is not None:
+            live.client.close()
+
+
+class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
+    """Read and write function over one DynamoDB table.
+
+    `key` names the partition key, or partition key and sort key (then keys are tuples of both). `columns` gives the
+    columns' types; without it a record may have any columns, and the key's types come from the table, or from `key` as
+    a mapping: key={"id": "string"}. `create` makes the table where it is missing, paid by request; it needs the types
+    of the key. A table with another key is refused.
+
+    Gets are consistent unless `consistent_reads` is false. Up to `threads` requests are under way at a time for each
+    event loop: puts and deletes in batches of 25, gets of 100, everything with a condition one by one.
+
+    Where the table has conditions, all that is written has to have them: a whole item that is put or deleted without
+    them takes its marks away. `forget_deleted_after` is how many seconds a deleted record's mark has to stay; DynamoDB
+    forgets it later, if the table's time to live is on for `adjunct_expires` (`create` sees to it). Without it marks
+    stay for ever.
+
+    Region, endpoint and credentials come from boto3's own chain unless they are given (`Connection`): `credentials_env`
+    names environment variables. A `session` is for this process only: it may hold secrets, so the table can't be
+    pickled or described then.
+    """
+
+    def __init__(
+        self,
+        table: str,
+        key: str | Sequence[str] | Mapping[str, str],
+        *,
+        columns: Mapping[str, str] | None = None,
+        create: bool = False,
+        region: str | None = None,
+        endpoint_url: str | None = None,
+        profile: str | None = None,
+        credentials_env: Sequence[str] | None = None,
+        session: Any = None,
+        consistent_reads: bool = True,
+        forget_deleted_after: float | None = None,
+        threads: int = 16,
+        connect_timeout: float = 3.0,
+        read_timeout: float = 15.0,
+    ) -> None:
+        self.table = table
+        self.key = key_columns(tuple(key) if isinstance(key, Mapping) else key)
+        self.columns = None if columns is None else dict(columns)
+        self.create = create
+        self.consistent_reads = consistent_reads
+        self.forget_deleted_after = forget_deleted_after
+        self.threads = threads
+        self._label = f"DynamoDB table {table!r}"
+        named = None if credentials_env is None else tuple(credentials_env)
+        self.connection = Connection(
+            region, endpoint_url, profile, named, connect_timeout, read_timeout, session=session
+        )
+        self.connection.check(self._label)
+        check_whole_number(threads, f"{self._label} has threads={threads!r}", "at least one", argument="threads")
+        self._declared = None if columns is None else tuple(declared_column(*pair) for pair in columns.items())
+        self._key_types = self._types_of_key(key if isinstance(key, Mapping) else {})
+        self._typed_key = dict(key) if isinstance(key, Mapping) else None
+        self._open: PerLoop[_Open] = PerLoop(partial(_Open, f"dynamodb-{table}", threads), _Open.end)
+
+    def __repr__(self) -> str:
+        where = self.connection.endpoint_url or self.connection.region or "by boto3's configuration"
+        return f"DynamoDbTable({self.table!r}, key={self.key}, {where})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The declaration as plain values; it holds no secret."""
+        connection = self.connection
+        if connection.session is not None:
+            raise ConfigurationError(
+                f"{self._label} has a session of this process, which may hold secrets and can't go anywhere else.",
+                "Give it credentials_env=…, profile=… or nothing, and let boto3 find them where tasks run.",
+                argument="session",
+            )
+        return {
+            "table": self.table,
+            "key": list(self.key) if self._typed_key is None else self._typed_key,
+            "columns": self.columns,
+            "create": self.create,
+            "region": connection.region,
+            "endpoint_url": connection.endpoint_url,
+            "profile": connection.profile,
+            "credentials_env": None if connection.credentials_env is None else list(connection.credentials_env),
+            "consistent_reads": self.consistent_reads,
+            "forget_deleted_after": self.forget_deleted_after,
+            "threads": self.threads,
+            "connect_timeout": connection.connect_timeout,
+            "read_timeout": connection.read_timeout,
+        }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.to_dict()))
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            updates=True,
+            changes=frozenset({"set", "add", "append", "remove"}),
+            puts_if_absent=True,
+            updates_with_defaults=True,
+            newest_by=True,
+            # A whole record that leaves the marks of other sources alone has to name all columns that go.
+            idempotent=self.columns is not None,
+        )
+
+    def column_types(self) -> dict[str, str] | None:
+        return None if self.columns is None else dict(self.columns)
+
+    def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
+        return problem_of(error, self._label, sent=sent)
+
+    async def open(self) -> None:
+        if self._open.here().live is None:
+            await self._live()
+
+    async def close(self) -> None:
+        """Close the running event loop's connections, once its requests have ended."""
+        mine = self._open.take()
+        if mine is not None:
+            await asyncio.to_thread(mine.end, wait=True)
+
+    async def send(self, operation: Operation[Any]) -> Outcomes:
+        requests = await self._live()
+        if operation.key:
+            requests = replace(requests, to_key=requests.codec.keys_by(operation.key))
+        if operation.kind is OperationKind.GET:
+            return await self._get(requests, operation)
+        if operation.conditions:
+            self._check_conditions(operation)
+        elif operation.kind in (OperationKind.PUT, OperationKind.DELETE):
+            return await self._write_batches(requests, operation)
+        return await self._write_keys(requests, operation)
+
+    async def _live(self) -> TableRequests:
+        mine = self._open.here()
+        if mine.live is None:
+            await asyncio.get_running_loop().run_in_executor(mine.threads, self._connect, mine)
+        assert mine.live is not None
+        return mine.live
+
+    def _connect(self, mine: _Open) -> None:
+        with mine.opening:
+            if mine.live is not None:
+                return
+            client = self.connection.client(self._label, self.threads)
+            try:
+                key = usable_key(
+                    client,
+                    self._label,
+                    self.table,
+                    self._key_types,
+                    create=self.create,
+                    forgets=self.forget_deleted_after is not None,
+                )
+            except Exception as error:  # noqa: BLE001 - translated
+                client.close()
+                found = problem_of(error, self._label, sent=False).error
+                assert found is not None
+                raise found from found.__cause__
+            codec = ItemCodec(self._label, key, self._declared)
+            mine.live = TableRequests(
+                client, self._label, self.table, codec, codec.key_item, self.consistent_reads, self.forget_deleted_after
+            )
+
+    async def _get(self, requests: TableRequests, operation: Operation[Any]) -> Outcomes:
+        entries = [Entry(place, key) for place, key in enumerate(operation.entries.keys)]
+        records: list[Any] = [None] * len(entries)
+        problems: Problems = {}
+        parts = (entries[start : start + GETS_AT_ONCE] for start in range(0, len(entries), GETS_AT_ONCE))
+        await self._in_threads(
+            parts, -(-len(entries) // GETS_AT_ONCE), lambda part: problems.update(requests.get(part, records))
+        )
+        return Outcomes(len(entries), records, problems)
+
+    async def _write_batches(self, requests: TableRequests, operation: Operation[Any]) -> Outcomes:
+        """Write whole entries, of each key the last: what the ones before it would have left, nobody could see."""
+        keys, values = operation.entries.keys, operation.entries.values or ()
+        problems: Problems = {}
+        last = {key: place for place, key in enumerate(keys)}
+        before: dict[Any, list[int]] = {}
+        if len(last) < len(keys):
+            for place, key in enumerate(keys):
+                if last[key] != place:
+                    before.setdefault(key, []).append(place)
+        places = list(last.values())
+
+        def write(part: list[int]) -> None:
+            entries = [Entry(place, keys[place], values[place] if values else None) for place in part]
+            problems.update(requests.write_batch(operation.kind, entries))
+
+        while places:
+            parts = (places[start : start + WRITES_AT_ONCE] for start in range(0, len(places), WRITES_AT_ONCE))
+            await self._in_threads(parts, -(-len(places) // WRITES_AT_ONCE), write)
+            places = [earlier for place in places if (earlier := self._instead(problems, keys, before, place)) >= 0]
+        return Outcomes(len(keys), problems=problems)
+
+    def _instead(self, problems: Problems, keys: Sequence[Any], before: dict[Any, list[int]], place: int) -> int:
+        """The entry to write in place of a key's refused last one, -1 for none; the others share its fate."""
+        earlier = before.pop(keys[place], None) if before else None
+        problem = problems.get(place)
+        if not earlier or problem is None:
+            return -1
+        if problem.state is not State.REFUSED:
+            problems.update(dict.fromkeys(earlier, problem))
+            return -1
+        here = earlier.pop()
+        before[keys[place]] = earlier
+        return here
+
+    async def _write_keys(self, requests: TableRequests, operation: Operation[Any]) -> Outcomes:
+        entries, conditions = operation.entries, operation.conditions
+        values: Sequence[Any] = entries.values or [None] * len(entries)
+        defaults: Sequence[Any] = entries.defaults or [None] * len(entries)
+        guards: Callable[[int], Guard] | None = None
+        if conditions:
+            guards = partial(self._guard, requests.codec, operation)
+        by_key: dict[Any, list[Entry]] = {}
+        for place, key in enumerate(entries.keys):
+            guard = None if guards is None else partial(guards, place)
+            by_key.setdefault(key, []).append(Entry(place, key, values[place], defaults[place], guard))
+        problems: Problems = {}
+        put: list[int] = []
+
+        def write(part: list[Entry]) -> None:
+            put.append(requests.write_in_sequence(operation.kind, part, problems))
+
+        await self._in_threads(iter(by_key.values()), len(by_key), write)
+        return Outcomes(len(entries), problems=problems, defaults_put=sum(put))
+
+    def _guard(self, codec: ItemCodec, operation: Operation[Any], place: int) -> Guard:
+        conditions, entries = operation.conditions, operation.entries
+        assert entries.marks is not None
+        mark = entries.marks[place]
+        position = mark.position if conditions.idempotent else None
+        if conditions.newest_by is None:
+            return Guard(source=mark.source, position=position)
+        time = entries.newest[place] if entries.newest is not None else None
+        if time is None:
+            raise SchemaMismatchError(
+                f"{self._label}: the message at {mark.source} {mark.position} has no {conditions.newest_by!r}, by "
+                "which the newest is told.",
+                "Leave such messages out, or give them a time.",
+                column=conditions.newest_by,
+            )
+        return Guard(conditions.newest_by, codec.value(conditions.newest_by, time), mark.tie, mark.source, position)
+
+    async def _in_threads(self, parts: Iterator[Any], count: int, work: Callable[[Any], object]) -> None:
+        """Do `work` for each part, as many at a time as there are threads."""
+        mine = self._open.here()
+        taking, stopped = threading.Lock(), threading.Event()
+
+        def take_turns() -> None:
+            while not stopped.is_set():
+                with taking:
+                    part = next(parts, None)
+                if part is None:
+                    return
+                work(part)
+
+        loop = asyncio.get_running_loop()
+        try:
+            await asyncio.gather(
+                *(loop.run_in_executor(mine.threads, take_turns) for _ in range(min(count, self.threads)))
+            )
+        finally:
+            stopped.set()  # what was not sent when the caller gave up is not sent any more
+
+    def _check_conditions(self, operation: Operation[Any]) -> None:
+        if operation.conditions.idempotent and self.columns is None:
+            raise ConfigurationError(
+                f"{self._label} has no declared columns, which idempotent writes need.",
+                'Give columns={"name": "type", …}.',
+                argument="columns",
+                table=self.table,
+            )
+
+    def _types_of_key(self, typed: Mapping[str, str]) -> dict[str, str | None]:
+        """What each part of the key is stored as, None where only the table knows it."""
+        if len(self.key) > 2:
+            raise ConfigurationError(
+                f"{self._label} has {len(self.key)} columns as its key; DynamoDB has a partition key and maybe a sort "
+                "key.",
+                "Join some of them into one column.",
+                argument="key",
+            )
+        known = {column.name: column for column in self._declared or ()}
+        for column in known:
+            if column.startswith(OWN_PREFIX):
+                raise ConfigurationError(
+                    f"{self._label}: a column can't be named {column!r}; names that begin with {OWN_PREFIX!r} are for "
+                    "what conditions keep.",
+                    "Rename it.",
+                    argument="columns",
+                )
+        known |= {name: declared_column(name, word) for name, word in typed.items()}
+        for name in self.key:
+            if self._declared is not None and name not in known:
+                raise SchemaMismatchError(
+                    f"{self._label} has no column {name!r}, which is in its key; declared are {', '.join(known)}.",
+                    "Correct the key, or the columns.",
+                    column=name,
+                )
+            if name in known and key_type(known[name]) is None:
+                raise ConfigurationError(
+                    f"{self._label}: its key {name!r} is declared as {known[name].type}; a key is text, a number, "
+                    "bytes or a time.",
+                    "Use another column as the key.",
+                    argument="key",
+                )
+        types = {name: key_type(known[name]) if name in known else None for name in self.key}
+        if self.create and None in types.values():
+            raise ConfigurationError(
+                f"{self._label} can't be created without the types of its key.",
+                'Give columns={"name": "type", …}, or the key as {"id": "string"}.',
+                argument="columns",
+                table=self.table,
+            )
+        return types
+
+
+def _rebuild(kind: type[DynamoDbTable], settings: dict[str, Any]) -> DynamoDbTable:
+    return kind(**settings)

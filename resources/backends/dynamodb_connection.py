@@ -1,0 +1,209 @@
+"""Clients of DynamoDB, and what their errors say of what was asked for."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    TableAccessError,
+    TableError,
+    TableUnavailableError,
+)
+from dagster_adjunct.resources.tables.outcomes import Problem, State
+
+if TYPE_CHECKING:
+    from mypy_boto3_dynamodb import DynamoDBClient
+
+THROTTLED_SECONDS = 0.1  # to wait where DynamoDB says that it is too much, and not for how long
+_THROTTLED = {
+    "ProvisionedThroughputExceededException",
+    "ThrottlingException",
+    "Throttling",
+    "RequestLimitExceeded",
+    "LimitExceededException",
+    "TooManyRequestsException",
+    "SlowDown",
+}
+_NO_EFFECT = {"TransactionConflictException", "TransactionInProgressException", "ReplicatedWriteConflictException"}
+_NO_ACCESS = {
+    "ResourceNotFoundException",
+    "AccessDeniedException",
+    "AccessDenied",
+    "UnrecognizedClientException",
+    "InvalidSignatureException",
+    "MissingAuthenticationTokenException",
+    "MissingAuthenticationToken",
+    "IncompleteSignatureException",
+    "ExpiredTokenException",
+    "ExpiredToken",
+}
+_ENDPOINT = re.compile(r"https?://[^@/?#]+/?")
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """Where DynamoDB is and who asks, without a secret: what is None is boto3's to find.
+
+    `credentials_env` names the environment variables that hold the access key's id, the secret and maybe the session's
+    token; they are read when connecting. `session` is one of the caller's, for this process only.
+    """
+
+    region: str | None = None
+    endpoint_url: str | None = None
+    profile: str | None = None
+    credentials_env: tuple[str, ...] | None = None
+    connect_timeout: float = 3.0
+    read_timeout: float = 15.0
+    session: Any = field(default=None, repr=False)
+
+    def check(self, label: str) -> None:
+        """Refuse what can't work, or would show a secret."""
+        if self.endpoint_url is not None and not _ENDPOINT.fullmatch(self.endpoint_url):
+            raise ConfigurationError(
+                f"{label}: endpoint_url is no URL of a server (not shown here, it may hold a login).",
+                "Write it like http://127.0.0.1:8000, without a login: credentials belong to boto3's own chain.",
+                argument="endpoint_url",
+            )
+        named = self.credentials_env
+        if named is not None and (len(named) not in (2, 3) or not all(isinstance(n, str) and n for n in named)):
+            raise ConfigurationError(
+                f"{label}: credentials_env has {len(named)} names; expected those of two environment variables, or of "
+                "three with a session's token.",
+                'Write credentials_env=("MY_KEY_ID", "MY_SECRET").',
+                argument="credentials_env",
+            )
+        if self.session is not None and (named is not None or self.profile is not None):
+            raise ConfigurationError(
+                f"{label}: it is given a session and credentials besides.", "Give one of them.", argument="session"
+            )
+
+    def client(self, label: str, threads: int) -> DynamoDBClient:
+        """Return a client for so many threads, without repeats of its own."""
+        import boto3
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError
+
+        config = Config(
+            retries={"total_max_attempts": 1},
+            connect_timeout=self.connect_timeout,
+            read_timeout=self.read_timeout,
+            max_pool_connections=threads,
+            parameter_validation=False,  # what is sent is made here: looking at each value again costs a third
+            tcp_keepalive=True,
+        )
+        try:
+            given: Any = self._credentials(label)
+            session = self.session or boto3.session.Session(profile_name=self.profile, **given)
+            client: DynamoDBClient = session.client(
+                "dynamodb", region_name=self.region, endpoint_url=self.endpoint_url, config=config
+            )
+        except (BotoCoreError, ValueError) as error:
+            raise ConfigurationError(
+                f"{label}: boto3 can't make a client ({type(error).__name__}: {error}).",
+                "Give region=…, or set AWS_REGION; look at boto3's own configuration.",
+            ) from error
+        return client
+
+    def _credentials(self, label: str) -> dict[str, str]:
+        if self.credentials_env is None:
+            return {}
+        missing = [name for name in self.credentials_env if not os.environ.get(name)]
+        if missing:
+            raise ConfigurationError(
+                f"{label}: the environment has no {', '.join(missing)}, which credentials_env names.",
+                "Set it where tasks run, too.",
+                setting=missing[0],
+            )
+        words = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
+        return {word: os.environ[name] for word, name in zip(words, self.credentials_env, strict=False)}
+
+
+def problem_of(error: BaseException, label: str, *, sent: bool = True) -> Problem:
+    """What an error of boto3, or one of ours, says of the entries of its request."""
+    from botocore import exceptions as boto
+
+    if isinstance(error, AdjunctError):
+        state = State.FAILED if isinstance(error, TableUnavailableError) else State.REFUSED
+        return Problem(state, error, getattr(error, "retry_after", None))
+    if isinstance(error, boto.ClientError):
+        return _answered(error, label)
+    if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.TokenRetrievalError):
+        return Problem(State.REFUSED, _caused(_no_access(label, str(error)), error))
+    if isinstance(error, boto.EndpointConnectionError | boto.ConnectTimeoutError | boto.ProxyConnectionError):
+        sent = False  # there was no connection
+    if isinstance(error, boto.HTTPClientError | boto.ConnectionError | OSError):
+        lost = "was sent, and no answer came" if sent else "got no answer"
+        gone = TableUnavailableError(
+            f"{label}: a request {lost} ({type(error).__name__}).",
+            "It is tried again; if that goes on, look at the network and at DynamoDB's state.",
+            table=label,
+        )
+        return Problem(State.UNKNOWN if sent else State.FAILED, _caused(gone, error))
+    refused = TableError(f"{label}: a request failed ({type(error).__name__}: {error}).", "Correct it.", table=label)
+    return Problem(State.REFUSED, _caused(refused, error))
+
+
+def throttled(label: str, what: str, retry_after: float | None = None) -> Problem:
+    """The entries had no effect, because DynamoDB has no capacity for them now."""
+    error = TableUnavailableError(
+        f"{label} has no capacity for the request now ({what}).",
+        "It is sent again after a while; if that goes on, lower the table's rate, or raise its capacity.",
+        table=label,
+    )
+    return Problem(State.FAILED, error, THROTTLED_SECONDS if retry_after is None else retry_after)
+
+
+def code_of(error: BaseException) -> str:
+    """DynamoDB's own word for an error; "" for an error that is none of its answers."""
+    response = getattr(error, "response", None)
+    return str(response.get("Error", {}).get("Code", "")) if isinstance(response, Mapping) else ""
+
+
+def _answered(error: Any, label: str) -> Problem:
+    code, text = code_of(error), str(error.response.get("Error", {}).get("Message", ""))
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    if code in _THROTTLED or status == 429:
+        found = throttled(label, code, _retry_after(error))
+        assert found.error is not None
+        found.error.__cause__ = error
+        return found
+    if code in _NO_EFFECT or status >= 500:
+        # A server that failed may have failed after it had written.
+        again = TableUnavailableError(
+            f"{label}: DynamoDB answered {code} ({text}).", "It is tried again; if that goes on, ask AWS.", table=label
+        )
+        state = State.FAILED if code in _NO_EFFECT else State.UNKNOWN
+        return Problem(state, _caused(again, error), _retry_after(error))
+    if code in _NO_ACCESS:
+        return Problem(State.REFUSED, _caused(_no_access(label, f"{code}: {text}"), error))
+    refused = TableError(
+        f"{label}: DynamoDB refused the request ({code}: {text}).", "Correct the data or the table.", table=label
+    )
+    return Problem(State.REFUSED, _caused(refused, error))
+
+
+def _retry_after(error: Any) -> float | None:
+    headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    try:
+        return max(0.0, float(headers.get("retry-after", "")))
+    except ValueError:
+        return None
+
+
+def _no_access(label: str, why: str) -> TableAccessError:
+    return TableAccessError(
+        f"{label} can't be used ({why}).",
+        "Check the table's name, region and endpoint_url, and that the credentials may describe, read and write it.",
+        table=label,
+    )
+
+
+def _caused(error: AdjunctError, cause: BaseException) -> AdjunctError:
+    error.__cause__ = cause
+    return error

@@ -1,0 +1,294 @@
+"""Between records (mappings) and DynamoDB's items, with DynamoDB's limits checked before anything is sent.
+
+All of it is pure. An item is a record's columns as attributes, without those that are null; attributes whose names
+begin with `adjunct_` hold what conditions need, and no record has them. A deleted record whose mark is kept is an item
+that has nothing else (a tombstone).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+from dagster_adjunct.resources.backends.column_values import Column
+from dagster_adjunct.resources.backends.dynamodb_values import (
+    AttributeValue,
+    Item,
+    added,
+    decode_any,
+    decoder_for,
+    encode_any,
+    encoder_for,
+    is_zero,
+    size_of,
+)
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.tables.changes import Changes, changes_of
+
+OWN_PREFIX = "adjunct_"
+DELETED = "adjunct_deleted"
+LARGEST_ITEM = 400 * 1024
+_LARGEST_KEYS = (2048, 1024)  # of the partition key, of the sort key
+
+Record = Mapping[str, Any]
+KeyItem = dict[str, AttributeValue]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedChanges:
+    """What an update does, as attribute values; `remove` has also the columns that it sets to null.
+
+    `merge` are maps whose members are added to those of a column.
+    """
+
+    set: Item = field(default_factory=dict)
+    add: Item = field(default_factory=dict)
+    merge: Item = field(default_factory=dict)
+    append: Item = field(default_factory=dict)
+    remove: tuple[str, ...] = ()
+
+
+class ItemCodec:
+    """Encodes and decodes the items of one table; errors name the table, the column and the value.
+
+    `key` are the names of partition and sort key, each with what it is stored as ("S", "N", "B"). Without `columns`
+    records may have any.
+    """
+
+    def __init__(self, label: str, key: Mapping[str, str], columns: Sequence[Column] | None) -> None:
+        self.label = label
+        self.key = dict(key)
+        self.names = None if columns is None else tuple(column.name for column in columns)
+        self._encoders = {column.name: encoder_for(column) for column in columns or ()}
+        self._decoders = {column.name: decoder_for(column) for column in columns or ()}
+
+    def keys_by(self, names: Sequence[str]) -> Callable[[Any], KeyItem]:
+        """`key_item` for keys whose parts have these names, in this order; none: the table's own order."""
+        own = tuple(self.key)
+        if not names or tuple(names) == own:
+            return self.key_item
+        if sorted(names) != sorted(own):
+            raise ConfigurationError(
+                f"{self.label} has the key {', '.join(own)}, and the request's key is {', '.join(names)}.",
+                "Declare the same key columns for the table and for its function.",
+                argument="key",
+            )
+        places = [list(names).index(name) for name in own]
+        return lambda key: self.key_item(
+            tuple(key[place] for place in places) if isinstance(key, tuple) and len(key) == len(places) else key
+        )
+
+    def key_item(self, key: Any) -> KeyItem:
+        """The key's attributes."""
+        if len(self.key) == 1:
+            parts: tuple[Any, ...] = (key,)
+        elif isinstance(key, tuple) and len(key) == len(self.key):
+            parts = key
+        else:
+            raise SchemaMismatchError(
+                f"{self.label} got {key!r} as a key; expected a tuple of {', '.join(self.key)}.",
+                "Give the key's values in that order.",
+            )
+        item = {}
+        if None in parts:
+            raise SchemaMismatchError(
+                f"{self.label} got {key!r} as a key; {' and '.join(self.key)} must not be null.",
+                "Filter such records out before they reach the table.",
+            )
+        for (name, tag), part, largest in zip(self.key.items(), parts, _LARGEST_KEYS, strict=False):
+            stored = item[name] = self._value(name, part)
+            if tag not in stored:
+                raise SchemaMismatchError(
+                    f"{self.label}: its key {name!r} is stored as {tag} and got {part!r} ({type(part).__name__}).",
+                    "Convert it before it is written.",
+                    column=name,
+                )
+            if tag != "N" and not 0 < size_of(stored) <= largest:
+                raise SchemaMismatchError(
+                    f"{self.label}: a value of its key {name!r} has {size_of(stored)} bytes; DynamoDB takes 1 to "
+                    f"{largest}.",
+                    "Shorten the key, for example to a hash of it.",
+                    column=name,
+                )
+        return item
+
+    def item(self, key: KeyItem, record: Record) -> Item:
+        """The record as a whole item."""
+        item = {**self._fields(key, record), **key}
+        self.check_size(item)
+        return item
+
+    def columns_of(self, key: KeyItem, record: Record) -> Item:
+        """The record's columns without the key's and without nulls."""
+        columns = self._fields(key, record)
+        self.check_size({**columns, **key})
+        return columns
+
+    def changes(self, key: KeyItem, update: Record | Changes) -> EncodedChanges:
+        """The update's changes; a column that it names twice, the key, or one that can't be added to is refused."""
+        changes = changes_of(update)
+        if not isinstance(changes.set, Mapping):
+            raise self._no_mapping(changes.set)
+        values = {name: value for name, value in changes.set.items() if value is not None}
+        nulls = tuple(name for name, value in changes.set.items() if value is None)
+        added_to = self._fields(key, changes.add)
+        encoded = EncodedChanges(
+            self._fields(key, values),
+            {name: value for name, value in added_to.items() if "M" not in value},
+            {name: value for name, value in added_to.items() if "M" in value},
+            {name: value for name, value in self._fields(key, changes.append).items() if value.get("L") != []},
+            (*nulls, *changes.remove),
+        )
+        self._check_changes(changes, encoded)
+        return encoded
+
+    def record(self, item: Item) -> dict[str, Any] | None:
+        """The record of an item; None for a tombstone."""
+        if DELETED in item:
+            return None
+        try:
+            if self.names is None:
+                return {name: decode_any(v) for name, v in item.items() if not name.startswith(OWN_PREFIX)}
+            decoders = self._decoders
+            return {name: decoders[name](item[name]) if name in item else None for name in self.names}
+        except (ValueError, TypeError, ArithmeticError) as error:
+            raise SchemaMismatchError(
+                f"{self.label}: an item can't be read as its columns are declared ({error}).",
+                "Correct the item, or the columns.",
+            ) from error
+
+    def value(self, name: str, value: Any) -> AttributeValue:
+        """The attribute value of what isn't null, for a column."""
+        return self._value(name, value)
+
+    def check_size(self, item: Item, what: str = "a record") -> None:
+        """Refuse an item that DynamoDB would refuse for its size."""
+        size = sum(len(name.encode()) + size_of(value) for name, value in item.items())
+        if size > LARGEST_ITEM:
+            key = {name: item[name] for name in self.key if name in item}
+            raise SchemaMismatchError(
+                f"{self.label}: {what} of the key {key} has {size:,} bytes; DynamoDB takes {LARGEST_ITEM:,}.",
+                "Keep large values elsewhere and put where they are into the record, or split it.",
+            )
+
+    def _fields(self, key: KeyItem, record: Record) -> Item:
+        """The columns of `record` that aren't null, without the key's, which must be those of `key`."""
+        if not isinstance(record, Mapping):
+            raise self._no_mapping(record)
+        encoders = self._encoders
+        try:
+            # Without declared columns each name is looked at; with them only where one is wrong, to say which.
+            item = {} if self.names is None else {n: encoders[n](v) for n, v in record.items() if v is not None}
+        except (KeyError, TypeError, ValueError, ArithmeticError):
+            item = {}
+        if not item:
+            item = {name: self._value(name, value) for name, value in record.items() if value is not None}
+        for name, stored in key.items():
+            if name in item and not _same(item.pop(name), stored):
+                raise SchemaMismatchError(
+                    f"{self.label}: the record for key {key} has {record[name]!r} as its {name}.",
+                    "A record must carry its own key, or leave the key's columns out.",
+                )
+        return item
+
+    def _value(self, name: str, value: Any) -> AttributeValue:
+        encode: Callable[[Any], AttributeValue] | None = self._encoders.get(name)
+        if encode is None:
+            if self.names is not None:
+                raise SchemaMismatchError(
+                    f"{self.label} has no column {name!r}; it has {', '.join(self.names)}.",
+                    "Leave the field out, or add the column.",
+                    column=name,
+                )
+            if not isinstance(name, str) or not name or name.startswith(OWN_PREFIX):
+                raise SchemaMismatchError(
+                    f"{self.label}: a column can't be named {name!r}; expected text that does not begin with "
+                    f"{OWN_PREFIX!r}.",
+                    "Rename it.",
+                )
+            encode = encode_any
+        try:
+            return encode(value)
+        except (TypeError, ValueError, ArithmeticError) as error:
+            raise SchemaMismatchError(
+                f"{self.label}: column {name!r} got {value!r:.100} ({type(value).__name__}); {error}.",
+                "Convert the value before it is written.",
+                column=name,
+            ) from None
+
+    def _check_changes(self, changes: Changes, encoded: EncodedChanges) -> None:
+        named = [*changes.set, *changes.add, *changes.append, *changes.remove]
+        if len(set(named)) < len(named):
+            name = next(name for name in named if named.count(name) > 1)
+            raise SchemaMismatchError(
+                f"{self.label}: an update names the column {name!r} twice.", "Name it once.", column=name
+            )
+        for name in encoded.remove:
+            if name in self.key:
+                raise SchemaMismatchError(
+                    f"{self.label}: an update removes {name!r}, which is part of the key.",
+                    "Delete the record and put it under its new key.",
+                    column=name,
+                )
+            if self.names is not None and name not in self.names:
+                self._value(name, None)  # says that there is none
+        for verb, values, tag in (("adds to", encoded.add, "N"), ("appends to", encoded.append, "L")):
+            for name, stored in values.items():
+                if tag not in stored:
+                    raise SchemaMismatchError(
+                        f"{self.label}: an update {verb} column {name!r} a value stored as {next(iter(stored))}; "
+                        f"expected {'a number or a mapping' if tag == 'N' else 'a list'}.",
+                        "Set the column instead, or correct the update.",
+                        column=name,
+                    )
+        for verb, columns in (("adds to", changes.add), ("appends to", changes.append)):
+            for name in columns:
+                if name in self.key:
+                    raise SchemaMismatchError(
+                        f"{self.label}: an update {verb} {name!r}, which is part of the key.",
+                        "Use another column.",
+                        column=name,
+                    )
+
+    def _no_mapping(self, value: Any) -> SchemaMismatchError:
+        return SchemaMismatchError(
+            f"{self.label} got a {type(value).__name__}; expected a mapping of columns to values.", "Send dicts."
+        )
+
+
+def begun(default: Item, changes: EncodedChanges) -> Item:
+    """The columns of a record that begins with `default`, with the changes applied."""
+    columns = {**default, **changes.set}
+    try:
+        for name, number in changes.add.items():
+            columns[name] = added(columns.get(name), number)
+        for name, values in changes.append.items():
+            columns[name] = {"L": [*columns.get(name, {"L": []})["L"], *values["L"]]}
+        for name, members in changes.merge.items():
+            columns[name] = {"M": {**columns.get(name, {"M": {}})["M"], **members["M"]}}
+    except (KeyError, ArithmeticError, TypeError) as error:
+        raise SchemaMismatchError(
+            f"an update can't be applied to its default: column {name!r} begins as {columns.get(name)} ({error!r}).",
+            "Begin with a number where an update adds, with a list where it appends.",
+            column=name,
+        ) from None
+    for name in changes.remove:
+        columns.pop(name, None)
+    return columns
+
+
+def comes_to_the_same(default: Item, changes: EncodedChanges) -> bool:
+    """Whether the changes make, of nothing, what they would make of `default`: then one request does for both."""
+    return not changes.merge and all(
+        name in changes.set
+        or name in changes.remove
+        or (name in changes.add and is_zero(stored))
+        or (name in changes.append and stored == {"L": []})
+        for name, stored in default.items()
+    )
+
+
+def _same(left: AttributeValue, right: AttributeValue) -> bool:
+    return left == right or ("N" in left and "N" in right and Decimal(left["N"]) == Decimal(right["N"]))
