@@ -14,7 +14,9 @@ from dagster_adjunct.resources.backends import (
     register_backend,
 )
 from dagster_adjunct.resources.tables import (
+    Backoff,
     BlockingTable,
+    Cache,
     RateLimit,
     RemoteTable,
     RetryPolicy,
@@ -25,7 +27,9 @@ from dagster_adjunct.resources.tables import (
 )
 
 __all__ = [
+    "Backoff",
     "BlockingTable",
+    "Cache",
     "DatasetTable",
     "DynamoDbTable",
     "HttpExtra",

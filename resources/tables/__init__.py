@@ -2,19 +2,22 @@
 
 from dagster_adjunct.resources.tables.batch import Batch, BatchProvider
 from dagster_adjunct.resources.tables.blocking_table import BlockingTable
+from dagster_adjunct.resources.tables.cache import Cache
 from dagster_adjunct.resources.tables.clock import Clock, SystemClock
 from dagster_adjunct.resources.tables.memory_table import MemoryTable
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.partial_update import UpdateContract, UpdateMessage
 from dagster_adjunct.resources.tables.rate_limit import RateLimit
 from dagster_adjunct.resources.tables.remote_table import RemoteTable
-from dagster_adjunct.resources.tables.retry import RetryPolicy
+from dagster_adjunct.resources.tables.retry import Backoff, RetryPolicy
 from dagster_adjunct.resources.tables.table_functions import TableFunction, TableReadFunction, TableWriteFunction
 
 __all__ = [
+    "Backoff",
     "Batch",
     "BatchProvider",
     "BlockingTable",
+    "Cache",
     "Clock",
     "MemoryTable",
     "RateLimit",

@@ -12,6 +12,8 @@ from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.tables.attempt_layer import AttemptLayer
 from dagster_adjunct.resources.tables.batch import BatchProvider
 from dagster_adjunct.resources.tables.batch_layer import BatchLayer
+from dagster_adjunct.resources.tables.cache import Cache
+from dagster_adjunct.resources.tables.cache_layer import CacheLayer
 from dagster_adjunct.resources.tables.clock import Clock, SystemClock
 from dagster_adjunct.resources.tables.credit_source import CreditSource
 from dagster_adjunct.resources.tables.declared_conditions import DeclaredConditions
@@ -67,7 +69,8 @@ class RemoteTable(Generic[K, V, U]):
     `key` names the columns that make the key, for whoever must bring a key's records together. `newest_by` names the
     column whose greatest value stays, `idempotent` lets replays of messages do no harm (`on_replay="skip"`: not even a
     startpoint applies them again): the store checks both with each write. `defaults_may_overwrite` allows defaults
-    where the function can't put a record only if there is none.
+    where the function can't put a record only if there is none. `cache` keeps records in this process; a table with
+    one takes no updates from streams.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class RemoteTable(Generic[K, V, U]):
         idempotent: bool = False,
         on_replay: Literal["apply", "skip"] = "apply",
         defaults_may_overwrite: bool = False,
+        cache: Cache | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.name = check_name("table", name)
@@ -98,6 +102,7 @@ class RemoteTable(Generic[K, V, U]):
         self.in_flight = in_flight
         self.conditions = DeclaredConditions(name, newest_by, idempotent, on_replay)
         self.defaults_may_overwrite = defaults_may_overwrite
+        self.cache = cache
         self.clock = clock or SystemClock()
         if read_function is None and write_function is None:
             raise ConfigurationError(
@@ -111,6 +116,13 @@ class RemoteTable(Generic[K, V, U]):
                 f"table {name}: compact batches keep the last entry of a key, which need not be the newest or new.",
                 "Leave compact out where newest_by or idempotent is declared.",
                 argument="batches",
+                table=name,
+            )
+        if cache is not None and (newest_by is not None or idempotent):
+            raise ConfigurationError(
+                f"table {name}: a cache can't know which writes the store skips under newest_by or idempotent.",
+                "Leave the cache out, or declare another table for reading, with it and without conditions.",
+                argument="cache",
                 table=name,
             )
         self.credit_source: CreditSource | None = None
@@ -145,7 +157,8 @@ class RemoteTable(Generic[K, V, U]):
             capabilities=functions[-1].capabilities,
             defaults_may_overwrite=self.defaults_may_overwrite,
         )
-        return _Layers(contract, contract, batch)
+        top = contract if self.cache is None else CacheLayer(contract, self.cache, meter, self.clock)
+        return _Layers(top, contract, batch)
 
     def __repr__(self) -> str:
         return (
