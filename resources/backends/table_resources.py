@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from dagster import ConfigurableResource, EnvVar
 from pydantic import Field
 
+from dagster_adjunct.resources.backends.http_table import HttpTable
 from dagster_adjunct.resources.backends.postgres import PostgresTable
 from dagster_adjunct.resources.backends.redis_table import RedisTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
@@ -21,6 +23,7 @@ from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.tables.blocking_table import BlockingTable
 from dagster_adjunct.resources.tables.remote_table import RemoteTable
 
+_COLUMNS = "Types of the columns by name."
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -28,16 +31,18 @@ class TableResource(ConfigurableResource):  # type: ignore[type-arg]
     """A table of some store, as configuration; `function` makes what reads and writes it."""
 
     key: list[str] = Field(description="The key's columns.")
-    columns: dict[str, str] | None = Field(default=None, description="Types of the columns by name.")
 
     variables: ClassVar[tuple[str, ...]] = ()
-    """The fields that hold the name of an environment variable."""
+    """The fields that hold the name of an environment variable, or one for each of their own names."""
 
     def __init__(self, **settings: Any) -> None:
         # Here and not in validators: Dagster sets the fields again to what it was given.
         for field in self.variables:
-            if field in settings:
-                settings[field] = variable(field, settings[field])
+            given = settings.get(field)
+            if isinstance(given, Mapping):
+                settings[field] = {name: variable(f"{field}[{name!r}]", value) for name, value in given.items()}
+            elif given is not None:
+                settings[field] = variable(field, given)
         if isinstance(settings.get("key"), str):
             settings["key"] = [settings["key"]]
         super().__init__(**settings)
@@ -61,6 +66,7 @@ class SqliteTableResource(TableResource):
 
     path: str = Field(description="The file, on a local disk.")
     table: str
+    columns: dict[str, str] | None = Field(default=None, description=_COLUMNS)
     create: bool = False
 
     def function(self) -> SqliteTable:
@@ -74,6 +80,7 @@ class PostgresTableResource(TableResource):
     """
 
     table: str
+    columns: dict[str, str] | None = Field(default=None, description=_COLUMNS)
     dsn: str | None = Field(default=None, description="The environment variable that holds the DSN.")
     connect: dict[str, str] = Field(default_factory=dict, description="libpq's keywords, without secrets.")
     schema_name: str = "public"
@@ -102,6 +109,7 @@ class RedisTableResource(TableResource):
     """
 
     prefix: str = Field(description="What the keys of the records begin with.")
+    columns: dict[str, str] = Field(description=_COLUMNS)
     url: str | None = Field(default=None, description="The environment variable that holds the URL.")
     server: str | None = Field(default=None, description="The URL, without a password.")
     password: str | None = Field(default=None, description="The environment variable that holds the password.")
@@ -114,12 +122,38 @@ class RedisTableResource(TableResource):
         return RedisTable(
             self.prefix,
             self.key,
-            columns=self.columns or {},
+            columns=self.columns,
             url=self.server,
             url_env=self.url,
             password_env=self.password,
             connections=self.connections,
             forget_deleted_after=self.forget_deleted_after,
+        )
+
+
+class HttpTableResource(TableResource):
+    """A service as a table, as `HttpTable` is declared: `secret_headers={"Authorization": EnvVar("PLANES_TOKEN")}`."""
+
+    base_url: str
+    path: str = Field(description='With the key\'s columns in braces, such as "/planes/{tail}".')
+    headers: dict[str, str] = Field(default_factory=dict, description="Sent with each request; no secrets.")
+    secret_headers: dict[str, str] = Field(default_factory=dict, description="Environment variables, by header.")
+    puts_if_absent: bool = False
+    connections: int = Field(default=10, description="How many requests an event loop may have under way.")
+    timeout: float = Field(default=10.0, description="Seconds that one request may take.")
+
+    variables: ClassVar[tuple[str, ...]] = ("secret_headers",)
+
+    def function(self) -> HttpTable:
+        return HttpTable(
+            self.base_url,
+            self.path,
+            self.key,
+            headers=self.headers,
+            secret_headers=self.secret_headers,
+            puts_if_absent=self.puts_if_absent,
+            connections=self.connections,
+            timeout=self.timeout,
         )
 
 

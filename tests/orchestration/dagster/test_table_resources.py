@@ -9,17 +9,25 @@ from typing import Any
 import pytest
 from dagster import AssetExecutionContext, DagsterInstance, Definitions, EnvVar, MaterializeResult, asset
 
-from dagster_adjunct.code_location import PostgresTableResource, RedisTableResource, SqliteTableResource
+from dagster_adjunct.code_location import (
+    HttpTableResource,
+    PostgresTableResource,
+    RedisTableResource,
+    SqliteTableResource,
+)
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.tables import RateLimit
+from tests.servers.http_records import running_service
 from tests.servers.postgres import GUARDED_PASSWORD, GUARDED_USER, PostgresServer
 from tests.servers.redis import RedisServerProcess, running_redis
 
 COLUMNS = {"machine": "string", "temperature": "double"}
 
 
-def use(context: AssetExecutionContext, machines: PostgresTableResource | RedisTableResource) -> MaterializeResult[Any]:
+def use(
+    context: AssetExecutionContext, machines: PostgresTableResource | RedisTableResource | HttpTableResource
+) -> MaterializeResult[Any]:
     """What an asset does with a table, and tells, stores and pickles all that it can lay its hands on."""
     with machines.blocking("machines") as table:
         table.put("m1", {"machine": "m1", "temperature": 21.5})
@@ -41,6 +49,11 @@ def in_redis(context: AssetExecutionContext, machines: RedisTableResource) -> Ma
     return use(context, machines)
 
 
+@asset
+def in_a_service(context: AssetExecutionContext, machines: HttpTableResource) -> MaterializeResult[Any]:
+    return use(context, machines)
+
+
 def machines(**settings: Any) -> PostgresTableResource:
     return PostgresTableResource(
         table="machines", key="machine", columns=COLUMNS, dsn=EnvVar("MACHINES_SECRET"), **settings
@@ -49,33 +62,38 @@ def machines(**settings: Any) -> PostgresTableResource:
 
 @dataclass(frozen=True)
 class Told:
-    """What a run has come to: whether it succeeded, and all that it has stored, logged, pickled and printed."""
+    """What a run has come to: whether it succeeded, what it has logged and printed, and all that is stored of runs."""
 
     success: bool
-    texts: list[str]
-
-    @property
-    def whole(self) -> str:
-        return "\n".join(self.texts)
+    of_this_run: str
+    whole: str
 
 
-def run(node: Any, resource: Any, folder: Path, capfd: pytest.CaptureFixture[str]) -> Told:
+@pytest.fixture(scope="module")
+def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DagsterInstance]:
+    with DagsterInstance.local_temp(str(tmp_path_factory.mktemp("dagster"))) as instance:
+        yield instance
+
+
+def run(node: Any, resource: Any, instance: DagsterInstance, capfd: pytest.CaptureFixture[str]) -> Told:
+    folder = Path(instance.root_directory)
+    (folder / "pickled").unlink(missing_ok=True)
     job = Definitions(assets=[node], resources={"machines": resource}).resolve_implicit_global_asset_job_def()
-    with DagsterInstance.local_temp(str(folder)) as instance:
-        done = job.execute_in_process(instance=instance, raise_on_error=False)
-        if done.success:
-            (event,) = done.asset_materializations_for_node(node.op.name)
-            assert event.metadata["adjunct/writes"].value == 1
-            assert (folder / "pickled").exists()
-        stored = [path.read_bytes().decode(errors="replace") for path in folder.rglob("*") if path.is_file()]
-        logs = [str(entry) for entry in instance.all_logs(done.run_id)]
-        return Told(done.success, [*stored, *logs, str(instance.get_run_by_id(done.run_id)), *capfd.readouterr()])
+    done = job.execute_in_process(instance=instance, raise_on_error=False)
+    if done.success:
+        (event,) = done.asset_materializations_for_node(node.op.name)
+        assert event.metadata["adjunct/writes"].value == 1
+        assert (folder / "pickled").exists()
+    stored = [path.read_bytes().decode(errors="replace") for path in folder.rglob("*") if path.is_file()]
+    logs = [str(entry) for entry in instance.all_logs(done.run_id)]
+    of_this_run = "\n".join([*logs, str(instance.get_run_by_id(done.run_id)), *capfd.readouterr()])
+    return Told(done.success, of_this_run, "\n".join([*stored, of_this_run]))
 
 
 @pytest.mark.parametrize("right", [True, False], ids=["let in", "turned away"])
 def test_no_secret_of_postgres_is_in_anything_that_a_run_stores_logs_or_pickles(
     postgres_server: PostgresServer,
-    tmp_path: Path,
+    instance: DagsterInstance,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     right: bool,
@@ -85,17 +103,16 @@ def test_no_secret_of_postgres_is_in_anything_that_a_run_stores_logs_or_pickles(
     postgres_server.execute("DROP TABLE IF EXISTS machines")
     postgres_server.execute("CREATE TABLE machines (machine text PRIMARY KEY, temperature double precision)")
     postgres_server.execute(f"GRANT ALL ON machines TO {GUARDED_USER}")
-    told = run(in_postgres, machines(), tmp_path, capfd)
+    told = run(in_postgres, machines(), instance, capfd)
     assert told.success is right
-    assert ("MACHINES_SECRET" if right else "refused the login") in told.whole
+    assert ("MACHINES_SECRET" if right else "refused the login") in told.of_this_run
     assert secret not in told.whole
 
 
-@pytest.mark.parametrize("right", [True, False], ids=["let in", "turned away"])
-@pytest.mark.parametrize("apart", [True, False], ids=["password", "url"])
+@pytest.mark.parametrize(("right", "apart"), [(True, True), (True, False), (False, False)])
 def test_no_secret_of_redis_is_in_anything_that_a_run_stores_logs_or_pickles(
     guarded_redis: RedisServerProcess,
-    tmp_path: Path,
+    instance: DagsterInstance,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     right: bool,
@@ -108,10 +125,32 @@ def test_no_secret_of_redis_is_in_anything_that_a_run_stores_logs_or_pickles(
     if not apart:
         where = {"url": EnvVar("MACHINES_SECRET")}
     resource = RedisTableResource(prefix="machines", key="machine", columns=COLUMNS, **where)
-    told = run(in_redis, resource, tmp_path, capfd)
+    told = run(in_redis, resource, instance, capfd)
     assert told.success is right
-    assert ("MACHINES_SECRET" if right else "refused the login") in told.whole
+    assert ("MACHINES_SECRET" if right else "refused the login") in told.of_this_run
     assert secret not in told.whole
+
+
+@pytest.mark.parametrize("right", [True, False], ids=["let in", "turned away"])
+def test_no_secret_of_a_service_is_in_anything_that_a_run_stores_logs_or_pickles(
+    instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], right: bool
+) -> None:
+    monkeypatch.setenv("MACHINES_SECRET", "Bearer a-real-secret")
+    with running_service() as service:
+        if not right:  # a service that says what it was sent
+            service.bend = lambda method, path: (401, {}, service.seen[-1][2]["authorization"].encode())
+        resource = HttpTableResource(
+            base_url=service.url,
+            path="/machines/{machine}",
+            key="machine",
+            secret_headers={"Authorization": EnvVar("MACHINES_SECRET")},
+        )
+        told = run(in_a_service, resource, instance, capfd)
+        assert all(headers["authorization"] == "Bearer a-real-secret" for _, _, headers in service.seen)
+        assert service.seen
+    assert told.success is right
+    assert ("MACHINES_SECRET" if right else "refused with 401") in told.of_this_run
+    assert "a-real-secret" not in told.whole
 
 
 @pytest.fixture(scope="module")
