@@ -17,6 +17,7 @@ from benchmarks import (
     redis_tables,
     seal,
     serving,
+    spark_tables,
     sql_tables,
     starting,
 )
@@ -34,6 +35,7 @@ CHOICES: dict[str, Callable[[argparse.Namespace], None]] = {
     "lake-read": lambda chosen: lake_read.run(chosen.rounds),
     "sql-tables": lambda chosen: sql_tables.run(chosen.rounds),
     "redis-tables": lambda chosen: redis_tables.run(chosen.rounds),
+    "spark-tables": lambda chosen: spark_tables.run(chosen.rounds),
     "peers": lambda chosen: peers.run(chosen.rounds),
 }
 parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
