@@ -9,6 +9,7 @@ from typing import Any
 
 from dagster_adjunct.resources.tables.batch import Batch, BatchProvider
 from dagster_adjunct.resources.tables.batch_handler import BatchHandler, Request
+from dagster_adjunct.resources.tables.held_back import HeldBack
 from dagster_adjunct.resources.tables.layer import Layer
 from dagster_adjunct.resources.tables.operation import Operation
 from dagster_adjunct.resources.tables.order_of_a_key import KeyOrder, Turn
@@ -67,6 +68,7 @@ class BatchProcessor:
         self._provider = provider
         self._handler = handler
         self._order = KeyOrder()
+        self._held_back = HeldBack()
         self._slots = asyncio.Semaphore(in_flight)
         self._gathering: _Gathering | None = None
 
@@ -174,7 +176,7 @@ class BatchProcessor:
         await turn.come()
         async with self._slots:
             try:
-                outcomes = await self._below.send(request.operation)
+                outcomes = await self._held_back.sent(turn, request.operation, self._below)
             except Exception as error:  # noqa: BLE001 - it is the callers'
                 if len(members) == 1 or len(request.spans) == 1:
                     for call in members:
@@ -228,7 +230,7 @@ class BatchProcessor:
             try:
                 await turn.come()
                 async with self._slots:
-                    return await self._below.send(operation)
+                    return await self._held_back.sent(turn, operation, self._below)
             finally:
                 turn.leave()
         call = _Call(operation)

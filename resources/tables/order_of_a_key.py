@@ -99,7 +99,7 @@ class KeyOrder:
 class Turn:
     """The place of one request; `leave` it in any case, once or more often."""
 
-    __slots__ = ("_entries", "_order", "ahead", "behind", "left", "waiting")
+    __slots__ = ("__weakref__", "_entries", "_order", "ahead", "behind", "left", "waiting")
 
     def __init__(self, order: KeyOrder, entries: _HasKeys) -> None:
         self._order = order

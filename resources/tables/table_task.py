@@ -114,8 +114,11 @@ async def pump(
             if batch is _END:
                 break
             if len(going) >= at_once:
-                finished, going = await asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED)
-                useful = all(task.result() for task in finished)
+                await asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED)
+            finished = {task for task in going if task.done()}
+            going -= finished
+            # What follows a batch that failed must not be begun: see HeldBack.
+            useful = all(task.result() for task in finished)
             if useful:
                 going.add(asyncio.create_task(write(parts(batch))))
                 await asyncio.sleep(0)  # it takes its turn before the next one

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import pickle
+from random import Random
 
 import pytest
 
@@ -26,11 +27,23 @@ from dagster_adjunct.resources.tables import (
 from dagster_adjunct.resources.tables.batch import BatchProvider
 from dagster_adjunct.resources.tables.changes import Changes
 from dagster_adjunct.resources.tables.error_chain import first_cause
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
+from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 from dagster_adjunct.resources.tables.table_functions import record_not_found
+from tests.resources.tables.plain_oracle import (
+    batches,
+    counting,
+    keeping_newest,
+    messages,
+    newest,
+    record_of,
+    totals,
+)
 from tests.resources.tables.troubled_function import TroubledFunction
 from tests.resources.tables.user_function import Broken, Busy, UserFunction, WithoutPutIfAbsent, WithoutUpdate
 
 ONLY, DEFAULTS = UpdateContract.UPDATE_ONLY, UpdateContract.UPDATE_WITH_DEFAULTS
+LEFT = (State.FAILED, State.UNKNOWN, State.REFUSED, State.MISSING)
 LAYERS = ("cache", "batch", "retry", "rate")
 COMBINATIONS = [
     frozenset(name for name, is_on in zip(LAYERS, on, strict=True) if is_on)
@@ -522,6 +535,121 @@ def test_what_does_not_pass_is_asked_once(made):
     assert (table.metrics.retries, table.metrics.failures) == (0, 1)
 
 
+class FailsFirst(TroubledFunction):
+    """The first so many operations have no effect."""
+
+    fails = 1
+
+    async def send(self, operation):
+        self.seen.append(operation)
+        await asyncio.sleep(0.002)
+        if len(self.seen) <= self.fails:
+            return Outcomes.all(len(operation), Problem(State.FAILED, Busy("down", "Wait.")))
+        return await self.inner.send(operation)
+
+
+def test_what_waits_behind_a_message_that_was_given_up_is_not_applied_so_sending_all_again_loses_nothing(made, layers):
+    """Applied, the later one would make the earlier one look old, and it would be skipped when it comes again."""
+    store = MemoryTable("behind")
+    store.clear()
+    function = FailsFirst(store)
+    function.fails = 4 if "retry" in layers else 1
+    table = made(function, idempotent=True, batches=BatchProvider(size=2))
+    sent = messages(3, sources=1, each=12, keys=2)["lake.clicks.0"]
+
+    async def twice():
+        answers = []
+        for _ in range(2):
+            calls = [table.send(counting(batch)) for batch in batches(sent, 2)]
+            calls.insert(1, table.send(Operation(OperationKind.GET, RowEntries(["k0", "k1"]))))
+            answers += await asyncio.gather(*calls)
+        return answers, await table.get_all(["k0", "k1"])
+
+    answers, records = run(twice())
+    assert any(outcomes.problems for outcomes in answers)
+    assert {key: record["total"] for key, record in records.items()} == totals(sent)
+
+
+def test_counters_with_marks_are_exact_whatever_fails(made, layers):
+    store = MemoryTable("marked")
+    store.clear()
+    troubled = TroubledFunction(store, 9, chance=0.6 if "retry" in layers else 0.2)
+    sent = messages(31, each=40)
+    retry = RetryPolicy(attempts=60, first_wait=0, max_wait=0) if "retry" in layers else RetryPolicy(attempts=1)
+    table = made(troubled, idempotent=True, retry=retry)
+
+    async def source(own):
+        """A reader whose checkpoint is where nothing failed any more: whatever came after it is sent again."""
+        waiting = batches(own, 5)
+        while waiting:
+            answers = await asyncio.gather(*(table.send(counting(batch)) for batch in waiting[:3]))
+            well = next((n for n, outcomes in enumerate(answers) if outcomes.places(*LEFT)), len(answers))
+            waiting = waiting[well:]
+
+    async def all_sources():
+        await asyncio.gather(*map(source, sent.values()))
+        troubled.chance = 0
+        return await table.get_all(expected)
+
+    expected = totals(message for own in sent.values() for message in own)
+    assert {key: record["total"] for key, record in run(all_sources()).items()} == expected
+    assert troubled.spoilt > 20
+
+
+def test_the_newest_stays_whatever_fails_and_in_whatever_order_it_comes(made):
+    store = MemoryTable("latest")
+    store.clear()
+    troubled = TroubledFunction(store, 4, chance=0.6)
+    sent = [message for own in messages(32, each=40).values() for message in own]
+    table = made(troubled, newest_by="seen", retry=RetryPolicy(attempts=60, first_wait=0, max_wait=0))
+
+    async def writer(seed):
+        shuffled = Random(seed).sample(sent, len(sent))
+        await asyncio.gather(*(table.send(keeping_newest(batch, epoch=seed)) for batch in batches(shuffled, 5)))
+
+    async def two_writers():
+        await asyncio.gather(writer(0), writer(1))
+        troubled.chance = 0
+        return await table.get_all(expected)
+
+    expected = {key: record_of(message) for key, message in newest(sent).items()}
+    assert run(two_writers()) == expected
+
+
+def test_a_request_that_hangs_is_given_up_and_sent_again():
+    function = UserFunction()
+    function.will("put", "a", 30)
+    function.will("get", "a", 30)
+    table = table_of(function, {"retry"}, retry=RetryPolicy(attempts=3, first_wait=0, timeout=0.05))
+
+    async def past_it():
+        async with table:
+            await asyncio.gather(table.put("a", {"n": 1}), table.put("a", {"n": 2}), table.put("b", {"n": 1}))
+            return await table.get("a")
+
+    assert run(past_it()) == {"n": 2}
+    assert function.records == {"a": {"n": 2}, "b": {"n": 1}}
+    assert table.metrics.timeouts == 2
+
+
+def test_a_request_that_hangs_every_time_is_an_error_that_keeps_no_other_waiting():
+    function = UserFunction()
+    function.will("put", "a", *[30] * 3)
+    table = table_of(function, {"retry"}, retry=RetryPolicy(attempts=3, first_wait=0, timeout=0.05))
+
+    async def past_it():
+        async with table:
+            hanging = asyncio.create_task(table.put("a", {"n": 1}))
+            await asyncio.wait_for(table.put("b", {"n": 1}), 0.04)
+            with pytest.raises(AdjunctError, match=r"state.*'a'") as caught:
+                await hanging
+            await table.put("a", {"n": 2})
+            return caught.value
+
+    assert first_cause(run(past_it()), TimeoutError) is not None
+    assert function.records == {"a": {"n": 2}, "b": {"n": 1}}
+
+
 # --- closing ----------------------------------------------------------------------------------------------------------
 
 
@@ -632,7 +760,7 @@ def test_a_batch_size_is_a_whole_number_from_1_on(number):
         RemoteTable("state", key="id", read_function=UserFunction(), batch_size=number)
 
 
-@pytest.mark.parametrize("number", [0, -1, float("nan")])
+@pytest.mark.parametrize("number", [True, 0, -1, "3", float("inf"), float("nan")])
 def test_a_rate_is_a_finite_number_above_0(number):
     with pytest.raises(ConfigurationError):
         RateLimit(writes_per_second=number)
