@@ -115,9 +115,8 @@ class Ours:
         self.table = RedisTable("ours", "tail", columns=COLUMNS, url=url, connections=IN_FLIGHT)
 
     async def put(self, given: Sequence[Row]) -> None:
-        await self._send(
-            OperationKind.PUT, RowEntries([key for key, _, _ in given], [record for _, record, _ in given])
-        )
+        entries = RowEntries([key for key, _, _ in given], [record for _, record, _ in given])
+        await self._send(OperationKind.PUT, entries, Conditions())
 
     async def update(self, given: Sequence[Row]) -> None:
         entries = RowEntries(

@@ -9,20 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dagster_adjunct.resources.backends.column_values import Kind, declared_column
-from dagster_adjunct.resources.backends.redis_script import SCRIPT
 from dagster_adjunct.resources.backends.redis_values import NULL, redis_column
-from dagster_adjunct.resources.backends.rows import Record, Row, RowCodec
+from dagster_adjunct.resources.backends.rows import CheckedChanges, Record, Row, RowCodec
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.tables.changes import Changes
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 
 OWN = "adjunct_"  # how fields begin that are no columns
-_KINDS = {
-    OperationKind.PUT: b"put",
-    OperationKind.PUT_IF_ABSENT: b"put-if-absent",
-    OperationKind.DELETE: b"delete",
-    OperationKind.UPDATE: b"update",
-}
 Packed = tuple[int, bytes]  # how many arguments, and they
 
 
@@ -99,31 +92,34 @@ class RedisRequests:
 
     # -- writes
 
-    def header(self, operation: Operation[Any]) -> tuple[bytes, bytes]:
-        """What stands before and after the number of a key's entries in every call of this operation."""
-        newest_by, idempotent = operation.conditions.newest_by, operation.conditions.idempotent
-        compares = "-"
-        if newest_by is not None:
-            compares = self._columns[self.rows.column(newest_by).name].compares
-            if compares == "-":
-                raise SchemaMismatchError(
-                    f"{self.label}: column {newest_by!r} is {self.rows.columns[newest_by].type}, and newest_by needs a "
-                    "column of times, numbers or text.",
-                    "Name another column as newest_by.",
-                    column=newest_by,
-                )
-        settings = (compares.encode(), b"m" if idempotent else b"-", (newest_by or "").encode(), b"%d" % self._horizon)
-        return bulk(_KINDS[operation.kind]), b"".join(map(bulk, settings))
+    def compares(self, newest_by: str | None) -> str:
+        """How the script compares times of this column; "-" for none."""
+        if newest_by is None:
+            return "-"
+        compares = self._columns[self.rows.column(newest_by).name].compares
+        if compares == "-":
+            raise SchemaMismatchError(
+                f"{self.label}: column {newest_by!r} is {self.rows.columns[newest_by].type}, and newest_by needs a "
+                "column of times, numbers or text.",
+                "Name another column as newest_by.",
+                column=newest_by,
+            )
+        return compares
 
-    def entry(self, operation: Operation[Any], place: int, key: Row) -> Packed:
-        """The arguments of one entry."""
+    def settings(self, newest_by: str | None) -> bytes:
+        """What the calls of an operation have in common."""
+        return b"".join(map(bulk, ((newest_by or "").encode(), b"%d" % self._horizon, self.rows.key[0].encode())))
+
+    def entry(self, operation: Operation[Any], place: int, key: Row, used: set[str]) -> Packed:
+        """The arguments of one entry; what its script has to be able to do is added to `used`."""
         entries, kind = operation.entries, operation.kind
         count, own = 0, b""
         if kind is not OperationKind.DELETE:
             assert entries.values is not None
             value = entries.values[place]
             if kind is OperationKind.UPDATE:
-                count, own = self._update(key, value, None if entries.defaults is None else entries.defaults[place])
+                default = None if entries.defaults is None else entries.defaults[place]
+                count, own = self._update(key, value, default, used)
             else:
                 count, own = self._fields(self.rows.whole(key, value))
         own = b"$%d\r\n%d\r\n%b" % (len(str(count)), count, own)
@@ -148,6 +144,11 @@ class RedisRequests:
                 )
             texts += [self._text(conditions.newest_by, time), mark.tie.encode()]
         if conditions.idempotent:
+            if "\n" in mark.source or "\t" in mark.source:
+                raise SchemaMismatchError(
+                    f"{self.label}: a mark names the source {mark.source!r}; line ends and tabs part them.",
+                    "Name sources as stream partitions are named.",
+                )
             texts += [mark.source.encode(), mark.position.encode()]
         return texts
 
@@ -168,31 +169,42 @@ class RedisRequests:
                 self._text(name, value)
         return 2 * len(parts), packed
 
-    def _update(self, key: Row, update: Record | Changes, default: Record | None) -> Packed:
+    def _update(self, key: Row, update: Record | Changes, default: Record | None, used: set[str]) -> Packed:
+        begins, begin = 0, b""
+        if default is not None:
+            used.add("default")
+            begins, begin = self._fields(self.rows.whole(key, default))
         changes = self.rows.changes(key, update)
-        sets = changes.set
-        removed = update.remove if isinstance(update, Changes) else ()
-        if removed:  # of a hash that others wrote, the key's columns may be all that is left
-            sets = dict(zip(self.rows.key, key, strict=True))
-            sets |= {name: value for name, value in changes.set.items() if name not in removed}
-        begins, begin = (0, b"") if default is None else self._fields(self.rows.whole(key, default))
+        sets, more = changes.set, []
+        if isinstance(update, Changes):
+            if update.remove:  # of a hash that others wrote, the key's columns may be all that is left
+                kept = {name: value for name, value in changes.set.items() if name not in update.remove}
+                sets = dict(zip(self.rows.key, key, strict=True)) | kept
+            more = self._more(changes, update.remove, used)
         fields, packed = self._fields(sets)
+        head = b"%b%b$%d\r\n%d\r\n" % (bulk(b"%d" % begins), begin, len(str(fields)), fields)
+        return 2 + begins + fields + len(more), head + packed + b"".join(map(bulk, more))
+
+    def _more(self, changes: CheckedChanges, remove: Sequence[str], used: set[str]) -> list[bytes]:
+        """The arguments of what is no setting."""
         more: list[bytes] = []
         for name, value in changes.add.items():
-            column = self._columns[name]
-            text = self._text(name, value)
+            column, text = self._columns[name], self._text(name, value)
             if column.kind is Kind.JSON:
                 members = [part for item in value.items() for part in map(column.encode, item)]
+                used.add("merge")
                 more += [b"merge", name.encode(), b"%d" % self.largest, b"%d" % len(members), *members]
             else:
+                used.add("add")
                 how = b"f" if column.compares == "f" else b"n"
                 more += [b"add", name.encode(), how, text, column.least, column.most]
         for name, items in changes.append.items():
+            used.add("append")
             more += [b"append", name.encode(), b"%d" % self.largest, self._text(name, items)[1:-1]]
-        for name in removed:
+        for name in remove:
+            used.add("remove")
             more += [b"remove", name.encode()]
-        head = bulk(b"%d" % begins) + begin + bulk(b"%d" % fields)
-        return 2 + begins + fields + len(more), head + packed + b"".join(map(bulk, more))
+        return more
 
     def _text(self, name: str, value: Any) -> bytes:
         """The checked value as it is stored; SchemaMismatchError where Redis can't or shall not hold it."""
@@ -214,26 +226,19 @@ class RedisRequests:
         return text
 
 
-def script_call(sha: bytes, header: tuple[bytes, bytes], name: bytes, entries: Sequence[Packed]) -> bytes:
-    """The call of the script for one key."""
+def script_call(digest: bytes, settings: bytes, name: bytes, entries: Sequence[Packed]) -> bytes:
+    """The call of a script for one key."""
     if len(entries) == 1:
         count, packed = entries[0]
     else:
         count, packed = sum(n for n, _ in entries), b"".join([p for _, p in entries])
-    kind, settings = header
-    return b"*%d\r\n$7\r\nEVALSHA\r\n%b$1\r\n1\r\n$%d\r\n%b\r\n%b$%d\r\n%d\r\n%b%b" % (
-        10 + count,
-        sha,
+    return b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n1\r\n$%d\r\n%b\r\n$%d\r\n%d\r\n%b%b" % (
+        8 + count,
+        digest,
         len(name),
         name,
-        kind,
         len(str(len(entries))),
         len(entries),
         settings,
         packed,
     )
-
-
-def script_load() -> bytes:
-    """The command that makes the script known."""
-    return command(b"SCRIPT", b"LOAD", SCRIPT.encode())

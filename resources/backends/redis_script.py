@@ -1,48 +1,116 @@
-"""The one script that changes records: a key's entries in order, each whole or not at all, with one answer each.
+r"""The scripts that change records: a key's entries in order, each whole or not at all, with one answer each.
 
 Beside the columns a hash may have fields that conditions need: `adjunct_time` and `adjunct_tie` of the newest entry
 applied (`adjunct_newest_by` names the column of that time), `adjunct_marks` (the greatest position applied of each
-source, as JSON) and `adjunct_deleted`, with which the hash is no record but what a delete left (a tombstone). All
-changes keep them, those without conditions, too.
+source, as lines "\nsource\tposition") and `adjunct_deleted`, with which the hash is no record but what a delete left (a
+tombstone). All changes keep them, those without conditions, too.
 
-Arguments: the kind, how many entries there are, and what is compared of times ("n" digits, "f" doubles, "b" bytes, "-"
-nothing), marks ("m" or "-"), the column of the time, seconds that tombstones stay (0: for good).
-Then for each entry, in this order and where it applies: time, tie; source, position; how many arguments follow that are
-its own. Of puts these are fields and values. Of updates: how many there are of the default, and it (fields and values);
-how many there are to set, and they; then "add", field, how ("n" or "f"), number, least, most; "append", field, most
-bytes, items of a JSON list; "merge", field, most bytes, how many arguments follow, names and values of a JSON object;
-"remove", field.
+Arguments: how many entries there are, the column of the time, seconds that tombstones stay (0: for good), a column of
+the key. Then for each entry, in this order and where it applies: time, tie; source, position; how many arguments follow
+that are its own. Of puts these are fields and values. Of updates: how many there are of the default, and it (fields and
+values); how many there are to set, and they; then "add", field, how ("n" or "f"), number, least, most; "append", field,
+most bytes, items of a JSON list; "merge", field, most bytes, how many arguments follow, names and values of a JSON
+object; "remove", field.
 
 Lua's numbers are doubles and its `<` on texts follows the server's locale. So numbers are compared and added by their
 digits, except that floats are added as doubles, and texts are compared by their bytes. JSON is not decoded, because it
 would come back otherwise (large integers, empty lists): its lists and objects are put together as texts.
+
+Making the functions that an entry does not need takes a server longer than what it does need; so a script has the parts
+that its requests need, and there are several of them.
 """
 
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+
+from dagster_adjunct.resources.backends.redis_json import JSON
+from dagster_adjunct.resources.tables.operation import OperationKind
+
 DONE, SKIPPED, MISSING, BEGUN = 1, 2, 3, 4
+_WHOLE = (OperationKind.PUT, OperationKind.PUT_IF_ABSENT)
 
-SCRIPT = r"""
+
+@cache
+def script(kind: OperationKind, compares: str, marked: bool, changes: frozenset[str]) -> tuple[bytes, bytes]:
+    """The digest and the text of the script for such entries.
+
+    `compares`: how times are compared ("n" digits, "f" doubles, "b" bytes, "-": there are none); `marked`: entries
+    have positions; `changes`: which of "default", "add", "append", "merge" and "remove" the updates have.
+    """
+    timed, update, delete = compares != "-", kind is OperationKind.UPDATE, kind is OperationKind.DELETE
+    changing = bool(changes - {"default"})
+    refuses = changing or compares in ("n", "f")
+    looks = kind is not OperationKind.PUT or timed or marked
+    parts = [
+        (_PRELUDE, True),
+        (_REFUSE, refuses),
+        (_BYTES, timed or marked),
+        (_DIGITS, compares == "n" or "add" in changes),
+        (_DOUBLES, compares == "f"),
+        (f"local below = {_BELOW.get(compares)}\n", timed),
+        (_SUM, "add" in changes),
+        (JSON, "merge" in changes),
+        (_WITHIN, bool({"append", "merge"} & changes)),
+        (_SET, True),
+        (_CLEAN, kind in _WHOLE or "default" in changes),
+        (_THERE, update or kind is OperationKind.PUT_IF_ABSENT),
+        (_CHANGE, changing),
+        ("local function apply(time, tie, source, position, from, to)\n", True),
+        (_LOOK, looks),
+        (_LOOK_AT_MARKS, marked),
+        (_LOOK_AT_TIME, timed),
+        (_PUT_IF_ABSENT, kind is OperationKind.PUT_IF_ABSENT),
+        ("  local fields = {}\n", True),
+        (_COLLECT_RECORD, kind in _WHOLE),
+        (_COLLECT_DELETE, delete),
+        (_COLLECT_UPDATE, update),
+        (_COLLECT_CHANGES, changing),
+        (_KEEP_TIME, timed),
+        (_KEEP_MARKS, marked),
+        (_PUT, kind in _WHOLE),
+        (_DELETE, delete),
+        (_UPDATE, update),
+        ("end\n\nlocal at, answers = 5, {}\nfor n = 1, tonumber(args[1]) do\n", True),
+        ("  local time, tie, source, position\n", True),
+        ("  time, tie, at = args[at], args[at + 1], at + 2\n", timed),
+        ("  source, position, at = args[at], args[at + 1], at + 2\n", marked),
+        ("  local to = at + tonumber(args[at])\n", True),
+        (_TRY if refuses else "  answers[n] = apply(time, tie, source, position, at + 1, to)\n", True),
+        ("  at = to + 1\nend\nreturn #answers == 1 and answers[1] or answers\n", True),
+    ]
+    text = "".join(part for part, needed in parts if needed).encode()
+    return hashlib.sha1(text, usedforsecurity=False).hexdigest().encode(), text
+
+
+_PRELUDE = r"""
 local key, args, call = KEYS[1], ARGV, redis.call
-local kind, count, compares, marked = args[1], tonumber(args[2]), args[3], args[4]
-local time_column, horizon = args[5], args[6]
-local sub, rep, match, find = string.sub, string.rep, string.match, string.find
-local format, byte, max = string.format, string.byte, math.max
+local time_column, horizon, key_column = args[2], args[3], args[4]
+local sub, match, find, byte, rep, max = string.sub, string.match, string.find, string.byte, string.rep, math.max
 local NULL, REFUSED = "\0", "adjunct refuses: "
+"""
 
+_REFUSE = r"""
 -- End the entry before it has changed anything, and say why.
 local function refuse(why) error(REFUSED .. why, 0) end
+"""
 
+# Where they differ is found by halves: a text is made of many bytes at once, a byte alone takes as long.
+_BYTES = r"""
 local function bytes_below(a, b)
   if a == b then return false end
-  local i, n = 1, math.min(#a, #b)
-  while i <= n and sub(a, i, i + 15) == sub(b, i, i + 15) do i = i + 16 end
-  while i <= n do
-    local x, y = byte(a, i), byte(b, i)
-    if x ~= y then return x < y end
-    i = i + 1
+  local same, step = 0, 64
+  while step >= 1 do
+    local part = sub(a, same + 1, same + step)
+    if #part == step and part == sub(b, same + 1, same + step) then same = same + step else step = step / 2 end
   end
-  return #a < #b
+  local x, y = byte(a, same + 1), byte(b, same + 1)
+  return y ~= nil and (x == nil or x < y)
 end
+"""
 
+_DIGITS = r"""
 local function parsed(text)
   local sign, whole, part = match(text, "^(-?)0*(%d+)%.?(%d*)$")
   if not sign then refuse("a text that is no number is where one is expected: " .. sub(text, 1, 40)) end
@@ -50,23 +118,34 @@ local function parsed(text)
 end
 
 local function digits_below(a, b)
+  if #a < 16 and #b < 16 and not find(a .. b, "[^%d-]") then return tonumber(a) < tonumber(b) end
   local sa, ia, fa = parsed(a)
   local sb, ib, fb = parsed(b)
   if sa ~= sb then return sa == "-" and match(a .. b, "[1-9]") ~= nil end
   if sa == "-" then ia, fa, ib, fb = ib, fb, ia, fa end
   if #ia ~= #ib then return #ia < #ib end
-  if ia ~= ib then return bytes_below(ia, ib) end
   local n = max(#fa, #fb)
-  return bytes_below(fa .. rep("0", n - #fa), fb .. rep("0", n - #fb))
+  ia, ib = ia .. fa .. rep("0", n - #fa), ib .. fb .. rep("0", n - #fb)
+  for i = 1, #ia, 14 do  -- 14 digits at a time are exact
+    local x, y = tonumber(sub(ia, i, i + 13)), tonumber(sub(ib, i, i + 13))
+    if x ~= y then return x < y end
+  end
+  return false
 end
+"""
 
+_DOUBLES = r"""
 local function doubles_below(a, b)
   local x, y = tonumber(a), tonumber(b)
   if not x or not y then refuse("a text that is no number is where a time is expected") end
   return x < y
 end
+"""
 
-local below = ({ n = digits_below, f = doubles_below, b = bytes_below })[compares]
+_BELOW = {"n": "digits_below", "f": "doubles_below", "b": "bytes_below"}
+
+_SUM = r"""
+local format = string.format
 
 local function sum(a, b)
   if #a < 16 and #b < 16 and match(a, "^-?%d+$") and match(b, "^-?%d+$") then
@@ -81,7 +160,7 @@ local function sum(a, b)
   local sign, way = sa, 1
   if sa ~= sb then
     way = -1
-    if bytes_below(x, y) then x, y, sign = y, x, sb end
+    if digits_below(x, y) then x, y, sign = y, x, sb end
   end
   local chunks, carry = {}, 0
   for i = width - 13, 1, -14 do
@@ -97,68 +176,40 @@ local function sum(a, b)
   return text
 end
 
+local function added(field, text, how, number, least, most)
+  if how == "f" then
+    local x = tonumber(text or "0")
+    if not x then refuse("column " .. field .. " holds a text that is no number") end
+    return format("%.17g", x + tonumber(number))
+  end
+  text = sum(text or "0", number)
+  if most ~= "" and (digits_below(text, least) or digits_below(most, text)) then
+    refuse("column " .. field .. " would become " .. text .. ", which is beyond its type")
+  end
+  return text
+end
+"""
+
+_WITHIN = r"""
 local function within(field, text, most)
   if #text > tonumber(most) then
     refuse("column " .. field .. " would have " .. #text .. " bytes, and " .. most .. " are allowed")
   end
+  return text
 end
+"""
 
--- The place behind the JSON value that begins at `at`.
-local function behind(text, at)
-  local depth = 0
-  repeat
-    local c = sub(text, at, at)
-    if c == '"' then
-      repeat
-        at = find(text, '["\\]', at + 1)
-        if not at then return nil end
-        local quote = sub(text, at, at) == '"'
-        if not quote then at = at + 1 end
-      until quote
-      at = at + 1
-    elseif c == "{" or c == "[" then
-      depth, at = depth + 1, at + 1
-    elseif c == "}" or c == "]" then
-      depth, at = depth - 1, at + 1
-    elseif depth > 0 then
-      at = find(text, '["{}%[%]]', at + 1)
-    else
-      at = find(text, "[,}%]%s]", at)
-    end
-  until not at or depth == 0
-  return at
+_SET = r"""
+local function set(fields)
+  for i = 1, #fields, 4000 do call("HSET", key, unpack(fields, i, math.min(i + 3999, #fields))) end
 end
+"""
 
--- A JSON object with members (names and values at these places) in place of those of the same names.
-local function merged(field, text, from, to)
-  local new, parts = {}, {}
-  for i = from, to, 2 do new[args[i]] = true end
-  local at = match(text, "^%s*{()")
-  if not at then refuse("column " .. field .. " holds no JSON object") end
-  at = match(text, "^%s*()", at)
-  while sub(text, at, at) == '"' do
-    local ended = behind(text, at)
-    local name = ended and sub(text, at, ended - 1)
-    local value = ended and match(text, "^%s*:%s*()", ended)
-    ended = value and behind(text, value)
-    if not ended then refuse("column " .. field .. " holds a text that is no JSON") end
-    if not new[name] then parts[#parts + 1] = name .. ":" .. sub(text, value, ended - 1) end
-    at = match(text, "^%s*,?%s*()", ended)
-  end
-  for i = from, to, 2 do parts[#parts + 1] = args[i] .. ":" .. args[i + 1] end
-  return "{" .. table.concat(parts, ",") .. "}"
-end
-
-local function set(from, to)
-  for i = from, to, 4000 do call("HSET", key, unpack(args, i, math.min(i + 3999, to))) end
-end
-
--- Make the fields at these places the record, whatever there is; what conditions keep stays.
-local function replace(from, to)
-  set(from, to)
-  if call("HLEN", key) == (to - from + 1) / 2 then return end
+_CLEAN = r"""
+-- Take out what is no field of the record, and the sign that it is none; what conditions keep stays.
+local function clean(fields)
   local new, gone, tombstone = {}, {}, false
-  for i = from, to, 2 do new[args[i]] = true end
+  for i = 1, #fields, 2 do new[fields[i]] = true end
   for _, name in ipairs(call("HKEYS", key)) do
     if name == "adjunct_deleted" then tombstone = true end
     if not new[name] and (name == "adjunct_deleted" or sub(name, 1, 8) ~= "adjunct_") then gone[#gone + 1] = name end
@@ -166,127 +217,141 @@ local function replace(from, to)
   if gone[1] then call("HDEL", key, unpack(gone)) end
   if tombstone then call("PERSIST", key) end
 end
+"""
 
-local function there()
-  return call("HEXISTS", key, "adjunct_deleted") == 0 and call("EXISTS", key) == 1
+_THERE = r"""
+local function there(known)
+  return not known[1] and (known[2] or call("EXISTS", key) == 1)
 end
+"""
 
-local function update(at, to)
-  local default = tonumber(args[at])
-  local default_from, default_to = at + 1, at + default
-  local set_from = default_to + 2
-  local set_to = set_from + tonumber(args[default_to + 1]) - 1
-  local begin = not there()
-  if begin and default == 0 then return 3 end
-  local function current(field)
-    local text = false
-    if begin then
-      for i = default_from, default_to, 2 do if args[i] == field then text = args[i + 1] end end
-    else
-      text = call("HGET", key, field)
-    end
-    return text and text ~= NULL and text
-  end
-  local changed, removed = {}, {}
-  at = set_to + 1
+_CHANGE = r"""
+-- Collect the fields that the changes at these places make anew, and those that they remove.
+local function change(at, to, current, fields)
+  local removed = {}
   while at <= to do
-    local what, field = args[at], args[at + 1]
+    local what, field, text = args[at], args[at + 1], nil
     if what == "add" then
-      local text, how, number, least, most = current(field), args[at + 2], args[at + 3], args[at + 4], args[at + 5]
-      if how == "f" then
-        local x = tonumber(text or "0")
-        if not x then refuse("column " .. field .. " holds a text that is no number") end
-        text = format("%.17g", x + tonumber(number))
-      else
-        text = sum(text or "0", number)
-        if most ~= "" and (digits_below(text, least) or digits_below(most, text)) then
-          refuse("column " .. field .. " would become " .. text .. ", which is beyond its type")
-        end
-      end
-      changed[#changed + 1], changed[#changed + 2] = field, text
+      text = added(field, current(field), args[at + 2], args[at + 3], args[at + 4], args[at + 5])
       at = at + 6
     elseif what == "append" then
-      local text, items = current(field) or "[]", args[at + 3]
-      if sub(text, 1, 1) ~= "[" then refuse("column " .. field .. " holds no list") end
-      text = text == "[]" and "[" .. items .. "]" or sub(text, 1, -2) .. "," .. items .. "]"
-      within(field, text, args[at + 2])
-      changed[#changed + 1], changed[#changed + 2] = field, text
+      local old, items = current(field) or "[]", args[at + 3]
+      if sub(old, 1, 1) ~= "[" then refuse("column " .. field .. " holds no list") end
+      text = within(field, old == "[]" and "[" .. items .. "]" or sub(old, 1, -2) .. "," .. items .. "]", args[at + 2])
       at = at + 4
     elseif what == "merge" then
       local last = at + 3 + tonumber(args[at + 3])
-      local text = merged(field, current(field) or "{}", at + 4, last)
-      within(field, text, args[at + 2])
-      changed[#changed + 1], changed[#changed + 2] = field, text
+      text = within(field, merged(field, current(field) or "{}", at + 4, last), args[at + 2])
       at = last + 1
     else
       removed[#removed + 1] = field
       at = at + 2
     end
+    if text then fields[#fields + 1], fields[#fields + 2] = field, text end
   end
-  if begin then replace(default_from, default_to) end
-  if set_to >= set_from then set(set_from, set_to) end
-  if changed[1] then call("HSET", key, unpack(changed)) end
-  if removed[1] then call("HDEL", key, unpack(removed)) end
-  return begin and 4 or 1
+  return removed
 end
+"""
 
-local function bury(kept)
-  call("DEL", key)
-  call("HSET", key, "adjunct_deleted", "1", unpack(kept))
-  if horizon ~= "0" then call("EXPIRE", key, horizon) end
-end
+_LOOK = r"""
+  local known = call("HMGET", key, "adjunct_deleted", key_column, "adjunct_marks", "adjunct_newest_by", "adjunct_time",
+    "adjunct_tie", time_column)
+"""
 
-local function delete()
-  local kept, names = {}, { "adjunct_newest_by", "adjunct_time", "adjunct_tie", "adjunct_marks" }
-  for i, value in ipairs(call("HMGET", key, unpack(names))) do
-    if value then kept[#kept + 1], kept[#kept + 2] = names[i], value end
+_LOOK_AT_MARKS = r"""
+  local marks = known[3] or ""
+  local _, before_last = find(marks, "\n" .. source .. "\t", 1, true)
+  local last = before_last and match(marks, "^[^\n]*", before_last + 1) or ""
+  if not bytes_below(last, position) then return 2 end
+"""
+
+_LOOK_AT_TIME = r"""
+  local before, tied = known[5], known[6]
+  if known[4] ~= time_column then before, tied = known[7], "" end
+  if before and before ~= NULL and not below(before, time) and (below(time, before) or bytes_below(tie, tied)) then
+    return 2
   end
-  if kept[1] or below or marked == "m" then bury(kept) else call("DEL", key) end
-end
+"""
 
-local function newer(time, tie)
-  local known = call("HMGET", key, "adjunct_newest_by", "adjunct_time", "adjunct_tie", time_column)
-  local before, tied = known[2], known[3]
-  if known[1] ~= time_column then before, tied = known[4], "" end
-  if not before or before == NULL or below(before, time) then return true end
-  return not below(time, before) and not bytes_below(tie, tied)
-end
+_PUT_IF_ABSENT = r"""
+  if there(known) then return 2 end
+"""
 
-local function apply(time, tie, source, position, from, to)
-  local marks
-  if source then
-    local stored = call("HGET", key, "adjunct_marks")
-    marks = stored and cjson.decode(stored) or {}
-    if not bytes_below(marks[source] or "", position) then return 2 end
+_COLLECT_RECORD = r"""
+  for i = from, to do fields[#fields + 1] = args[i] end
+"""
+
+_COLLECT_DELETE = r"""
+  local names = { [3] = "adjunct_marks", [4] = "adjunct_newest_by", [5] = "adjunct_time", [6] = "adjunct_tie" }
+  for i = 3, 6 do
+    if known[i] then fields[#fields + 1], fields[#fields + 2] = names[i], known[i] end
   end
-  if below and not newer(time, tie) then return 2 end
-  local answer = 1
-  if kind == "put" then
-    replace(from, to)
-  elseif kind == "delete" then
-    delete()
-  elseif kind == "update" then
-    answer = update(from, to)
-  elseif there() then
-    answer = 2
+"""
+
+_COLLECT_UPDATE = r"""
+  local default = tonumber(args[from])
+  local set_to = from + default + 1 + tonumber(args[from + default + 1])
+  local begin = not there(known)
+  local removed
+  if begin and default == 0 then return 3 end
+  if begin then
+    for i = from + 1, from + default do fields[#fields + 1] = args[i] end
+  end
+  for i = from + default + 2, set_to do fields[#fields + 1] = args[i] end
+"""
+
+_COLLECT_CHANGES = r"""
+  local function current(field)
+    local text = false
+    if begin then
+      for i = from + 1, from + default, 2 do if args[i] == field then text = args[i + 1] end end
+    else
+      text = call("HGET", key, field)
+    end
+    return text and text ~= NULL and text
+  end
+  removed = change(set_to + 1, to, current, fields)
+"""
+
+_KEEP_TIME = r"""
+  local n = #fields
+  fields[n + 1], fields[n + 2], fields[n + 3] = "adjunct_newest_by", time_column, "adjunct_time"
+  fields[n + 4], fields[n + 5], fields[n + 6] = time, "adjunct_tie", tie
+"""
+
+_KEEP_MARKS = r"""
+  if before_last then
+    marks = sub(marks, 1, before_last) .. position .. sub(marks, before_last + 1 + #last)
   else
-    replace(from, to)
+    marks = marks .. "\n" .. source .. "\t" .. position
   end
-  if answer ~= 1 and answer ~= 4 then return answer end
-  if below then call("HSET", key, "adjunct_newest_by", time_column, "adjunct_time", time, "adjunct_tie", tie) end
-  if marks then
-    marks[source] = position
-    call("HSET", key, "adjunct_marks", cjson.encode(marks))
-  end
-  return answer
-end
+  fields[#fields + 1], fields[#fields + 2] = "adjunct_marks", marks
+"""
 
-local at, answers = 7, {}
-for n = 1, count do
-  local time, tie, source, position
-  if below then time, tie, at = args[at], args[at + 1], at + 2 end
-  if marked == "m" then source, position, at = args[at], args[at + 1], at + 2 end
-  local to = at + tonumber(args[at])
+_PUT = r"""
+  set(fields)
+  if call("HLEN", key) ~= #fields / 2 then clean(fields) end
+  return 1
+"""
+
+_DELETE = r"""
+  call("DEL", key)
+  if fields[1] then
+    fields[#fields + 1], fields[#fields + 2] = "adjunct_deleted", "1"
+    set(fields)
+    if horizon ~= "0" then call("EXPIRE", key, horizon) end
+  end
+  return 1
+"""
+
+_UPDATE = r"""
+  if fields[1] then set(fields) end
+  if begin and known[1] then clean(fields) end
+  if removed and removed[1] then call("HDEL", key, unpack(removed)) end
+  return begin and 4 or 1
+"""
+
+_TRY = r"""
   local well, answer = pcall(apply, time, tie, source, position, at + 1, to)
   if not well then
     if type(answer) == "table" then answer = answer.err end
@@ -294,7 +359,5 @@ for n = 1, count do
     if sub(answer, 1, #REFUSED) ~= REFUSED then return { err = answer } end
     answer = sub(answer, #REFUSED + 1)
   end
-  answers[n], at = answer, to + 1
-end
-return count == 1 and answers[1] or answers
+  answers[n] = answer
 """

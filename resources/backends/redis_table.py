@@ -9,7 +9,6 @@ entries take effect together, what other keys do is apart.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,8 +20,8 @@ from dagster_adjunct.resources.backends.redis_connection import (
     from_environment,
     require_client,
 )
-from dagster_adjunct.resources.backends.redis_requests import RedisRequests, bulk, script_call, script_load
-from dagster_adjunct.resources.backends.redis_script import BEGUN, DONE, MISSING, SCRIPT, SKIPPED
+from dagster_adjunct.resources.backends.redis_requests import RedisRequests, command, script_call
+from dagster_adjunct.resources.backends.redis_script import BEGUN, DONE, MISSING, SKIPPED, script
 from dagster_adjunct.resources.backends.rows import Key, Record, Row, key_columns
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, TableError
 from dagster_adjunct.resources.tables.changes import Changes
@@ -32,7 +31,6 @@ from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 from dagster_adjunct.resources.tables.table_functions import StoreFunction, record_not_found
 
 _LARGEST = 512 * 1024 * 1024  # bytes of a value, by Redis' own limit
-_SHA = bulk(hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest().encode())
 
 
 class RedisTable(StoreFunction[Key, Record, Record | Changes]):
@@ -159,20 +157,23 @@ class RedisTable(StoreFunction[Key, Record, Record | Changes]):
         return Outcomes(len(keys), records, problems)
 
     async def _write(self, operation: Operation[Any]) -> Outcomes:
-        requests, header = self._requests, self._requests.header(operation)
-        to_row = requests.rows.keys_by(operation.key)
+        requests, conditions = self._requests, operation.conditions
+        to_row, compares = requests.rows.keys_by(operation.key), requests.compares(conditions.newest_by)
         problems: dict[int, Problem] = {}
         by_name: dict[bytes, list[tuple[int, tuple[int, bytes]]]] = {}
+        used: set[str] = set()
         for place, key in enumerate(operation.entries.keys):
             try:
                 row = to_row(key)
-                by_name.setdefault(requests.name(row), []).append((place, requests.entry(operation, place, row)))
+                packed = requests.entry(operation, place, row, used)
+                by_name.setdefault(requests.name(row), []).append((place, packed))
             except AdjunctError as error:
                 problems[place] = Problem(State.REFUSED, error)
-        commands = [script_call(_SHA, header, name, [packed for _, packed in own]) for name, own in by_name.items()]
-        answers = await self._called(commands)
+        digest, text = script(operation.kind, compares, conditions.idempotent, frozenset(used))
+        settings = requests.settings(conditions.newest_by)
+        commands = [script_call(digest, settings, name, [p for _, p in own]) for name, own in by_name.items()]
         begun = 0
-        for own, answer in zip(by_name.values(), answers, strict=True):
+        for own, answer in zip(by_name.values(), await self._called(commands, text), strict=True):
             if answer == DONE:
                 continue
             told = answer if isinstance(answer, list) else [answer] * len(own)
@@ -200,13 +201,15 @@ class RedisTable(StoreFunction[Key, Record, Record | Changes]):
         )
         return Problem(State.REFUSED, refused)
 
-    async def _called(self, commands: Sequence[bytes]) -> list[Any]:
-        """The answers to calls of the script, which is loaded where the server does not know it, as after a restart."""
+    async def _called(self, commands: Sequence[bytes], script: bytes) -> list[Any]:
+        """The answers to calls of a script, which is loaded where the server does not know it, as after a restart."""
         server = self._servers.here()
         answers = await server.ask(commands) if commands else []
         again = [place for place, answer in enumerate(answers) if answer is NO_SCRIPT]
         if again:
-            loaded, *rest = await server.ask([script_load(), *(commands[place] for place in again)])
+            loaded, *rest = await server.ask(
+                [command(b"SCRIPT", b"LOAD", script), *(commands[place] for place in again)]
+            )
             for place, answer in zip(again, rest, strict=True):
                 answers[place] = loaded if answer is NO_SCRIPT else answer
         return answers
