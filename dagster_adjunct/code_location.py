@@ -8,6 +8,7 @@ from dagster_adjunct.orchestration.code_location.nodes.asset_subject import Asse
 from dagster_adjunct.orchestration.code_location.nodes.translator import AdjunctTranslator
 from dagster_adjunct.orchestration.code_location.sensing.launch_when import LaunchWhen
 from dagster_adjunct.resources.backends.table_resources import (
+    DynamoDbTableResource,
     HttpTableResource,
     PostgresTableResource,
     RedisTableResource,
@@ -17,6 +18,7 @@ from dagster_adjunct.resources.backends.table_resources import (
 __all__ = [
     "AdjunctTranslator",
     "AssetSubject",
+    "DynamoDbTableResource",
     "HttpTableResource",
     "LaunchWhen",
     "PostgresTableResource",

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from dagster import ConfigurableResource, EnvVar
 from pydantic import Field
 
+from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
 from dagster_adjunct.resources.backends.http_table import HttpTable
 from dagster_adjunct.resources.backends.postgres import PostgresTable
 from dagster_adjunct.resources.backends.redis_table import RedisTable
@@ -33,7 +34,7 @@ class TableResource(ConfigurableResource):  # type: ignore[type-arg]
     key: list[str] = Field(description="The key's columns.")
 
     variables: ClassVar[tuple[str, ...]] = ()
-    """The fields that hold the name of an environment variable, or one for each of their own names."""
+    """The fields that hold the name of an environment variable, or several of them."""
 
     def __init__(self, **settings: Any) -> None:
         # Here and not in validators: Dagster sets the fields again to what it was given.
@@ -41,6 +42,8 @@ class TableResource(ConfigurableResource):  # type: ignore[type-arg]
             given = settings.get(field)
             if isinstance(given, Mapping):
                 settings[field] = {name: variable(f"{field}[{name!r}]", value) for name, value in given.items()}
+            elif isinstance(given, Sequence) and not isinstance(given, str):
+                settings[field] = [variable(field, value) for value in given]
             elif given is not None:
                 settings[field] = variable(field, given)
         if isinstance(settings.get("key"), str):
@@ -127,6 +130,38 @@ class RedisTableResource(TableResource):
             url_env=self.url,
             password_env=self.password,
             connections=self.connections,
+            forget_deleted_after=self.forget_deleted_after,
+        )
+
+
+class DynamoDbTableResource(TableResource):
+    """A table of DynamoDB, as `DynamoDbTable` is declared; boto3 finds credentials by itself unless they are given."""
+
+    table: str
+    columns: dict[str, str] | None = Field(default=None, description=_COLUMNS)
+    create: bool = False
+    region: str | None = None
+    endpoint_url: str | None = None
+    profile: str | None = None
+    credentials: list[str] | None = Field(
+        default=None, description="Environment variables: the access key's id, the secret, a session's token if any."
+    )
+    consistent_reads: bool = True
+    forget_deleted_after: float | None = Field(default=None, description="Seconds for which deletes are remembered.")
+
+    variables: ClassVar[tuple[str, ...]] = ("credentials",)
+
+    def function(self) -> DynamoDbTable:
+        return DynamoDbTable(
+            self.table,
+            self.key,
+            columns=self.columns,
+            create=self.create,
+            region=self.region,
+            endpoint_url=self.endpoint_url,
+            profile=self.profile,
+            credentials_env=self.credentials,
+            consistent_reads=self.consistent_reads,
             forget_deleted_after=self.forget_deleted_after,
         )
 

@@ -10,14 +10,17 @@ import pytest
 from dagster import AssetExecutionContext, DagsterInstance, Definitions, EnvVar, MaterializeResult, asset
 
 from dagster_adjunct.code_location import (
+    DynamoDbTableResource,
     HttpTableResource,
     PostgresTableResource,
     RedisTableResource,
     SqliteTableResource,
 )
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.resources.backends.table_resources import TableResource
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.tables import RateLimit
+from tests.servers.dynamodb import DynamoDbServer
 from tests.servers.http_records import running_service
 from tests.servers.postgres import GUARDED_PASSWORD, GUARDED_USER, PostgresServer
 from tests.servers.redis import RedisServerProcess, running_redis
@@ -25,9 +28,7 @@ from tests.servers.redis import RedisServerProcess, running_redis
 COLUMNS = {"machine": "string", "temperature": "double"}
 
 
-def use(
-    context: AssetExecutionContext, machines: PostgresTableResource | RedisTableResource | HttpTableResource
-) -> MaterializeResult[Any]:
+def use(context: AssetExecutionContext, machines: TableResource) -> MaterializeResult[Any]:
     """What an asset does with a table, and tells, stores and pickles all that it can lay its hands on."""
     with machines.blocking("machines") as table:
         table.put("m1", {"machine": "m1", "temperature": 21.5})
@@ -46,6 +47,11 @@ def in_postgres(context: AssetExecutionContext, machines: PostgresTableResource)
 
 @asset
 def in_redis(context: AssetExecutionContext, machines: RedisTableResource) -> MaterializeResult[Any]:
+    return use(context, machines)
+
+
+@asset
+def in_dynamodb(context: AssetExecutionContext, machines: DynamoDbTableResource) -> MaterializeResult[Any]:
     return use(context, machines)
 
 
@@ -129,6 +135,30 @@ def test_no_secret_of_redis_is_in_anything_that_a_run_stores_logs_or_pickles(
     assert told.success is right
     assert ("MACHINES_SECRET" if right else "refused the login") in told.of_this_run
     assert secret not in told.whole
+
+
+def test_no_secret_of_dynamodb_is_in_anything_that_a_run_stores_logs_or_pickles(
+    dynamodb_server: DynamoDbServer,
+    instance: DagsterInstance,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("MACHINES_KEY_ID", "AREALKEYID")
+    monkeypatch.setenv("MACHINES_SECRET", "a-real-secret")
+    resource = DynamoDbTableResource(
+        table="resource-machines",
+        key="machine",
+        columns=COLUMNS,
+        create=True,
+        region="eu-west-1",
+        endpoint_url=dynamodb_server.endpoint,
+        credentials=[EnvVar("MACHINES_KEY_ID"), EnvVar("MACHINES_SECRET")],
+    )
+    told = run(in_dynamodb, resource, instance, capfd)
+    assert told.success
+    assert "MACHINES_SECRET" in told.of_this_run
+    assert "a-real-secret" not in told.whole
+    assert "AREALKEYID" not in told.whole
 
 
 @pytest.mark.parametrize("right", [True, False], ids=["let in", "turned away"])
