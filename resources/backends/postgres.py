@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.resources.backends.applied import beside
 from dagster_adjunct.resources.backends.column_values import check_identifier, declared_column
 from dagster_adjunct.resources.backends.per_loop import PerLoop
-from dagster_adjunct.resources.backends.postgres_batches import as_batch
+from dagster_adjunct.resources.backends.postgres_batches import Batch, as_batch
 from dagster_adjunct.resources.backends.postgres_connection import (
     about_data,
     check_keywords,
@@ -192,20 +192,9 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
 
         batch = as_batch(requests.codec, operation)
         if batch is not None:
-            try:
-                missing, begun = await requests.write_batch(batch)
-            except psycopg.Error as error:
-                problem = self._problem(error, committing=requests.committing)
-                if problem.may_pass:
-                    return Outcomes.all(len(operation), problem)
-                # Something in it is refused: row by row it shows what.
-            else:
-                keys = operation.entries.keys if missing else []
-                return Outcomes(
-                    len(operation),
-                    problems={p: Problem(State.MISSING, record_not_found([keys[p]], self._label)) for p in missing},
-                    defaults_put=begun,
-                )
+            outcomes = await self._write_batch(requests, operation, batch)
+            if outcomes is not None:
+                return outcomes
         halving = Halving(checked(requests.codec, operation))
         while (part := halving.next()) is not None:
             try:
@@ -216,6 +205,26 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
                 problem = self._problem(error, committing=requests.committing)
                 halving.failed(problem, by_data=isinstance(error, psycopg.Error) and about_data(error))
         return Outcomes(len(operation), problems=halving.problems, defaults_put=halving.defaults_put)
+
+    async def _write_batch(
+        self, requests: PostgresRequests, operation: Operation[Any], batch: Batch
+    ) -> Outcomes | None:
+        """What became of the batch; None, and no effect, where it has to go row by row to show which are refused."""
+        import psycopg
+
+        try:
+            if operation.conditions:
+                await self._open_beside(requests)
+            written = await requests.write_batch(batch)
+        except (psycopg.Error, AdjunctError) as error:
+            problem = self._problem(error, committing=requests.committing)
+            return Outcomes.all(len(operation), problem) if problem.may_pass else None
+        if written is None:
+            return None
+        keys = operation.entries.keys if written.missing else []
+        missing = {p: Problem(State.MISSING, record_not_found([keys[p]], self._label)) for p in written.missing}
+        skipped = dict.fromkeys(written.skipped, Problem(State.SKIPPED))
+        return Outcomes(len(operation), problems=missing | skipped, defaults_put=written.defaults_put)
 
     def _problem(self, error: psycopg.Error | AdjunctError, *, committing: bool = False) -> Problem:
         """What an error says of entries: a transaction whose commit was not sent had no effect."""

@@ -13,31 +13,46 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.resources.backends.column_values import Column, Kind
 from dagster_adjunct.resources.backends.rows import RowCodec
 from dagster_adjunct.resources.tables.arrow_entries import ArrowEntries
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind
+from dagster_adjunct.resources.tables.operation import Conditions, Operation, OperationKind
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 LEAST = 200  # entries, below which arrays are as fast as a staging table
 _PLACE = "__place"
+SOURCE, POSITION, TIME = "__source", "__position", "__time"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the statements for a batch depend on.
+
+    `sets` and `adds` are what updates do; `begins` says that rows are whole records where there is none. Of a put all
+    columns but the key's are set, null where they aren't in `columns`.
+    """
+
+    columns: tuple[str, ...]
+    puts: bool
+    sets: tuple[str, ...]
+    adds: tuple[str, ...]
+    begins: bool
+    conditions: Conditions
+
+    @property
+    def inserts(self) -> bool:
+        return self.puts or self.begins
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One row for each key, as CSV of `columns`, of which the first is the place of the key's last entry.
 
-    `sets` and `adds` are what updates do; `begins` says that rows are whole records where there is none. Of a put
-    all columns but the key's are set, null where they aren't in `columns`. `same_key` are for each row the places of
-    the entries that have its key, None where that is one each.
+    `same_key` are for each row the places of the entries that have its key, None where that is one each.
     """
 
-    columns: tuple[str, ...]
+    shape: Shape
     csv: memoryview
     rows: int
-    puts: bool
-    sets: tuple[str, ...]
-    adds: tuple[str, ...]
-    begins: bool
     count: int
     same_key: Mapping[int, Sequence[int]] | None
 
@@ -55,7 +70,6 @@ def as_batch(codec: RowCodec, operation: Operation[Any]) -> Batch | None:
     if (
         not isinstance(entries, ArrowEntries)
         or len(entries) < LEAST
-        or operation.conditions
         or not (puts or operation.kind is OperationKind.UPDATE)
         or set(entries.key_names) != set(codec.key)
         or len(entries.key_names) != len(codec.key)
@@ -75,23 +89,31 @@ def as_batch(codec: RowCodec, operation: Operation[Any]) -> Batch | None:
         return None
     written = {**keys, **defaults, **sets, **adds}
     cast = {name: _fitting(codec.columns.get(name), column, adding=name in adds) for name, column in written.items()}
+    cast |= _marks(codec, entries, operation.conditions)
     if any(column is None for column in cast.values()):
         return None
     rows = _one_a_key(cast, codec.key, sets, adds, defaults)
     if rows is None:
         return None
     table, same_key = rows
-    return Batch(
-        tuple(table.column_names),
-        _csv(table),
-        table.num_rows,
-        puts,
-        tuple(sets),
-        tuple(adds),
-        not puts and entries.default_records is not None,
-        len(entries),
-        same_key,
-    )
+    if same_key is not None and operation.conditions:
+        return None  # which of a key's entries pass depends on each other
+    begins = not puts and entries.default_records is not None
+    names = (*table.column_names,)
+    shape = Shape(names, puts, tuple(sets), tuple(adds), begins, operation.conditions)
+    return Batch(shape, _csv(table), table.num_rows, len(entries), same_key)
+
+
+def _marks(codec: RowCodec, entries: ArrowEntries, conditions: Conditions) -> dict[str, Any]:
+    """The columns that conditions look at."""
+    marks: dict[str, Any] = {}
+    if conditions:
+        marks = {SOURCE: entries.sources, POSITION: entries.positions}
+    if conditions.newest_by is not None:
+        column = None if entries.times is None or entries.times.null_count else entries.times
+        kind = codec.columns.get(conditions.newest_by)
+        marks[TIME] = column if column is None else _fitting(kind, column, adding=False)
+    return marks
 
 
 def _parts(entries: ArrowEntries) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:

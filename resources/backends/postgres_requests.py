@@ -8,7 +8,7 @@ that is not enough (a record begun by two at once), the server breaks the deadlo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dagster_adjunct.resources.backends.applied import Applied, check_newest_by, from_texts, to_texts
 from dagster_adjunct.resources.backends.postgres_batches import Batch
@@ -28,6 +28,18 @@ _ROUNDS = 20  # of begins that others were faster with, before the request count
 
 class Overtaken(Exception):
     """Another has begun a record that this request was about to begin; nothing was written."""
+
+
+class _SomeMissing(Exception):
+    """Updates of a batch with conditions met no record; their marks must not be kept."""
+
+
+class BatchWritten(NamedTuple):
+    """What became of a batch: the places of entries that met no record or did not pass; how many records began."""
+
+    missing: list[int]
+    skipped: list[int]
+    defaults_put: int
 
 
 class PostgresRequests:
@@ -72,32 +84,35 @@ class PostgresRequests:
             table=self.codec.table,
         )
 
-    async def write_batch(self, batch: Batch) -> tuple[list[int], int]:
-        """Do it all or, on an error, nothing; return the places that met no record, and how many records began."""
-        shape = (batch.columns, batch.puts, batch.sets, batch.adds, batch.begins)
+    async def write_batch(self, batch: Batch) -> BatchWritten | None:
+        """Do it all or, on an error, nothing; None, and nothing, where rows are needed to tell what is missing."""
+        shape = batch.shape
+        check_newest_by(self.codec, shape.conditions.newest_by)
         statements = self._statements.staging(shape)
         self.committing = False
         if statements.name not in self._staging:
             await self.connection.execute(statements.create, ())
             self._staging.add(statements.name)
         missing: list[int] = []
-        begun = 0
-        async with self.connection.transaction():
-            cursor = self.connection.cursor()
-            async with cursor.copy(statements.copy, ()) as copy:
-                await copy.write(batch.csv)
-            if not (batch.puts or batch.begins):
-                # In order of the key, as every request locks, and to learn which are missing.
-                await cursor.execute(statements.lock, (), binary=True)
-                found = {place for (place,) in await cursor.fetchall()}
-                if len(found) < batch.rows:
-                    missing = batch.missing(found)
-            await cursor.execute(statements.write, ())
-            if batch.begins:
-                begun = (await cursor.fetchone() or (0,))[0]
-            self.committing = True
+        try:
+            async with self.connection.transaction():
+                cursor = self.connection.cursor()
+                async with cursor.copy(statements.copy, ()) as copy:
+                    await copy.write(batch.csv)
+                if not (shape.inserts or shape.conditions):
+                    # In order of the key, as every request locks, and to learn which are missing.
+                    await cursor.execute(statements.lock, (), binary=True)
+                    found = {place for (place,) in await cursor.fetchall()}
+                    missing = batch.missing(found) if len(found) < batch.rows else []
+                await cursor.execute(statements.write, (), binary=True)
+                ((written, begun, skipped),) = await cursor.fetchall()
+                if shape.conditions and not shape.inserts and written + len(skipped) < batch.rows:
+                    raise _SomeMissing
+                self.committing = True
+        except _SomeMissing:
+            return None
         self.committing = False
-        return missing, begun
+        return BatchWritten(missing, skipped, begun)
 
     async def forget(self, older_than: float) -> int:
         """Remove what was applied to keys more than these seconds ago; return how many keys' it was."""

@@ -122,7 +122,8 @@ async def open_beside(
     parts: list[sql.Composable] = [
         sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(type_)) for name, type_ in key.items()
     ]
-    parts += [sql.SQL("{} text").format(sql.Identifier(name)) for name in COLUMNS]
+    types = {**dict.fromkeys(COLUMNS, "text"), "applied": "jsonb"}
+    parts += [sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(type_)) for name, type_ in types.items()]
     parts.append(sql.SQL("at timestamp with time zone NOT NULL"))
     parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, key))))
     if create:

@@ -22,11 +22,10 @@ from psycopg import sql
 from psycopg.sql import Composed
 
 from dagster_adjunct.resources.backends.applied import COLUMNS
+from dagster_adjunct.resources.backends.column_values import Kind
+from dagster_adjunct.resources.backends.postgres_batches import POSITION, SOURCE, TIME, Shape
 from dagster_adjunct.resources.backends.postgres_values import AS_TEXT, array_text, can_be_text
 from dagster_adjunct.resources.backends.rows import RowCodec
-
-Shape = tuple[tuple[str, ...], bool, tuple[str, ...], tuple[str, ...], bool]
-"""What a batch's statements depend on: columns, whether it puts, what it sets, what it adds to, whether it begins."""
 
 
 class StagingStatements(NamedTuple):
@@ -62,7 +61,8 @@ class Statements:
         self.lock = cache(self._lock)
         self.update = cache(self._update)
         self.staging = cache(self._staging)
-        self._conditions(_identifier(schema, beside))
+        self._beside = _identifier(schema, beside)
+        self._conditions(self._beside)
 
     def _conditions(self, beside: sql.Identifier) -> None:
         self.claim = self._made(
@@ -74,13 +74,19 @@ class Statements:
             "SELECT s.__place, {found} FROM unnest({given_keys}) WITH ORDINALITY AS s ({keys}, __place) "
             "JOIN {beside} AS t ON {same} ORDER BY {ordered} FOR NO KEY UPDATE OF t",
             beside=beside,
-            found=_listed(COLUMNS, "t"),
+            found=_joined(", ", (sql.SQL("t.{}::text").format(_identifier(name)) for name in COLUMNS)),
         )
         names = (*self._key, *COLUMNS)
         self.remember = self._made(
             "UPDATE {beside} AS t SET {changes}, at = now() FROM unnest({given}) AS s ({all}) WHERE {same}",
             beside=beside,
-            changes=_joined(", ", (sql.SQL("{0} = s.{0}").format(_identifier(n)) for n in COLUMNS)),
+            changes=_joined(
+                ", ",
+                (
+                    sql.SQL("{0} = s.{0}::{1}").format(_identifier(n), sql.SQL("jsonb" if n == "applied" else "text"))
+                    for n in COLUMNS
+                ),
+            ),
             given=self._given(names),
             all=_listed(names),
         )
@@ -110,49 +116,108 @@ class Statements:
             all=_listed(names),
         )
 
-    def _staging(self, batch: Shape) -> StagingStatements:
-        columns, puts, sets, adds, begins = batch
-        stage = sql.Identifier("adjunct_" + sha256(repr(batch).encode()).hexdigest()[:16])
-        given = [name for name in columns if name != "__place"]
+    def _staging(self, shape: Shape) -> StagingStatements:
+        stage = sql.Identifier("adjunct_" + sha256(repr(shape).encode()).hexdigest()[:16])
+        more = {POSITION: "text", SOURCE: "text", TIME: self._casts.get(shape.conditions.newest_by or "", "text")}
+        given = [name for name in shape.columns if name in self._names]
+        typed = [sql.SQL("0 AS __place"), *map(_identifier, given)]
+        typed += [
+            sql.SQL("NULL::{} AS {}").format(sql.SQL(cast), _identifier(name))
+            for name, cast in more.items()
+            if name in shape.columns
+        ]
         whole = (_identifier("s", name) if name in given else sql.SQL("NULL") for name in self._names)
         made = partial(
-            self._made, stage=stage, columns=_listed(columns), rows=_listed(given), whole=_joined(", ", whole)
+            self._made,
+            stage=stage,
+            columns=_listed(shape.columns),
+            stage_columns=_joined(", ", typed),
+            whole=_joined(", ", whole),
+            changes=self._changes(shape),
+            passed=self._passed(shape, stage),
         )
-        added = {
-            name: sql.SQL("CASE WHEN {1} IS NULL THEN t.{0} ELSE coalesce(t.{0}, 0) + {1} END").format(
-                _identifier(name), _identifier("s" if not begins else "excluded", name)
+        source = "{stage} AS s" + (" JOIN passed AS p USING ({keys})" if shape.conditions else "")
+        if shape.inserts:
+            write = (
+                f"INSERT INTO {{table}} AS t ({{names}}) SELECT {{whole}} FROM {source} ORDER BY {{ordered}} "
+                "ON CONFLICT ({keys}) DO {changes} RETURNING (xmax = 0)::int AS begun"
             )
-            for name in adds
-        }
-        changed = [name for name in self._names if name not in self._key] if puts else list(sets)
-        source = "s" if not (puts or begins) else "excluded"
-        changes = [sql.SQL("{} = {}").format(_identifier(n), _identifier(source, n)) for n in changed]
-        changes += [sql.SQL("{} = {}").format(_identifier(name), value) for name, value in added.items()]
-        action = sql.SQL("UPDATE SET {}").format(_joined(", ", changes)) if changes else sql.SQL("NOTHING")
+        else:
+            write = f"UPDATE {{table}} AS t SET {{changes}} FROM {source} WHERE {{same}} RETURNING 0 AS begun"
+        skipped = "ARRAY(SELECT __place FROM {stage} WHERE ({keys}) NOT IN (SELECT {keys} FROM passed))"
         return StagingStatements(
             stage.as_string(None),
             made(
                 "CREATE TEMPORARY TABLE IF NOT EXISTS {stage} ON COMMIT DELETE ROWS AS "
-                "SELECT 0 AS __place, {rows} FROM {table} WITH NO DATA"
+                "SELECT {stage_columns} FROM {table} WITH NO DATA"
             ),
             made("COPY {stage} ({columns}) FROM STDIN (FORMAT csv)"),
             made(
-                "WITH written AS (INSERT INTO {table} AS t ({names}) SELECT {whole} FROM {stage} AS s "
-                "ORDER BY {ordered} ON CONFLICT ({keys}) DO {action} RETURNING xmax) "
-                "SELECT count(*) FILTER (WHERE xmax = 0) FROM written"
-                if begins
-                else "INSERT INTO {table} AS t ({names}) SELECT {whole} FROM {stage} AS s ORDER BY {ordered} "
-                "ON CONFLICT ({keys}) DO {action}",
-                action=action,
-            )
-            if puts or begins
-            else made(
-                "UPDATE {table} AS t SET {changes} FROM {stage} AS s WHERE {same}", changes=_joined(", ", changes)
+                f"WITH {'{passed}, ' if shape.conditions else ''}written AS ({write}) SELECT count(*), "
+                f"coalesce(sum(begun), 0), {skipped if shape.conditions else 'ARRAY[]::int[]'} FROM written"
             ),
             made(
                 "SELECT s.__place FROM {stage} AS s JOIN {table} AS t ON {same} ORDER BY {ordered} "
                 "FOR NO KEY UPDATE OF t"
             ),
+        )
+
+    def _changes(self, shape: Shape) -> sql.Composable:
+        """What is done to a record that is there: the action of a conflict, or what UPDATE sets."""
+        source = "excluded" if shape.inserts else "s"
+        changed = [name for name in self._names if name not in self._key] if shape.puts else list(shape.sets)
+        changes = [sql.SQL("{} = {}").format(_identifier(name), _identifier(source, name)) for name in changed]
+        changes += [
+            sql.SQL("{0} = CASE WHEN {1} IS NULL THEN t.{0} ELSE coalesce(t.{0}, 0) + {1} END").format(
+                _identifier(name), _identifier(source, name)
+            )
+            for name in shape.adds
+        ]
+        joined = _joined(", ", changes)
+        if not shape.inserts:
+            return joined
+        return sql.SQL("UPDATE SET {}").format(joined) if changes else sql.SQL("NOTHING")
+
+    def _passed(self, shape: Shape, stage: sql.Identifier) -> sql.Composable:
+        """The keys whose entries pass, their marks kept; as `Applied.holds` and `Applied.remember` have it."""
+        newest_by, idempotent = shape.conditions.newest_by, shape.conditions.idempotent
+        values = {"newest_of": "NULL", "newest": "NULL", "tie": "NULL", "applied": "'{{}}'::jsonb"}
+        sets, holds, source = ["at = now()"], [], ""
+        if idempotent:
+            values["applied"] = "jsonb_build_object(s.__source, s.__position)"
+            sets.append("applied = coalesce(b.applied, '{{}}') || excluded.applied")
+            holds.append(
+                "NOT EXISTS (SELECT FROM jsonb_each_text(excluded.applied) AS e "
+                """WHERE (b.applied ->> e.key) COLLATE "C" >= e.value)"""
+            )
+        if newest_by is not None:
+            values["newest_of"], values["newest"] = "{newest_of}", "s.__time::text"
+            values["tie"] = "s.__source || ' ' || substr(s.__position, strpos(s.__position, ':') + 1)"
+            sets += [f"{name} = excluded.{name}" for name in ("newest_of", "newest", "tie")]
+            holds.append(
+                "(b.newest IS NULL OR b.newest_of <> {newest_of} OR "
+                """(b.newest::{cast}, b.tie COLLATE "C") <= (excluded.newest::{cast}, excluded.tie))"""
+            )
+            source = (
+                " LEFT JOIN {beside} AS b ON {same_beside} LEFT JOIN {table} AS t ON {same} "
+                "WHERE (b.newest IS NOT NULL AND b.newest_of = {newest_of}) "
+                "OR t.{newest_by} IS NULL OR t.{newest_by} {collate} <= s.__time"
+            )
+        cast = self._casts.get(newest_by or "", "text")
+        texts = newest_by is not None and self._codec.column(newest_by).kind is Kind.STRING
+        return self._made(
+            f"passed AS (INSERT INTO {{beside}} AS b ({{keys}}, {', '.join(values)}, at) "
+            f"SELECT {{typed_keys}}, {', '.join(values.values())}, now() FROM {{stage}} AS s{source} "
+            f"ORDER BY {{ordered}} ON CONFLICT ({{keys}}) DO UPDATE SET {', '.join(sets)} "
+            f"WHERE {' AND '.join(holds) or 'true'} RETURNING {{returned}})",
+            stage=stage,
+            beside=self._beside,
+            returned=_listed(self._key, "b"),
+            same_beside=_joined(" AND ", (sql.SQL("b.{0} = s.{0}").format(_identifier(n)) for n in self._key)),
+            newest_by=_identifier(newest_by or ""),
+            newest_of=sql.Literal((newest_by or "").replace("%", "%%")),
+            cast=sql.SQL(cast + (' COLLATE "C"' if texts else "")),
+            collate=sql.SQL('COLLATE "C"' if texts else ""),
         )
 
     def arrays(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[Any]:

@@ -194,24 +194,50 @@ def batches(draw):
     defaults = draw(st.sampled_from([None, ("b",), ("b", "n"), ("n",)]))
     available["n"] = lambda: column(st.sampled_from([0, 0, 3]), pa.int64())
     begun = {name: available[name]() for name in defaults or ()}
-    return column(KEYS, pa.string()), sets, adds, None if defaults is None else begun
+    sources = draw(st.lists(st.sampled_from(["s.0", "s.1", "s.10"]), min_size=rows, max_size=rows))
+    places = draw(st.lists(st.tuples(st.just(0), st.integers(0, 12), st.just(0)), min_size=rows, max_size=rows))
+    marks = list(zip(sources, places, column(TIMES, pa.timestamp("us", "UTC")).to_pylist(), strict=True))
+    keys = draw(st.lists(st.sampled_from([f"k{n}" for n in range(40)]), min_size=rows, max_size=rows, unique=True))
+    keys = draw(st.just(keys) | st.lists(KEYS, min_size=rows, max_size=rows))
+    return pa.array(keys), sets, adds, None if defaults is None else begun, marks
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
-@given(requests=st.lists(st.tuples(st.booleans(), batches()), min_size=1, max_size=5))
+EACH = [NONE, Conditions("at"), Conditions(None, True), Conditions("at", True)]
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=SLOW)
+@given(requests=st.lists(st.tuples(st.booleans(), batches(), st.sampled_from(EACH)), min_size=1, max_size=5))
 def test_arrow_batches_do_what_plain_python_would(new_store, monkeypatch, requests):
     monkeypatch.setattr("dagster_adjunct.resources.backends.postgres_batches.LEAST", 1)
     plain = PlainStore()
+    every_key = [*EVERY_KEY, *(f"k{n}" for n in range(40))]
 
     async def compare(store) -> None:
-        for puts, (keys, sets, adds, defaults) in requests:
+        for puts, (keys, sets, adds, defaults, marks), conditions in requests:
             entries, messages = arrow(keys, sets, {} if puts else adds, None if puts else defaults)
+            if conditions:
+                entries, messages = marked(entries, messages, marks)
             kind = "put" if puts else "update"
-            outcomes = await store.send(Operation(OperationKind(kind), entries))
-            assert said(outcomes) == plain.send(kind, messages)
-            assert await records_of(store) == plain.records
+            outcomes = await store.send(Operation(OperationKind(kind), entries, conditions=conditions))
+            assert said(outcomes) == plain.send(kind, messages, conditions.newest_by, conditions.idempotent)
+            assert await records_of(store, every_key) == plain.records
 
-    in_a_loop(new_store, compare, "updates", "updates_with_defaults")
+    in_a_loop(new_store, compare, "updates", "updates_with_defaults", "newest_by", "idempotent")
+
+
+def marked(entries: ArrowEntries, messages: list[Message], marks: list) -> tuple[ArrowEntries, list[Message]]:
+    """The same with places and times."""
+    sources, places, times = zip(*marks, strict=True)
+    entries = replace(
+        entries,
+        sources=pa.array(sources),
+        positions=pa.array([position_of(*place) for place in places]),
+        times=pa.array(times, pa.timestamp("us", "UTC")),
+    )
+    return entries, [
+        replace(message, source=source, place=place, time=time)
+        for message, (source, place, time) in zip(messages, marks, strict=True)
+    ]
 
 
 def arrow(keys, sets, adds, defaults) -> tuple[ArrowEntries, list[Message]]:
