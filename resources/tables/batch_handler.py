@@ -53,6 +53,15 @@ class BatchHandler:
                 table=self._table,
             )
 
+    def is_one_request(self, operation: Operation[Any]) -> bool:
+        """Whether the operation by itself needs nothing done to it; most are like that."""
+        provider, entries = self._provider, operation.entries
+        if len(entries) > provider.size or (provider.compact and len(entries) > 1):
+            return False
+        if provider.bytes is not None and len(entries) > 1 and entries.nbytes > provider.bytes:
+            return False
+        return not _deletes_among(operation)
+
     def requests(self, operations: Sequence[Operation[Any]]) -> list[Request]:
         """The requests, in the order in which those that share a key take effect."""
         if not self._provider.compact:

@@ -75,7 +75,7 @@ class BatchProcessor:
     async def send(self, operation: Operation[Any]) -> Outcomes:
         if not len(operation):
             return Outcomes(0)
-        size = self._provider.size_of(operation)
+        size = self._provider.size_of(operation) if self._provider.bytes else 0
         if not self._provider.gathers(operation, size):
             self._end_gathering()  # it comes before, for keys of both
             return await self._alone(operation)
@@ -109,7 +109,7 @@ class BatchProcessor:
                 self._end_gathering()
             raise
         if self._gathering is gathering:
-            if gathering.batch.count == len(operation):
+            if len(gathering.calls) == 1:
                 self._gathering = None
                 return await self._alone(operation)
             self._end_gathering()
@@ -141,10 +141,9 @@ class BatchProcessor:
         self._gathering = None
         if gathering.timer is not None:
             gathering.timer.cancel()
-        gathering.sent = True
         calls: list[_Call] = []
         for place, operation in enumerate(gathering.batch.operations):
-            if place not in gathering.withdrawn:
+            if gathering.withdrawn is None or place not in gathering.withdrawn:
                 call = gathering.calls[place] = gathering.calls[place] or _Call(operation)
                 calls.append(call)
         if not calls:
@@ -224,13 +223,16 @@ class BatchProcessor:
             call.answered()
 
     async def _alone(self, operation: Operation[Any]) -> Outcomes:
-        requests = self._handler.requests([operation])
-        if len(requests) == 1 and requests[0].operation is operation:
+        if self._handler.is_one_request(operation):
             turn = self._order.take(operation.entries)
             try:
-                await turn.come()
-                async with self._slots:
+                if turn.ahead:
+                    await turn.come()
+                await self._slots.acquire()
+                try:
                     return await self._held_back.sent(turn, operation, self._below)
+                finally:
+                    self._slots.release()
             finally:
                 turn.leave()
         call = _Call(operation)
@@ -246,20 +248,19 @@ class BatchProcessor:
 class _Gathering:
     """A batch that is open, and who waits for it."""
 
-    __slots__ = ("batch", "calls", "sent", "tasks", "timer", "withdrawn")
+    __slots__ = ("batch", "calls", "tasks", "timer", "withdrawn")
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
         self.calls: list[_Call | None] = []
         self.timer: asyncio.TimerHandle | None = None
-        self.withdrawn: set[int] = set()
-        self.tasks: list[asyncio.Task[None]] = []
-        self.sent = False
+        self.withdrawn: set[int] | None = None
+        self.tasks: list[asyncio.Task[None]] | None = None
 
     def withdraw(self, mine: int) -> None:
         """Its caller was cancelled: it is not sent if it was not; where nobody is left, the requests end."""
-        self.withdrawn.add(mine)
-        if self.sent and len(self.withdrawn) == len(self.calls):
+        self.withdrawn = (self.withdrawn or set()) | {mine}
+        if self.tasks is not None and len(self.withdrawn) == len(self.calls):
             for task in self.tasks:
                 task.cancel()
 

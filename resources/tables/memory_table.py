@@ -72,6 +72,8 @@ class MemoryTable(StoreFunction[Hashable, Record, Record | Changes]):
             for key, value in zip(entries.keys, entries.values or (), strict=True):
                 self._store.records[key] = dict(value)
             return Outcomes(len(entries))
+        if kind is OperationKind.UPDATE and not operation.conditions:
+            return self._update_all(operation)
         problems: dict[int, Problem] = {}
         begun = 0
         for place, key in enumerate(entries.keys):
@@ -85,6 +87,19 @@ class MemoryTable(StoreFunction[Hashable, Record, Record | Changes]):
             else:
                 problems[place] = problem
         return Outcomes(len(entries), problems=problems, defaults_put=begun)
+
+    def _update_all(self, operation: Operation[Any]) -> Outcomes:
+        """Updates without conditions; plain ones of known records, which most are, at once."""
+        records, values, problems, begun = self._store.records, operation.entries.values or (), {}, 0
+        for place, (key, value) in enumerate(zip(operation.entries.keys, values, strict=True)):
+            if type(value) is dict and key in records:
+                records[key].update(value)
+                continue
+            began, problem = self._write(operation, place, key)
+            begun += began
+            if problem is not None:
+                problems[place] = problem
+        return Outcomes(len(values), problems=problems, defaults_put=begun)
 
     def _write(self, operation: Operation[Any], place: int, key: Hashable) -> tuple[int, Problem | None]:
         """Do one entry; return how many defaults that put, and the problem if there is one."""

@@ -1,0 +1,332 @@
+"""Batches: what is gathered, when it is sent, and what becomes of callers whose entries were in one request."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import time
+
+import pytest
+
+from dagster_adjunct.resources.errors import ConfigurationError, TableError
+from dagster_adjunct.resources.tables import BatchProvider, RemoteTable, TableWriteFunction
+from dagster_adjunct.resources.tables.batch_handler import BatchHandler
+from dagster_adjunct.resources.tables.operation import DIRECT, Conditions, Operation, OperationKind, RowEntries, size_of
+from dagster_adjunct.resources.tables.waves import in_waves
+from tests.resources.tables.slow_store import BAD, SlowStore
+
+
+def table_over(store, **settings) -> RemoteTable:
+    return RemoteTable("t", key="id", read_function=store, write_function=store, **settings)
+
+
+def run(scenario):
+    async def within_time():
+        return await asyncio.wait_for(scenario(), 20)
+
+    return asyncio.run(within_time())
+
+
+def test_calls_made_at_the_same_time_are_one_request():
+    store = SlowStore()
+    table = table_over(store)
+
+    async def scenario():
+        await asyncio.gather(*(table.put(n, {"n": n}) for n in range(500)))
+        return await asyncio.gather(*(table.get(n) for n in range(500)))
+
+    assert run(scenario) == [{"n": n} for n in range(500)]
+    assert [(kind, len(keys)) for kind, keys in store.requests] == [("put", 500), ("get", 500)]
+
+
+def test_calls_made_one_after_the_other_wait_for_nobody():
+    store = SlowStore()
+    table = table_over(store)
+
+    async def scenario():
+        for n in range(3):
+            await table.put(n, {})
+
+    run(scenario)
+    assert store.requests == [("put", [0]), ("put", [1]), ("put", [2])]
+
+
+def test_a_batch_goes_out_when_it_is_full_or_its_delay_is_over():
+    store = SlowStore()
+    table = table_over(store, batches=BatchProvider(size=3, delay=0.05))
+
+    async def scenario():
+        start = time.monotonic()
+        tasks = []
+        for n in range(4):
+            tasks.append(asyncio.create_task(table.put(n, {})))
+            await asyncio.sleep(0.001)
+        await asyncio.gather(*tasks[:3])
+        full = time.monotonic() - start
+        await tasks[3]
+        return full, time.monotonic() - start
+
+    full, late = run(scenario)
+    assert full < 0.05 <= late
+    assert [keys for _, keys in store.requests] == [[0, 1, 2], [3]]
+
+
+def test_bytes_bound_a_request_and_a_larger_entry_goes_alone():
+    store = SlowStore()
+    table = table_over(store, batches=BatchProvider(bytes=100))
+    sizes = [30, 30, 30, 30, 500, 10, 10]
+    entries = [(str(n), {"v": "x" * size}) for n, size in enumerate(sizes)]
+
+    async def scenario():
+        await table.put_all(entries)
+        await asyncio.gather(*(table.put(*entry) for entry in entries))
+
+    run(scenario)
+    as_keys = [keys for _, keys in store.requests]
+    assert as_keys[:4] == [["0", "1", "2"], ["3"], ["4"], ["5", "6"]]
+    assert sorted(map(len, as_keys[4:])) == sorted(map(len, as_keys[:4]))
+    assert size_of({"v": "xyz", "n": 1, "list": [None, b"12"]}) == 4 + 9 + 7
+
+
+def test_puts_and_deletes_that_alternate_between_keys_are_two_requests():
+    store = SlowStore()
+    store.records = {n: {"old": True} for n in range(4000)}
+    table = table_over(store, batch_size=4000)
+    run(lambda: table.put_all([(n, {"n": n} if n % 2 else None) for n in range(4000)]))
+    assert [(kind, len(keys)) for kind, keys in store.requests] == [("put", 2000), ("delete", 2000)] or [
+        (kind, len(keys)) for kind, keys in store.requests
+    ] == [("delete", 2000), ("put", 2000)]
+    assert store.records == {n: {"n": n} for n in range(1, 4000, 2)}
+
+
+def test_one_keys_put_delete_and_put_stay_in_order_and_a_get_sees_what_came_before_it():
+    store = SlowStore()
+    table = table_over(store)
+
+    async def scenario():
+        return await asyncio.gather(
+            table.put("a", {"n": 1}), table.get("a"), table.delete("a"), table.get("a"), table.put("a", {"n": 2})
+        )
+
+    assert run(scenario) == [None, {"n": 1}, None, None, None]
+    assert store.records == {"a": {"n": 2}}
+    assert [kind for kind, _ in store.requests] == ["put", "get", "delete", "get", "put"]
+
+
+def test_waves_are_few_and_keep_the_order_of_each_key():
+    assert in_waves([], []) == []
+    assert in_waves("ppp", "aab") == [("p", range(3))]
+    assert in_waves("pdpd", "abcd") == [("p", [0, 2]), ("d", [1, 3])]
+    assert in_waves("pdp", "aaa") == [("p", [0]), ("d", [1]), ("p", [2])]
+    # What is asked of b after its delete is in the second wave of puts, and c's put in the first.
+    assert in_waves("pdpp", "abbc") == [("p", [0, 3]), ("d", [1]), ("p", [2])]
+
+
+def test_calls_with_other_arguments_are_requests_of_their_own():
+    store = SlowStore()
+    table = table_over(store)
+    thing = object()
+
+    async def scenario():
+        await asyncio.gather(
+            table.put("a", {}, 1),
+            table.put("b", {}, True),
+            table.put("c", {}, 1),
+            table.put("d", {}, thing),
+            table.put("e", {}, thing),
+            table.put("f", {}, object()),
+        )
+
+    run(scenario)
+    assert [keys for _, keys in store.requests] == [["a", "c"], ["b"], ["d", "e"], ["f"]]
+    assert store.args[:2] == [(1,), (True,)]
+    assert type(store.args[1][0]) is bool
+
+
+def test_one_entry_that_fails_is_its_callers_problem_only():
+    store = SlowStore()
+    table = table_over(store)
+
+    async def scenario():
+        return await asyncio.gather(
+            table.put("a", {"n": 1}), table.put("b", BAD), table.put("c", {"n": 3}), return_exceptions=True
+        )
+
+    first, second, third = run(scenario)
+    assert (first, third) == (None, None)
+    assert isinstance(second, TableError)
+    assert "table t: put of key 'b' failed: b is bad." in str(second)
+    assert len(store.requests) == 1
+    assert store.records == {"a": {"n": 1}, "c": {"n": 3}}
+
+
+def test_what_is_wrong_with_one_callers_request_is_not_told_to_the_others():
+    class Strict(SlowStore):
+        async def send(self, operation):
+            if "bad" in operation.entries.keys:
+                raise ValueError("nothing was sent")
+            return await super().send(operation)
+
+    store = Strict()
+    table = table_over(store)
+
+    async def scenario():
+        return await asyncio.gather(
+            table.put("a", {}), table.put("bad", {}), table.put("c", {}), return_exceptions=True
+        )
+
+    first, second, third = run(scenario)
+    assert (first, third) == (None, None)
+    assert isinstance(second, ValueError)
+    assert sorted(store.records) == ["a", "c"]
+
+
+def test_a_caller_that_is_cancelled_before_its_batch_is_sent_takes_its_entry_back():
+    store = SlowStore()
+    table = table_over(store, batches=BatchProvider(delay=0.01))
+
+    async def scenario():
+        first, second = (asyncio.create_task(table.put(key, {})) for key in "ab")
+        await asyncio.sleep(0)
+        first.cancel()
+        await second
+
+    run(scenario)
+    assert store.requests == [("put", ["b"])]
+
+
+def test_a_request_whose_callers_are_all_cancelled_ends():
+    store = SlowStore(lambda: 10_000_000)
+    table = table_over(store)
+
+    async def scenario():
+        tasks = [asyncio.create_task(table.put(key, {})) for key in "ab"]
+        await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await table.close()
+
+    run(scenario)
+    assert store.records == {}
+
+
+def test_flush_and_close_lose_nothing():
+    store = SlowStore()
+    table = table_over(store, batches=BatchProvider(delay=60))
+
+    async def scenario():
+        tasks = [asyncio.create_task(table.put(n, {"n": n})) for n in range(10)]
+        await table.flush()
+        flushed = len(store.records)
+        tasks += [asyncio.create_task(table.put(n, {"n": n})) for n in range(10, 20)]
+        await table.close()
+        await asyncio.gather(*tasks)
+        return flushed
+
+    assert run(scenario) == 10
+    assert len(store.records) == 20
+    assert store.closed == 1
+
+
+def test_flush_waits_for_defaults_that_take_three_requests():
+    from dagster_adjunct.resources.tables import UpdateContract, UpdateMessage
+
+    store = SlowStore(at_once=False)
+    table = table_over(store, batches=BatchProvider(delay=60))
+
+    async def scenario():
+        message = [("a", UpdateMessage({"n": 1}, {"m": 2}))]
+        task = asyncio.create_task(table.update_messages(message, UpdateContract.UPDATE_WITH_DEFAULTS))
+        await table.flush()
+        found = dict(store.records)
+        await task
+        return found
+
+    assert run(scenario) == {"a": {"n": 1, "m": 2}}
+
+
+def test_requests_under_way_are_bounded_and_other_keys_overtake():
+    store = SlowStore()
+    table = table_over(store, batch_size=10, in_flight=3)
+    run(lambda: table.put_all([(n, {}) for n in range(200)]))
+    assert store.most_under_way == 3
+
+    class Slow(TableWriteFunction[str, int, int]):
+        done: list[str] = []  # noqa: RUF012
+
+        async def put(self, key, value, *args):
+            await asyncio.sleep(value)
+            self.done.append(key)
+
+        async def delete(self, key, *args): ...
+
+    slow = RemoteTable("t", key="id", write_function=Slow(), batch_size=1, in_flight=2)
+
+    async def scenario():
+        await asyncio.gather(slow.put("a", 0.05), slow.put("a", 0), slow.put("b", 0))
+
+    run(scenario)
+    assert Slow.done == ["b", "a", "a"]
+
+
+def test_compact_batches_send_the_last_entry_of_a_key_and_answer_all():
+    store = SlowStore()
+    table = table_over(store, batches=BatchProvider(compact=True))
+
+    async def scenario():
+        await asyncio.gather(*(table.put("a", {"n": n}) for n in range(9)), table.put("b", {}), table.delete("b"))
+        await table.put_all([("c", {"n": n}) for n in range(9)])
+        return await asyncio.gather(table.put("c", {"n": 1}), table.put("c", BAD), return_exceptions=True)
+
+    answers = run(scenario)
+    assert store.records == {"a": {"n": 8}, "c": {"n": 8}}
+    assert [(kind, keys) for kind, keys in store.requests[:3]] == [("put", ["a"]), ("delete", ["b"]), ("put", ["c"])]
+    assert [type(answer) for answer in answers] == [TableError, TableError]  # the second took the place of the first
+
+
+def test_compact_batches_refuse_updates_and_conditions():
+    store = SlowStore()
+    compact = BatchProvider(compact=True)
+    with pytest.raises(ConfigurationError, match=r"batches are compact.*updates need every one"):
+        run(lambda: table_over(store, batches=compact).update("a", {}))
+    entries = RowEntries(["a"], [{"at": 1}], None, [DIRECT], [1])
+    with pytest.raises(ConfigurationError, match="conditions need every one"):
+        BatchHandler(compact, table="t").check(Operation(OperationKind.PUT, entries, (), Conditions("at")))
+    assert store.requests == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"size": 0},
+        {"size": True},
+        {"size": 2.5},
+        {"bytes": 0},
+        {"delay": -1},
+        {"delay": float("nan")},
+        {"delay": float("inf")},
+        {"delay": True},
+        {"compact": 1},
+    ],
+)
+def test_batches_that_cannot_be_are_refused(wrong):
+    with pytest.raises(ConfigurationError, match="expected"):
+        BatchProvider(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [0, True, 2.5, float("inf")])
+def test_a_bound_that_is_no_number_of_requests_is_refused(wrong):
+    with pytest.raises(ConfigurationError, match="in_flight"):
+        table_over(SlowStore(), in_flight=wrong)
+
+
+def test_what_is_said_of_batches_travels_with_the_table():
+    from dagster_adjunct.resources.tables import MemoryTable
+
+    batches = BatchProvider(size=7, bytes=10_000, delay=0.5, compact=True)
+    table = table_over(MemoryTable("travels"), batches=batches, in_flight=3)
+    copy = pickle.loads(pickle.dumps(table))
+    assert (copy.batches, copy.in_flight) == (batches, 3)
+    with pytest.raises(ConfigurationError, match="both say how large"):
+        table_over(SlowStore(), batches=batches, batch_size=3)
