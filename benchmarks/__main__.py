@@ -20,6 +20,7 @@ from benchmarks import (
     spark_tables,
     sql_tables,
     starting,
+    tables,
 )
 
 CHOICES: dict[str, Callable[[argparse.Namespace], None]] = {
@@ -37,6 +38,7 @@ CHOICES: dict[str, Callable[[argparse.Namespace], None]] = {
     "redis-tables": lambda chosen: redis_tables.run(chosen.rounds),
     "spark-tables": lambda chosen: spark_tables.run(chosen.rounds),
     "peers": lambda chosen: peers.run(chosen.rounds),
+    "tables": lambda chosen: tables.run(chosen.rounds),
 }
 parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
 parser.add_argument("what", nargs="*", choices=list(CHOICES), help="Default: all.")

@@ -12,6 +12,8 @@ from dagster_adjunct.resources.tables.layer import Layer
 from dagster_adjunct.resources.tables.metrics import Meter
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
+from dagster_adjunct.resources.tables.per_loop import PerLoop
+from dagster_adjunct.resources.tables.time_limits import TimeLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,31 +28,41 @@ class AttemptLayer:
     inner: Layer
     timeout: float | None = None
     meter: Meter = field(default_factory=Meter)
+    _limits: PerLoop[TimeLimits] = field(init=False)
+
+    def __post_init__(self) -> None:
+        timeout = self.timeout or 0.0
+        object.__setattr__(self, "_limits", PerLoop(lambda: TimeLimits(timeout)))
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
         began = perf_counter()
         if self.timeout is None:
             outcomes = await self.inner.send(operation)
         else:
-            outcomes = await self._in_time(operation, self.timeout)
+            limits = self._limits.here()
+            place = limits.enter()
+            try:
+                outcomes = await self.inner.send(operation)
+            except asyncio.CancelledError:
+                if not limits.leave(place):
+                    raise
+                outcomes = self._late(operation)
+            except BaseException:
+                limits.leave(place)
+                raise
+            else:
+                limits.leave(place)
         self.meter.attempt(operation.kind is not OperationKind.GET, len(operation), perf_counter() - began)
         return outcomes
 
     async def close(self) -> None:
         await self.inner.close()
 
-    async def _in_time(self, operation: Operation[Any], timeout: float) -> Outcomes:
-        try:
-            async with asyncio.timeout(timeout) as limit:
-                return await self.inner.send(operation)
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            self.meter.add("timeouts")
-            late = TableUnavailableError(
-                f"table {self.table}: a {operation.kind.value} of {len(operation)} entries, the first with key "
-                f"{operation.entries.keys[0]!r}, had no answer after {timeout:g} s and was given up.",
-                "See what the store is busy with, or allow more: RetryPolicy(timeout=…).",
-            )
-            late.__cause__ = error
-            return Outcomes.all(len(operation), Problem(State.UNKNOWN, late))
+    def _late(self, operation: Operation[Any]) -> Outcomes:
+        self.meter.add("timeouts")
+        late = TableUnavailableError(
+            f"table {self.table}: a {operation.kind.value} of {len(operation)} entries, the first with key "
+            f"{operation.entries.keys[0]!r}, had no answer after {self.timeout:g} s and was given up.",
+            "See what the store is busy with, or allow more: RetryPolicy(timeout=…).",
+        )
+        return Outcomes.all(len(operation), Problem(State.UNKNOWN, late))

@@ -126,6 +126,13 @@ class Meter:
         with self._counting:
             self._counts[name] += amount
 
+    def request(self, *, ended: bool) -> None:
+        """Count a request to the store; `ended`: as a success, too."""
+        with self._counting:
+            self._counts["requests"] += 1
+            if ended:
+                self._counts["successes"] += 1
+
     def attempt(self, writes: bool, entries: int, seconds: float) -> None:
         """Count one attempt at the store."""
         with self._counting:

@@ -82,16 +82,20 @@ class TokenBucket:
 
     async def acquire(self, credits: float) -> None:
         """Return when `credits` may be spent. Callers are served in the order they came."""
+        wait = self.take(credits)
+        if wait > 0:
+            await self._clock.sleep(wait)
+
+    def take(self, credits: float) -> float:
+        """Spend `credits` that are there or come in later; return the seconds until then, which the caller waits."""
         if credits <= 0:
-            return
+            return 0.0
         with self._taking:
             now = self._clock.now()
             earned = (now - self._filled_at) * self._rate
             self._credits = min(self._rate * KEPT_SECONDS, self._credits + earned) - credits
             self._filled_at = now
-            wait = -self._credits / self._rate
-        if wait > 0:
-            await self._clock.sleep(wait)
+            return -self._credits / self._rate
 
 
 # What tables of this process share by a budget's name.
@@ -111,7 +115,9 @@ class LocalCredits:
         bucket = self._buckets.get(budget)
         if bucket is None:
             bucket = self._bucket(budget)
-        await bucket.acquire(credits)
+        wait = bucket.take(credits)
+        if wait > 0:
+            await self._clock.sleep(wait)
 
     async def close(self) -> None:
         pass

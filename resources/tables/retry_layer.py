@@ -30,11 +30,15 @@ class RetryLayer:
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
         began = self.clock.now()
-        self.meter.add("requests")
-        outcomes = await self.inner.send(operation)
+        try:
+            outcomes = await self.inner.send(operation)
+        except BaseException:
+            self.meter.request(ended=False)
+            raise
         if outcomes.problems:
+            self.meter.request(ended=False)
             return await self._until_over(operation, outcomes, began)
-        self.meter.add("successes")
+        self.meter.request(ended=True)
         return outcomes
 
     async def close(self) -> None:

@@ -234,6 +234,27 @@ def test_a_hanging_request_is_given_up_and_sent_again():
     assert asyncio.run(store.get("a")) == {"n": 0}
 
 
+def test_of_many_requests_under_way_only_those_that_take_too_long_are_given_up():
+    class Some(TroubledFunction):
+        async def send(self, operation):
+            await asyncio.sleep(operation.entries.keys[0])
+            return await self.inner.send(operation)
+
+    async def run() -> list[set[State]]:
+        some = Some(MemoryTable("hanging"))
+        layer = AttemptLayer("t", FunctionLayer("t", some, some), 0.1)
+
+        async def after(start: float, lasting: float) -> Outcomes:
+            await asyncio.sleep(start)
+            return await layer.send(puts(lasting))
+
+        answers = await asyncio.gather(after(0, 9), after(0, 0.02), after(0.05, 0.02), after(0.05, 8), after(0.3, 7))
+        return [{problem.state for problem in outcomes.problems.values()} for outcomes in answers]
+
+    late = {State.UNKNOWN}
+    assert asyncio.run(run()) == [late, set(), set(), late, late]
+
+
 def test_a_request_without_an_answer_is_of_unknown_outcome_and_named():
     hanging = Hanging(MemoryTable("hanging"), 60)
     layer = AttemptLayer("orders", FunctionLayer("orders", hanging, hanging), 0.02)
