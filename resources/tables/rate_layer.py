@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
 
-from dagster_adjunct.resources.errors import AdjunctError
+from dagster_adjunct.resources.errors import AdjunctError, TransientError
 from dagster_adjunct.resources.tables.clock import Clock, SystemClock
 from dagster_adjunct.resources.tables.credit_source import READ, WRITE, Budget, CreditSource
 from dagster_adjunct.resources.tables.layer import Layer
@@ -65,7 +65,9 @@ class RateLayer:
         try:
             waited = await self._acquire(budget, cost)
         except AdjunctError as error:  # nothing was sent, but earlier parts of the operation may have been
-            return Outcomes.all(len(operation), Problem(State.REFUSED, error))
+            # Records that wait for a store to answer are not refused: dead letters must not have them.
+            state = State.FAILED if isinstance(error, TransientError) else State.REFUSED
+            return Outcomes.all(len(operation), Problem(state, error))
         outcomes = await self.inner.send(operation)
         if operation.kind is OperationKind.GET and (rest := self.limit.credits(operation, outcomes)) > 0:
             waited += await self._acquire(budget, rest)

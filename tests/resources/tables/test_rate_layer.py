@@ -5,7 +5,7 @@ from itertools import chain
 
 import pytest
 
-from dagster_adjunct.resources.errors import ConfigurationError, TableError
+from dagster_adjunct.resources.errors import ConfigurationError, StoreUnavailableError, TableError
 from dagster_adjunct.resources.tables import RateLimit, RetryPolicy
 from dagster_adjunct.resources.tables.credit_source import Budget
 from dagster_adjunct.resources.tables.metrics import Meter
@@ -21,13 +21,14 @@ from tests.resources.tables.scripted_layer import ScriptedLayer, failing, gets, 
 class Ledger:
     """A source that gives at once and writes down who took what; from the n-th demand on it has none."""
 
-    def __init__(self, refuses_from: int = 10**9) -> None:
+    def __init__(self, refuses_from: int = 10**9, error: Exception | None = None) -> None:
         self.taken: list[tuple[str, str, float]] = []
         self.refuses_from = refuses_from
+        self.error = error or TableError("the run's driver is gone.", "End.")
 
     async def acquire(self, budget: Budget, credits: float) -> None:
         if len(self.taken) >= self.refuses_from:
-            raise TableError("the run's driver is gone.", "End.")
+            raise self.error
         self.taken.append((budget.name, budget.tag, credits))
 
     async def close(self) -> None:
@@ -145,6 +146,9 @@ def test_a_source_that_ends_between_parts_leaves_an_outcome_for_each_entry():
     outcomes = asyncio.run(layer.send(puts(*range(6))))
     assert inner.keys == [[0, 1], [2, 3]]
     assert outcomes.places(State.REFUSED) == [4, 5]
+    away = Ledger(1, StoreUnavailableError("the lake does not answer.", "Wait."))
+    outcomes = asyncio.run(RateLayer("t", ScriptedLayer(), RateLimit(None, 8), away).send(puts(*range(4))))
+    assert outcomes.places(State.FAILED) == [2, 3]  # nothing is wrong with these records
 
 
 def test_closing_gives_the_source_back():
