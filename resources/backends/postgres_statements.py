@@ -198,10 +198,10 @@ class Statements:
                 "(b.newest IS NULL OR b.newest_of <> {newest_of} OR "
                 """(b.newest::{cast}, b.tie COLLATE "C") <= (excluded.newest::{cast}, excluded.tie))"""
             )
+            # One look-up in an index for each key, two for those without a mark; joins would read both tables whole.
             source = (
-                " LEFT JOIN {beside} AS b ON {same_beside} LEFT JOIN {table} AS t ON {same} "
-                "WHERE (b.newest IS NOT NULL AND b.newest_of = {newest_of}) "
-                "OR t.{newest_by} IS NULL OR t.{newest_by} {collate} <= s.__time"
+                " WHERE coalesce((SELECT true FROM {beside} AS b WHERE {same_beside} AND b.newest_of = {newest_of}), "
+                "(SELECT t.{newest_by} {collate} <= s.__time FROM {table} AS t WHERE {same}), true)"
             )
         cast = self._casts.get(newest_by or "", "text")
         texts = newest_by is not None and self._codec.column(newest_by).kind is Kind.STRING
