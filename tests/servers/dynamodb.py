@@ -110,6 +110,13 @@ def dynamodb_server() -> Iterator[DynamoDbServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def dynamodb_on_disk() -> Iterator[DynamoDbServer]:
+    """A server that may be stopped and started: it keeps its data."""
+    with start_dynamodb(on_disk=True) as server:
+        yield server
+
+
 @pytest.fixture
 def dynamodb(dynamodb_server: DynamoDbServer, monkeypatch: pytest.MonkeyPatch) -> DynamoDbServer:
     """The server, which this process reaches by boto3's own environment."""
@@ -122,7 +129,9 @@ def dynamodb(dynamodb_server: DynamoDbServer, monkeypatch: pytest.MonkeyPatch) -
 def start_dynamodb(*, on_disk: bool = False) -> Iterator[DynamoDbServer]:
     """Run a server while the context lasts; one on disk keeps its data when it is stopped and started."""
     check_jars()
-    folder = Path(tempfile.mkdtemp(prefix="adjunct-dynamodb-")) if on_disk else None
+    # It waits for the disk after every write; what it has to outlive is its own end, not the machine's.
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    folder = Path(tempfile.mkdtemp(prefix="adjunct-dynamodb-", dir=memory)) if on_disk else None
     server = DynamoDbServer(free_port(), folder)
     server.start()
     try:

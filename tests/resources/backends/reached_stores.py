@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.resources.backends import PostgresTable, RedisTable, SqliteTable
+from dagster_adjunct.resources.backends import DynamoDbTable, PostgresTable, RedisTable, SqliteTable
 from dagster_adjunct.resources.tables import MemoryTable
 
 COLUMNS = {"id": "string", "total": "bigint", "seen": "bigint", "origin": "string", "number": "bigint"}
@@ -58,7 +58,19 @@ def redis(request: pytest.FixtureRequest, folder: Path) -> Reached:
     return Reached(store, server.port, b"EVALSHA", lambda: server.stop(kill=True), server.start)
 
 
+def dynamodb(request: pytest.FixtureRequest, folder: Path) -> Reached:
+    server = request.getfixturevalue("dynamodb_on_disk")
+
+    def store(name: str, port: int = server.port) -> DynamoDbTable:
+        where = {**server.session(), "endpoint_url": f"http://127.0.0.1:{port}"}
+        return DynamoDbTable(name, "id", columns=COLUMNS, create=True, connect_timeout=1.0, read_timeout=3.0, **where)
+
+    # The end of UpdateItem and of BatchWriteItem, and of no request that reads.
+    return Reached(store, server.port, b"teItem", server.stop, server.start)
+
+
 SERVERS = [
+    pytest.param(dynamodb, id="dynamodb", marks=pytest.mark.server),
     pytest.param(postgres, id="postgres", marks=pytest.mark.server),
     pytest.param(redis, id="redis", marks=pytest.mark.server),
 ]
