@@ -49,10 +49,10 @@ def script(kind: OperationKind, compares: str, marked: bool, changes: frozenset[
         (_PRELUDE, True),
         (_REFUSE, refuses),
         (_BYTES, timed or marked),
-        (_DIGITS, compares == "n" or "add" in changes),
+        (_DIGITS, compares == "n"),
         (_DOUBLES, compares == "f"),
         (f"local below = {_BELOW.get(compares)}\n", timed),
-        (_SUM, "add" in changes),
+        (_ADD, "add" in changes),
         (JSON, "merge" in changes),
         (_WITHIN, bool({"append", "merge"} & changes)),
         (_CLEAN, kind in _WHOLE or "default" in changes),
@@ -144,13 +144,25 @@ end
 
 _BELOW = {"n": "digits_below", "f": "doubles_below", "b": "bytes_below"}
 
-_SUM = r"""
+_ADD = (
+    r"""
 local format = string.format
 
-local function sum(a, b)
-  if #a < 16 and #b < 16 and match(a, "^-?%d+$") and match(b, "^-?%d+$") then
-    return format("%.0f", tonumber(a) + tonumber(b))
+local function added(field, text, how, number, least, most)
+  if how == "f" then
+    local x = tonumber(text or "0")
+    if not x then refuse("column " .. field .. " holds a text that is no number") end
+    return format("%.17g", x + tonumber(number))
   end
+  text = text or "0"
+  if #text < 16 and #number < 16 and find(text .. " " .. number, "^%-?%d+ %-?%d+$") then
+    local n = tonumber(text) + tonumber(number)
+    if least == "" or n >= tonumber(least) and n <= tonumber(most) then return format("%.0f", n) end
+  end
+"""
+    + _DIGITS
+    + r"""
+local function sum(a, b)
   local sa, ia, fa = parsed(a)
   local sb, ib, fb = parsed(b)
   local scale = max(#fa, #fb)
@@ -176,19 +188,14 @@ local function sum(a, b)
   return text
 end
 
-local function added(field, text, how, number, least, most)
-  if how == "f" then
-    local x = tonumber(text or "0")
-    if not x then refuse("column " .. field .. " holds a text that is no number") end
-    return format("%.17g", x + tonumber(number))
-  end
-  text = sum(text or "0", number)
+  text = sum(text, number)
   if most ~= "" and (digits_below(text, least) or digits_below(most, text)) then
     refuse("column " .. field .. " would become " .. text .. ", which is beyond its type")
   end
   return text
 end
 """
+)
 
 _WITHIN = r"""
 local function within(field, text, most)
