@@ -15,7 +15,6 @@ from dagster_adjunct.resources.backends import (
 )
 from dagster_adjunct.resources.tables import (
     Backoff,
-    BatchProvider,
     BlockingTable,
     Cache,
     RateLimit,
@@ -26,37 +25,21 @@ from dagster_adjunct.resources.tables import (
     TableWriteFunction,
     UpdateMessage,
 )
-from dagster_adjunct.resources.tables.changes import Changes
-from dagster_adjunct.resources.tables.layer import Capabilities
-from dagster_adjunct.resources.tables.operation import Mark, Operation, OperationKind, RowEntries
-from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
-from dagster_adjunct.resources.tables.table_functions import StoreFunction
 
 __all__ = [
     "Backoff",
-    "BatchProvider",
     "BlockingTable",
     "Cache",
-    "Capabilities",
-    "Changes",
     "DatasetTable",
     "DynamoDbTable",
     "HttpExtra",
     "HttpTable",
-    "Mark",
-    "Operation",
-    "OperationKind",
-    "Outcomes",
     "PostgresTable",
-    "Problem",
     "RateLimit",
     "RedisTable",
     "RemoteTable",
     "RetryPolicy",
-    "RowEntries",
     "SqliteTable",
-    "State",
-    "StoreFunction",
     "TableMetrics",
     "TableReadFunction",
     "TableWriteFunction",
@@ -64,7 +47,4 @@ __all__ = [
     "register_backend",
 ]
 
-# Every request is made of these, and their arguments are looked at as entries.
-_REQUESTS = {"Changes", "Mark", "Operation", "OperationKind", "Outcomes", "Problem", "RowEntries", "State"}
-
-guard(globals(), [name for name in __all__ if name not in _REQUESTS])
+guard(globals(), __all__)

@@ -248,6 +248,8 @@ def _show_asked(asked: Asked) -> None:
     show_table("asked for" if asked.written else "would be asked for", columns, rows)
     for held in asked.replaced:
         show_line(f"{'replaced' if asked.written else 'would be replaced'}: {held.summary()}")
+    for table, becomes in asked.tables.items():
+        show_line(f"table {table}: {becomes}")
 
 
 def _tasks(names: Sequence[str]) -> str | None:

@@ -44,8 +44,8 @@ class Update:
     def expressions(self) -> tuple[str, ...]:
         """Return the structs, as `map` takes them."""
         structs = [f"'{name}', {struct_of(pairs)}" for name, pairs in self.parts.items()]
-        # Spark has no struct without fields: an update that only removes columns sets none.
-        update = f"named_struct({', '.join(structs)})" if structs else "named_struct('set', cast(null as boolean))"
+        # Spark has no struct without fields: a boolean stands for one, where an update only removes columns.
+        update = f"named_struct({', '.join(structs)})" if structs else "true"
         return (f"{update} as {UPDATE}", *default_of(self.if_missing))
 
 
@@ -72,7 +72,7 @@ def default_of(pairs: Pairs | None) -> tuple[str, ...]:
     if pairs is None:
         return ()
     # Spark has no struct without fields: a boolean says that the default has none.
-    return (f"{struct_of(pairs) if pairs else 'true'} as {DEFAULT}",)
+    return (f"{struct_of(pairs) if pairs else '(true)'} as {DEFAULT}",)
 
 
 def struct_of(pairs: Pairs) -> str:

@@ -39,13 +39,15 @@ class PlannedOperator:
 @dataclass(frozen=True, slots=True)
 class PlannedTable:
     """A send to a remote table. `order` of the records of one key: "newest" (the store keeps it), "per key" (as their
-    stream has them), or "per source partition" only; `why` it is so. `replay` says what reading again does to it."""
+    stream has them), or "per source partition" only; `why` it is so. `replay` says what reading the `streams` again
+    that its records are made of does to it."""
 
     operator: str
     table: str
     order: str
     why: str
     replay: str
+    streams: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

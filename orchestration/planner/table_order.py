@@ -25,12 +25,15 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class _Read:
     """Of the records after an operator: the columns that choose the partition of their input, as they are called there,
-    and the input streams. `why` says where that is lost, "" where it is not."""
+    and the input streams. `keyed` are the columns as the input calls them, `lost_at` the operator that makes others of
+    them; `why` says why there are none."""
 
     flow: Flow
     streams: frozenset[str]
     why: str = ""
     partitions: int = 0
+    keyed: tuple[str, ...] = ()
+    lost_at: str = ""
 
 
 def planned_tables(app: Application, catalog: Catalog) -> tuple[PlannedTable, ...]:
@@ -68,7 +71,7 @@ def _after(operator: Operator, app: Application, catalog: Catalog, read: Mapping
         flow = spec.flow(context, [])
         own = replace(flow, partitioned_by=facts.key)
         why = "" if facts.key or facts.partitions == 1 else f"{spec.reads} has no key"
-        return _Read(own, frozenset({spec.reads}), why, facts.partitions)
+        return _Read(own, frozenset({spec.reads}), why, facts.partitions, facts.key)
     before = [read[source] for source in operator.inputs]
     streams = frozenset(stream for one in before for stream in one.streams)
     if len(before) > 1:
@@ -80,9 +83,8 @@ def _after(operator: Operator, app: Application, catalog: Catalog, read: Mapping
         columns = spec.flow(context, [one.flow]).columns
         return replace(one, flow=replace(one.flow, columns=columns))
     flow = spec.flow(context, [one.flow])
-    lost = f"{operator.id} makes others of the columns that {' and '.join(streams)} is partitioned by"
-    why = one.why or (lost if one.flow.partitioned_by and not flow.partitioned_by and one.partitions != 1 else "")
-    return replace(one, flow=flow, why=why)
+    lost = one.flow.partitioned_by and not flow.partitioned_by and one.partitions != 1
+    return replace(one, flow=flow, lost_at=operator.id if lost else one.lost_at)
 
 
 def _planned(operator: Operator, app: Application, send: TableSend, before: _Read) -> PlannedTable:
@@ -92,9 +94,10 @@ def _planned(operator: Operator, app: Application, send: TableSend, before: _Rea
     key = ", ".join(table.key)
     by = before.flow.partitioned_by
     why = before.why
-    if not why and before.partitions != 1 and not set(by) <= set(table.key):
-        streams = " and ".join(sorted(before.streams))
-        why = f"its key is ({key}), and {streams} is partitioned by ({', '.join(by)})"
+    if not why and before.partitions != 1 and (before.lost_at or not set(by) <= set(table.key)):
+        streams, lost = " and ".join(sorted(before.streams)), before.lost_at
+        changed = f", which {lost} drops or changes" if lost else ""
+        why = f"its key is ({key}), and {streams} is partitioned by ({', '.join(before.keyed)}){changed}"
     adds = operator.spec.adds
     if newest_by is not None:
         order, told = "newest", f"the store keeps what is newest by {newest_by}"
@@ -106,7 +109,8 @@ def _planned(operator: Operator, app: Application, send: TableSend, before: _Rea
         )
     else:
         order, told = "per source partition", why
-    return PlannedTable(operator.id, send.table, order, told, replay_of(order, newest_by, idempotent, skips, adds))
+    replay = replay_of(order, newest_by, idempotent, skips, adds)
+    return PlannedTable(operator.id, send.table, order, told, replay, tuple(sorted(before.streams)))
 
 
 def replay_of(order: str, newest_by: str | None, idempotent: bool, skips: bool, adds: bool) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.batchlog.batch_log import application_state
+from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.dataset_requests import named_only
 from dagster_adjunct.orchestration.startpoints.earlier_requests import behind_unreadable, replaced_by
 from dagster_adjunct.orchestration.startpoints.held_startpoints import Held, not_applied
@@ -25,11 +26,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What was asked for: what each request would do now, what it takes the place of, and whether it is written."""
+    """What was asked for: what each request would do now, what it takes the place of, and whether it is written.
+
+    `tables` says of each remote table that is made of what is read again what becomes of it, by the table's name.
+    """
 
     previews: tuple[Preview, ...]
     replaced: tuple[Held, ...]
     written: bool
+    tables: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON-able values."""
@@ -37,6 +42,7 @@ class Asked:
             "written": self.written,
             "partitions": [found.to_json() for found in self.previews],
             "replaced": [held.summary() for held in self.replaced],
+            "tables": dict(self.tables),
         }
 
 
@@ -75,4 +81,17 @@ def ask(
         if not replace:
             check_kinds(replaced)
         startpoints.write_startpoints(requests)
-    return Asked(tuple(previews), tuple(dict.fromkeys(old for old, _ in replaced)), not dry_run)
+    tables = _remote_tables(systems, app, {request.ssp.qualified_stream for request in requests})
+    return Asked(tuple(previews), tuple(dict.fromkeys(old for old, _ in replaced)), not dry_run, tables)
+
+
+def _remote_tables(systems: Mapping[str, StreamSystem], app: Application, streams: set[str]) -> dict[str, str]:
+    """Return what becomes of the remote tables that are made of these streams, where these are read again."""
+    if not app.inputs or not app.tables:
+        return {}
+    told: dict[str, str] = {}
+    for table in plan_application(app, systems).tables:
+        if streams & set(table.streams):
+            before = told.get(table.table)
+            told[table.table] = table.replay if before in (None, table.replay) else f"{before}; and {table.replay}"
+    return told

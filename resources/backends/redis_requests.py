@@ -16,7 +16,6 @@ from dagster_adjunct.resources.tables.changes import Changes
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 
 OWN = "adjunct_"  # how fields begin that are no columns
-MOST_COLUMNS = 3000  # Lua hands at most 8,000 values on at once
 Packed = tuple[int, bytes]  # how many arguments, and they
 
 
@@ -39,12 +38,6 @@ class RedisRequests:
         self.label, self.largest, self._horizon = label, largest_value, horizon
         declared = [declared_column(*pair) for pair in columns.items()]
         self.rows = RowCodec(label, key, declared)
-        if len(columns) > MOST_COLUMNS:
-            raise ConfigurationError(
-                f"{label} has {len(columns)} columns; its records can have {MOST_COLUMNS}.",
-                "Keep some of them as members of a json column.",
-                argument="columns",
-            )
         self._columns = {column.name: redis_column(column) for column in declared}
         self._encoders = {name: (bulk(name.encode()), c.encode) for name, c in self._columns.items()}
         for name in columns:
@@ -132,13 +125,13 @@ class RedisRequests:
         own = b"$%d\r\n%d\r\n%b" % (len(str(count)), count, own)
         if not operation.conditions:
             return count + 1, own
-        conditions, before = self._conditions(operation, place)
-        return count + 1 + conditions, before + own
+        conditions = self._conditions(operation, place)
+        return count + 1 + len(conditions), b"".join(map(bulk, conditions)) + own
 
-    def _conditions(self, operation: Operation[Any], place: int) -> Packed:
+    def _conditions(self, operation: Operation[Any], place: int) -> list[bytes]:
         entries, conditions = operation.entries, operation.conditions
         assert entries.marks is not None  # whoever states conditions gives marks
-        mark, count, packed = entries.marks[place], 0, b""
+        mark, texts = entries.marks[place], []
         if conditions.newest_by is not None:
             assert entries.newest is not None
             time = self.rows.checked(conditions.newest_by, entries.newest[place])
@@ -149,18 +142,15 @@ class RedisRequests:
                     "Give every record a time, or filter such records out.",
                     column=conditions.newest_by,
                 )
-            text, tie = self._text(conditions.newest_by, time), mark.tie.encode()
-            count, packed = 2, b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(text), text, len(tie), tie)
+            texts += [self._text(conditions.newest_by, time), mark.tie.encode()]
         if conditions.idempotent:
-            source, position = mark.source.encode(), mark.position.encode()
-            if b"\n" in source or b"\t" in source:
+            if "\n" in mark.source or "\t" in mark.source:
                 raise SchemaMismatchError(
                     f"{self.label}: a mark names the source {mark.source!r}; line ends and tabs part them.",
                     "Name sources as stream partitions are named.",
                 )
-            count += 2
-            packed += b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(source), source, len(position), position)
-        return count, packed
+            texts += [mark.source.encode(), mark.position.encode()]
+        return texts
 
     def _fields(self, checked: Mapping[str, Any]) -> Packed:
         """Checked values as fields and values."""

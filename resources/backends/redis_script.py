@@ -43,18 +43,17 @@ def script(kind: OperationKind, compares: str, marked: bool, changes: frozenset[
     changing = bool(changes - {"default"})
     refuses = changing or compares in ("n", "f")
     looks = kind is not OperationKind.PUT or timed or marked
-    keeps = (_TIME_KEPT if timed else "") + (_MARKS_KEPT if marked else "")  # fields and values that conditions need
-    kept = keeps.count(",") // 2
     parts = [
         (_PRELUDE, True),
         (_REFUSE, refuses),
         (_BYTES, timed or marked),
-        (_DIGITS, compares == "n"),
+        (_DIGITS, compares == "n" or "add" in changes),
         (_DOUBLES, compares == "f"),
         (f"local below = {_BELOW.get(compares)}\n", timed),
-        (_ADD, "add" in changes),
+        (_SUM, "add" in changes),
         (JSON, "merge" in changes),
         (_WITHIN, bool({"append", "merge"} & changes)),
+        (_SET, True),
         (_CLEAN, kind in _WHOLE or "default" in changes),
         (_THERE, update or kind is OperationKind.PUT_IF_ABSENT),
         (_CHANGE, changing),
@@ -63,13 +62,16 @@ def script(kind: OperationKind, compares: str, marked: bool, changes: frozenset[
         (_LOOK_AT_MARKS, marked),
         (_LOOK_AT_TIME, timed),
         (_PUT_IF_ABSENT, kind is OperationKind.PUT_IF_ABSENT),
-        (_READ_UPDATE, update),
-        (_MAKE_CHANGES, changing),
-        (_MAKE_MARKS, marked),
-        (_PUT.replace("KEPT, ", keeps).replace("COUNT", str(kept)), kind in _WHOLE),
-        (_DELETE.replace("KEPT, ", keeps).replace("CONDITIONS", str(bool(kept)).lower()), delete),
-        (_BEGIN, "default" in changes),
-        (_UPDATE.replace("KEPT, ", keeps).replace("CONDITIONS", str(bool(kept)).lower()), update),
+        ("  local fields = {}\n", True),
+        (_COLLECT_RECORD, kind in _WHOLE),
+        (_COLLECT_DELETE, delete),
+        (_COLLECT_UPDATE, update),
+        (_COLLECT_CHANGES, changing),
+        (_KEEP_TIME, timed),
+        (_KEEP_MARKS, marked),
+        (_PUT, kind in _WHOLE),
+        (_DELETE, delete),
+        (_UPDATE, update),
         ("end\n\nlocal at, answers = 5, {}\nfor n = 1, tonumber(args[1]) do\n", True),
         ("  local time, tie, source, position\n", True),
         ("  time, tie, at = args[at], args[at + 1], at + 2\n", timed),
@@ -94,11 +96,9 @@ _REFUSE = r"""
 local function refuse(why) error(REFUSED .. why, 0) end
 """
 
-# Where capitals come before small letters the locale sorts ASCII by its bytes. Elsewhere the place where two texts
-# differ is found by halves: making a text of many bytes takes no longer than looking at one.
+# Where they differ is found by halves: a text is made of many bytes at once, a byte alone takes as long.
 _BYTES = r"""
 local function bytes_below(a, b)
-  if "B" < "a" and not find(a .. b, "[%z\128-\255]") then return a < b end
   if a == b then return false end
   local same, step = 0, 64
   while step >= 1 do
@@ -144,25 +144,13 @@ end
 
 _BELOW = {"n": "digits_below", "f": "doubles_below", "b": "bytes_below"}
 
-_ADD = (
-    r"""
+_SUM = r"""
 local format = string.format
 
-local function added(field, text, how, number, least, most)
-  if how == "f" then
-    local x = tonumber(text or "0")
-    if not x then refuse("column " .. field .. " holds a text that is no number") end
-    return format("%.17g", x + tonumber(number))
-  end
-  text = text or "0"
-  if #text < 16 and #number < 16 and find(text .. " " .. number, "^%-?%d+ %-?%d+$") then
-    local n = tonumber(text) + tonumber(number)
-    if least == "" or n >= tonumber(least) and n <= tonumber(most) then return format("%.0f", n) end
-  end
-"""
-    + _DIGITS
-    + r"""
 local function sum(a, b)
+  if #a < 16 and #b < 16 and match(a, "^-?%d+$") and match(b, "^-?%d+$") then
+    return format("%.0f", tonumber(a) + tonumber(b))
+  end
   local sa, ia, fa = parsed(a)
   local sb, ib, fb = parsed(b)
   local scale = max(#fa, #fb)
@@ -188,14 +176,19 @@ local function sum(a, b)
   return text
 end
 
-  text = sum(text, number)
+local function added(field, text, how, number, least, most)
+  if how == "f" then
+    local x = tonumber(text or "0")
+    if not x then refuse("column " .. field .. " holds a text that is no number") end
+    return format("%.17g", x + tonumber(number))
+  end
+  text = sum(text or "0", number)
   if most ~= "" and (digits_below(text, least) or digits_below(most, text)) then
     refuse("column " .. field .. " would become " .. text .. ", which is beyond its type")
   end
   return text
 end
 """
-)
 
 _WITHIN = r"""
 local function within(field, text, most)
@@ -206,12 +199,17 @@ local function within(field, text, most)
 end
 """
 
+_SET = r"""
+local function set(fields)
+  for i = 1, #fields, 4000 do call("HSET", key, unpack(fields, i, math.min(i + 3999, #fields))) end
+end
+"""
+
 _CLEAN = r"""
--- Take out what is no field of the record, and the sign that it is none; what conditions keep stays. The record's
--- fields are at these places.
-local function clean(from, to)
+-- Take out what is no field of the record, and the sign that it is none; what conditions keep stays.
+local function clean(fields)
   local new, gone, tombstone = {}, {}, false
-  for i = from, to, 2 do new[args[i]] = true end
+  for i = 1, #fields, 2 do new[fields[i]] = true end
   for _, name in ipairs(call("HKEYS", key)) do
     if name == "adjunct_deleted" then tombstone = true end
     if not new[name] and (name == "adjunct_deleted" or sub(name, 1, 8) ~= "adjunct_") then gone[#gone + 1] = name end
@@ -228,9 +226,9 @@ end
 """
 
 _CHANGE = r"""
--- What the changes at these places come to: fields and values, and the fields that are removed.
-local function change(at, to, current)
-  local fields, removed = {}, {}
+-- Collect the fields that the changes at these places make anew, and those that they remove.
+local function change(at, to, current, fields)
+  local removed = {}
   while at <= to do
     local what, field, text = args[at], args[at + 1], nil
     if what == "add" then
@@ -251,7 +249,7 @@ local function change(at, to, current)
     end
     if text then fields[#fields + 1], fields[#fields + 2] = field, text end
   end
-  return fields, removed
+  return removed
 end
 """
 
@@ -279,16 +277,31 @@ _PUT_IF_ABSENT = r"""
   if there(known) then return 2 end
 """
 
-_READ_UPDATE = r"""
-  local default = tonumber(args[from])
-  local set_from = from + default + 2
-  local set_to = set_from + tonumber(args[set_from - 1]) - 1
-  local begin, changed, removed = not there(known), {}, {}
-  if begin and default == 0 then return 3 end
+_COLLECT_RECORD = r"""
+  for i = from, to do fields[#fields + 1] = args[i] end
 """
 
-_MAKE_CHANGES = r"""
-  changed, removed = change(set_to + 1, to, function(field)
+_COLLECT_DELETE = r"""
+  local names = { [3] = "adjunct_marks", [4] = "adjunct_newest_by", [5] = "adjunct_time", [6] = "adjunct_tie" }
+  for i = 3, 6 do
+    if known[i] then fields[#fields + 1], fields[#fields + 2] = names[i], known[i] end
+  end
+"""
+
+_COLLECT_UPDATE = r"""
+  local default = tonumber(args[from])
+  local set_to = from + default + 1 + tonumber(args[from + default + 1])
+  local begin = not there(known)
+  local removed
+  if begin and default == 0 then return 3 end
+  if begin then
+    for i = from + 1, from + default do fields[#fields + 1] = args[i] end
+  end
+  for i = from + default + 2, set_to do fields[#fields + 1] = args[i] end
+"""
+
+_COLLECT_CHANGES = r"""
+  local function current(field)
     local text = false
     if begin then
       for i = from + 1, from + default, 2 do if args[i] == field then text = args[i + 1] end end
@@ -296,52 +309,45 @@ _MAKE_CHANGES = r"""
       text = call("HGET", key, field)
     end
     return text and text ~= NULL and text
-  end)
+  end
+  removed = change(set_to + 1, to, current, fields)
 """
 
-_TIME_KEPT = '"adjunct_newest_by", time_column, "adjunct_time", time, "adjunct_tie", tie, '
-_MARKS_KEPT = '"adjunct_marks", marks, '
+_KEEP_TIME = r"""
+  local n = #fields
+  fields[n + 1], fields[n + 2], fields[n + 3] = "adjunct_newest_by", time_column, "adjunct_time"
+  fields[n + 4], fields[n + 5], fields[n + 6] = time, "adjunct_tie", tie
+"""
 
-_MAKE_MARKS = r"""
+_KEEP_MARKS = r"""
   if before_last then
     marks = sub(marks, 1, before_last) .. position .. sub(marks, before_last + 1 + #last)
   else
     marks = marks .. "\n" .. source .. "\t" .. position
   end
+  fields[#fields + 1], fields[#fields + 2] = "adjunct_marks", marks
 """
 
 _PUT = r"""
-  call("HSET", key, KEPT, unpack(args, from, to))
-  if call("HLEN", key) ~= (to - from + 1) / 2 + COUNT then clean(from, to) end
+  set(fields)
+  if call("HLEN", key) ~= #fields / 2 then clean(fields) end
   return 1
 """
 
 _DELETE = r"""
-  local fields = {}
-  local names = { [3] = "adjunct_marks", [4] = "adjunct_newest_by", [5] = "adjunct_time", [6] = "adjunct_tie" }
-  for i = 3, 6 do
-    if known[i] then fields[#fields + 1], fields[#fields + 2] = names[i], known[i] end
-  end
   call("DEL", key)
-  if fields[1] or CONDITIONS then
-    if fields[1] then call("HSET", key, unpack(fields)) end
-    call("HSET", key, KEPT, "adjunct_deleted", "1")
+  if fields[1] then
+    fields[#fields + 1], fields[#fields + 2] = "adjunct_deleted", "1"
+    set(fields)
     if horizon ~= "0" then call("EXPIRE", key, horizon) end
   end
   return 1
 """
 
-_BEGIN = r"""
-  if begin then
-    call("HSET", key, unpack(args, from + 1, from + default))
-    if known[1] then clean(from + 1, from + default) end
-  end
-"""
-
 _UPDATE = r"""
-  if CONDITIONS or set_to >= set_from then call("HSET", key, KEPT, unpack(args, set_from, set_to)) end
-  if changed[1] then call("HSET", key, unpack(changed)) end
-  if removed[1] then call("HDEL", key, unpack(removed)) end
+  if fields[1] then set(fields) end
+  if begin and known[1] then clean(fields) end
+  if removed and removed[1] then call("HDEL", key, unpack(removed)) end
   return begin and 4 or 1
 """
 

@@ -22,7 +22,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class Shape:
     """How records become requests: without a contract as whole records, with one as updates.
 
-    Updates lie in the struct `update`, defaults in `default`, which a boolean stands for where they are all empty.
+    Updates lie in the struct `update`, defaults in `default`; a boolean stands for a struct without fields.
     Where `typed`, an update has structs for what is set, added and appended, and `remove` is what all updates remove.
     """
 
@@ -88,8 +88,6 @@ def _deleting(entries: ArrowEntries, shape: Shape) -> Operation[Any]:
 
 
 def _entries(batch: Any, shape: Shape, marks: Marks | None, what: str) -> ArrowEntries:
-    import pyarrow as pa
-
     sources, positions = (None, None) if marks is None else marks.of(batch)
     columns = {name: batch.column(name) for name in batch.schema.names if not name.startswith("__")}
     key = _struct({name: columns[name] for name in shape.key}, batch.num_rows)
@@ -97,12 +95,17 @@ def _entries(batch: Any, shape: Shape, marks: Marks | None, what: str) -> ArrowE
     if shape.contract is None:
         records = _struct(columns, batch.num_rows)
     else:
-        records = columns[UPDATE]
+        records = _struct_of(columns[UPDATE])
         if DEFAULT in columns:
-            given = columns[DEFAULT]
-            defaults = _struct({}, batch.num_rows) if pa.types.is_boolean(given.type) else given
+            defaults = _struct_of(columns[DEFAULT])
     times = None if shape.conditions.newest_by is None else _times(batch, records, shape, what)
     return ArrowEntries(key, records, to_python, defaults, sources, positions, times, shape.typed, shape.remove)
+
+
+def _struct_of(column: Any) -> Any:
+    import pyarrow as pa
+
+    return _struct({}, len(column)) if pa.types.is_boolean(column.type) else column
 
 
 def _times(batch: Any, records: Any, shape: Shape, what: str) -> Any:

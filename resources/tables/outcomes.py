@@ -12,8 +12,6 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
-from dagster_adjunct.resources.errors import check_whole_number
-
 _NONE: Mapping[int, Problem] = MappingProxyType({})
 
 
@@ -63,7 +61,6 @@ class Outcomes:
     @staticmethod
     def all(count: int, problem: Problem) -> Outcomes:
         """The same problem for every entry."""
-        check_whole_number(count, f"outcomes of {count!r} entries", "how many there are", argument="count", least=0)
         return Outcomes(count, problems=dict.fromkeys(range(count), problem))
 
     def places(self, *states: State) -> list[int]:

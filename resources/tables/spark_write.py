@@ -150,11 +150,10 @@ def _summed(reports: Sequence[dict[str, Any]], write: TableWrite, what: str) -> 
     if write.dead_letters is not None and len(letters) > write.dead_letters:
         raise _too_many(letters, write, what)
     total = TableMetrics()
-    counters = {"null_keys": 0, "skipped": 0, "dead_letters": len(letters)}
+    counters = {"null_keys": 0, "dead_letters": len(letters)}
     for report in reports:
         total += TableMetrics.from_document(report["metrics"])
-        for name in ("null_keys", "skipped"):
-            counters[name] += report[name]
+        counters["null_keys"] += report["null_keys"]
     return Written({**total.counts(), **counters}, letters, total)
 
 
@@ -215,7 +214,6 @@ class _Sending:
             return {
                 "metrics": table.metrics.to_document(),
                 "null_keys": self._null_keys,
-                "skipped": report.skipped,
                 "letters": report.letters,
                 "failed": report.failed,
                 "keys": report.keys,

@@ -35,7 +35,6 @@ class Letter:
 class TaskReport:
     """What became of a task's records: counts, and those that were not done."""
 
-    skipped: int = 0  # their conditions did not hold: no error
     failed: int = 0
     keys: list[str] = field(default_factory=list)  # the first of those that failed
     error: AdjunctError | None = None
@@ -50,9 +49,7 @@ class TaskReport:
         entries = part.operation.entries
         for place in sorted(problems):
             problem = problems[place]
-            # A put-if-absent or a condition that did not hold is an answer.
-            if problem.state is State.SKIPPED:
-                self.skipped += 1
+            if problem.state is State.SKIPPED:  # its condition did not hold: an answer, which the table counts
                 continue
             final = problem.state in (State.REFUSED, State.MISSING)
             if letters is not None and final and len(self.letters) < at_most + 1:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import math
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.update_expressions import update_message
-from dagster_adjunct.resources.errors import NullKeyError, RecordNotFoundError
-from dagster_adjunct.resources.tables import UpdateContract
+from dagster_adjunct.resources.backends import SqliteTable
+from dagster_adjunct.resources.errors import AdjunctError, NullKeyError, RecordNotFoundError, TableError
+from dagster_adjunct.resources.tables import RemoteTable, UpdateContract
+from dagster_adjunct.resources.tables.operation import Operation, RowEntries
+from dagster_adjunct.resources.tables.outcomes import Outcomes
 from tests.orchestration.step_world import StepWorld
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 pytestmark = pytest.mark.spark
 
@@ -82,3 +94,143 @@ def test_a_null_key_fails_the_batch_or_is_counted_and_skipped(step_world: StepWo
     counters = step_world.run(patient).counters["things"]
     assert (counters["null_keys"], counters["updates"]) == (2, 1)
     assert step_world.records() == {"a": (2, 200)}
+
+
+def test_a_tombstone_deletes_under_every_contract(step_world: StepWorld) -> None:
+    changes(step_world)
+    step_world.send("changes", ("a", 1), ("b", 2), deleted=[("b", None), ("c", None)])
+    step_world.send("changes", ("b", 3), deleted=[("a", None)])
+    app = updating(step_world, UpdateContract.UPDATE_WITH_DEFAULTS, default=True)
+    counters = step_world.run(app).counters["things"]
+    assert step_world.records() == {"b": (3, 300)}
+    assert (counters["updates"], counters["deletes"]) == (3, 3)
+
+
+def test_an_empty_default_is_a_plain_upsert(step_world: StepWorld) -> None:
+    changes(step_world)
+    step_world.send("changes", ("a", 1), ("b", 2), ("a", 3))
+    app = Application("app")
+    message = update_message(key="k", update=["v"], default=[])
+    app.input_stream("lake.changes").map(*message).send_to(
+        app.table(step_world.table()), UpdateContract.UPDATE_WITH_DEFAULTS
+    )
+    step_world.run(app)
+    assert step_world.records() == {"a": (3, None), "b": (2, None)}
+
+
+def test_alternating_puts_and_deletes_are_few_requests_and_end_as_in_their_order(step_world: StepWorld) -> None:
+    step_world.stream("changes", "k", 1, k="string", v="int")
+    expected: dict[str, tuple[int, int | None]] = {}
+    for number in range(6):
+        step_world.send("changes", (f"k{number % 3}", number), deleted=[(f"k{(number + 1) % 3}", None)])
+        expected[f"k{number % 3}"] = (number, None)
+        expected.pop(f"k{(number + 1) % 3}", None)
+    app = Application("app")
+    app.input_stream("lake.changes").map("k", "v", "cast(null as int) as w").send_to(app.table(step_world.table()))
+    counters = step_world.run(app).counters["things"]
+    assert step_world.records() == expected
+    assert (counters["writes"], counters["deletes"]) == (6, 6)
+    assert counters["requests"] <= 8  # twelve runs of one kind
+
+
+def test_the_short_form_sets_adds_removes_and_begins_and_the_records_go_on_computed_once(
+    step_world: StepWorld, tmp_path: Path
+) -> None:
+    changes(step_world)
+    step_world.send("changes", ("a", 1), ("b", 5), ("a", 2), ("a", 4))
+    log = tmp_path / "calls"
+    log.touch()
+
+    def doubled(frame: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        @F.udf("int")
+        def twice(v: int) -> int:
+            with log.open("a") as calls:
+                calls.write("x")
+            return 2 * v
+
+        return frame.withColumn("twice", twice("v"))
+
+    app = Application("app")
+    out = app.output_stream("lake.out", partitions=2, key="k")
+    table = app.table(step_world.table())
+    sent = app.input_stream("lake.changes").map(doubled).update(table, add={"w": "twice"}, if_missing={"v": "7"})
+    sent.send_to(out)
+    step_world.run(app)
+    assert step_world.records() == {"a": (7, 14), "b": (7, 10)}
+    assert sorted((row["k"], row["v"], row["twice"]) for row in step_world.rows("out")) == [
+        ("a", 1, 2), ("a", 2, 4), ("a", 4, 8), ("b", 5, 10)
+    ]  # fmt: skip
+    assert len(log.read_text()) == 4
+    removing = Application("removing")
+    step_world.stream("gone", "k", 1, k="string")
+    step_world.send("gone", ("a",))
+    removing.input_stream("lake.gone").update(removing.table(step_world.table()), remove=["v"])
+    step_world.run(removing)
+    assert step_world.records()["a"] == (None, 14)
+
+
+def test_two_sends_to_one_table_add_their_counters_and_a_subclass_arrives_as_itself(step_world: StepWorld) -> None:
+    class Prefixed(RemoteTable[Any, Any, Any]):
+        """Puts a letter before each key."""
+
+        async def send(self, operation: Operation[Any]) -> Outcomes:
+            entries = operation.entries
+            keys = [f"x-{key}" for key in entries.keys]
+            return await super().send(operation.with_entries(RowEntries(keys, entries.values, entries.defaults)))
+
+    changes(step_world)
+    step_world.send("changes", ("a", 1), ("b", 2), ("c", 3))
+    app = Application("app")
+    store = step_world.table().write_function
+    table = app.table(Prefixed("things", key="k", write_function=store))
+    stream = app.input_stream("lake.changes")
+    stream.update(table, set=["v"], if_missing=[])
+    stream.filter("v > 1").update(table, set={"w": "v * 10"}, if_missing=[])
+    counters = step_world.run(app).counters["things"]
+    assert counters["updates"] == 5
+    assert step_world.records() == {"x-a": (1, None), "x-b": (2, 20), "x-c": (3, 30)}
+
+
+def of_doubles(folder: Path) -> RemoteTable[Any, Any, Any]:
+    store = SqliteTable(folder / "d.sqlite", "doubles", "k", columns={"k": "string", "v": "double"}, create=True)
+    return RemoteTable("doubles", key="k", write_function=store)
+
+
+def read_all(folder: Path) -> dict[str, float]:
+    with sqlite3.connect(folder / "d.sqlite") as connection:
+        return dict(connection.execute("SELECT k, v FROM doubles"))
+
+
+def test_what_a_table_refuses_for_good_goes_to_the_dead_letters_up_to_a_bound(step_world: StepWorld) -> None:
+    step_world.stream("changes", "k", 2, k="string", v="double")
+    step_world.send("changes", ("a", 1.0), ("b", math.nan), ("c", 3.0), ("d", math.nan))
+    table = of_doubles(step_world.folder)
+
+    def sending(name: str, at_most: int) -> Application:
+        app = Application(name)
+        letters = app.output_stream("lake.letters", partitions=1)
+        app.input_stream("lake.changes").send_to(app.table(table), dead_letters=letters, at_most=at_most)
+        return app
+
+    with pytest.raises(TableError, match=r"refuses more than 1 records of this batch.*at_most"):
+        step_world.run(sending("narrow", 1))
+    assert "letters" not in step_world.streams.list_streams()
+    counters = step_world.run(sending("app", 2)).counters
+    assert read_all(step_world.folder) == {"a": 1.0, "c": 3.0}
+    assert (counters["doubles"]["dead_letters"], counters["lake.letters"]["rows"]) == (2, 2)
+    letters = {row["key"]: row for row in step_world.rows("letters")}
+    assert sorted(letters) == ['"b"', '"d"']
+    assert math.isnan(json.loads(letters['"b"']["record"])["v"])
+    assert (letters['"b"']["kind"], letters['"b"']["table"]) == ("put", "doubles")
+    assert "'v'" in letters['"b"']["problem"]
+
+
+def test_a_failure_names_the_first_keys_and_how_many_there_are(step_world: StepWorld) -> None:
+    step_world.stream("changes", "k", 1, k="string", v="double")
+    step_world.send("changes", *[(f"k{number}", math.inf if number % 2 else 1.0) for number in range(20)])
+    app = Application("app")
+    app.input_stream("lake.changes").send_to(app.table(of_doubles(step_world.folder)))
+    with pytest.raises(AdjunctError, match=r"did not take 10 of the records, the first of the keys 'k1', 'k3', 'k5'"):
+        step_world.run(app)

@@ -129,6 +129,8 @@ def _request(context: OpExecutionContext, startpoints: "Startpoints", config: St
         context.log.info(f"{preview.request.ssp} ({tasks}): from {preview.start or 'nowhere'}; {preview.effect}")
     for held in asked.replaced:
         context.log.info(f"takes the place of: {held.summary()}")
+    for table, becomes in asked.tables.items():
+        context.log.info(f"table {table}: {becomes}")
     if asked.written:
         name = startpoints.app.name
         sensor = f"{dagster_name(name)}_startpoints"

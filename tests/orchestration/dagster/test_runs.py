@@ -118,8 +118,6 @@ def test_metadata_tells_rows_schemas_versions_offsets_and_counters(lake: Lake, t
     assert priced["adjunct/joins"]["join-2-items"] == {"rows": 21, "unmatched": 5}
     assert [column.name for column in priced["dagster/column_schema"].columns][-2:] == ["label", "rate"]
     assert (table["adjunct/updates"], table["adjunct/null_keys"]) == (20, 1)
-    assert 0 < table["adjunct/write_seconds_p50"] <= table["adjunct/write_seconds_max"] < 60
-    assert (table["adjunct/rate_waits"], table["adjunct/given_up"]) == (0, 0)
     assert table["dagster/table_name"] == "item_state"
     assert len(table["dagster/column_schema"].columns) == 3
     assert observed(result)["lake/orders"]["dagster/row_count"] == 21

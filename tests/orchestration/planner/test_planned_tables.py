@@ -1,0 +1,207 @@
+"""What planning says of remote tables: what they can't be asked, which order holds, and what a replay does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.application.update_expressions import update_message
+from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
+from dagster_adjunct.orchestration.planner import ExecutionPlan, plan
+from dagster_adjunct.resources.backends import SqliteTable
+from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.tables import RemoteTable, TableWriteFunction, UpdateContract
+
+WITH_DEFAULTS = UpdateContract.UPDATE_WITH_DEFAULTS
+SCANS = Schema.of(gate="string", tag="string", place="string", at="timestamp", n="int")
+COLUMNS = {"tag": "string", "place": "string", "at": "timestamp", "n": "bigint", "seen": "array<string>"}
+
+
+def scans(key: tuple[str, ...] = ("gate",), partitions: int = 8, **more: Any) -> StreamFacts:
+    return StreamFacts("lake.scans", partitions, key, SPARK, SCANS, **more)
+
+
+def tags(function: Any = None, *, key: Any = "tag", columns: Any = COLUMNS, **more: Any) -> RemoteTable[Any, Any, Any]:
+    function = function or SqliteTable("tags.sqlite", "tags", key, columns=columns)
+    return RemoteTable("tags", key="tag", write_function=function, **more)
+
+
+def planned(app: Application, facts: StreamFacts | None = None) -> ExecutionPlan:
+    return plan(app, {"lake.scans": facts or scans()})
+
+
+def last_seen(table: RemoteTable[Any, Any, Any], **more: Any) -> Application:
+    app = Application("gates", **more)
+    app.input_stream("lake.scans").map("tag", "place", "at").send_to(app.table(table))
+    return app
+
+
+class OnlyPuts(TableWriteFunction[str, dict[str, Any], Any]):
+    async def put(self, key: str, value: dict[str, Any], *args: object) -> None: ...
+    async def delete(self, key: str, *args: object) -> None: ...
+
+
+class Service(OnlyPuts):
+    async def update(self, key: str, update: Any, *args: object) -> None: ...
+
+
+def test_a_table_by_another_key_than_its_streams_has_order_per_source_partition_only() -> None:
+    found = planned(last_seen(tags()))
+    (table,) = found.tables
+    assert (table.order, table.streams) == ("per source partition", ("lake.scans",))
+    assert "its key is (tag), and lake.scans is partitioned by (gate)" in table.why
+    assert any("order holds per source partition only" in note and "newest_by" in note for note in found.notes)
+    assert "per source partition" in found.render()
+    assert "may stay so" in table.replay
+    (document,) = found.to_json()["tables"]
+    assert document["order"] == "per source partition"
+
+
+def test_a_strict_application_is_refused_where_order_does_not_hold() -> None:
+    with pytest.raises(PlanningError, match=r"an older record may replace a newer one.*newest_by"):
+        planned(last_seen(tags(), strict=True))
+    planned(last_seen(tags(newest_by="at"), strict=True))
+    planned(last_seen(tags(), strict=True), scans(("tag",)))
+
+
+@pytest.mark.parametrize(
+    ("facts", "order"),
+    [
+        (scans(("tag",)), "per key"),
+        (scans((), 1), "per key"),
+        (scans(("gate", "tag")), "per source partition"),
+        (scans(()), "per source partition"),
+    ],
+)
+def test_order_holds_where_the_columns_that_choose_the_partition_are_in_the_tables_key(
+    facts: StreamFacts, order: str
+) -> None:
+    found = planned(last_seen(tags()), facts)
+    assert [table.order for table in found.tables] == [order]
+    assert bool(found.notes) is (order != "per key")
+
+
+def test_a_partition_column_that_was_computed_is_another_and_a_repartitioning_brings_no_order() -> None:
+    computed, moved, renamed = (Application(f"gates-{number}") for number in range(3))
+    computed.input_stream("lake.scans").map("upper(tag) as tag", "place").send_to(computed.table(tags()))
+    moved.input_stream("lake.scans").partition_by("tag").map("tag", "place").send_to(moved.table(tags()))
+    renamed.input_stream("lake.scans").map("gate as tag", "place").send_to(renamed.table(tags()))
+    orders = [planned(computed, scans(("tag",))), planned(moved), planned(renamed)]
+    assert [found.tables[0].order for found in orders] == ["per source partition", "per source partition", "per key"]
+
+
+@pytest.mark.parametrize(
+    ("declared", "adds", "says"),
+    [
+        ({"newest_by": "at"}, False, "unchanged: what is older by at is skipped"),
+        ({"idempotent": True, "on_replay": "skip"}, True, "unchanged: messages that it has had are skipped"),
+        ({"idempotent": True}, True, "applied again, once, whatever crashes"),
+        ({}, True, "applied again, once, and once more where a batch is run again"),
+        ({}, False, "older, and it may stay so"),
+    ],
+)
+def test_the_plan_says_what_a_replay_does(declared: dict[str, Any], adds: bool, says: str) -> None:
+    app = Application("gates")
+    change: dict[str, Any] = {"add": {"n": "1"}} if adds else {"set": ["place", "at"]}
+    app.input_stream("lake.scans").update(app.table(tags(**declared)), if_missing=[], **change)
+    assert says in planned(app).tables[0].replay
+
+
+def test_marks_need_offsets_that_are_numbers() -> None:
+    with pytest.raises(PlanningError, match=r"those of lake.scans are no numbers"):
+        planned(last_seen(tags(newest_by="at")), scans(numbered=False))
+    planned(last_seen(tags()), scans(numbered=False))
+
+
+def refused(
+    table: RemoteTable[Any, Any, Any], says: str, *, map: Any = (), send: Any = None, update: Any = None
+) -> None:
+    app = Application("gates")
+    stream = app.input_stream("lake.scans")
+    stream = stream.map(*map) if map else stream
+    if update is None:
+        stream.send_to(app.table(table), **(send or {}))
+    else:
+        stream.update(app.table(table), **update)
+    with pytest.raises(PlanningError, match=says):
+        planned(app)
+
+
+MESSAGE = update_message(key="tag", update=["place"], default=["place"])
+
+
+def test_updates_to_a_plain_sink_and_records_to_an_update_sink_are_refused() -> None:
+    refused(tags(), "sent updates without a contract", map=MESSAGE)
+    refused(tags(), "no column 'update'.*stream.update", map=["tag", "place"], send={"contract": WITH_DEFAULTS})
+
+
+@pytest.mark.parametrize(
+    ("map", "update", "says"),
+    [
+        (["tag", "place", "n as count"], None, "no column 'count'; it has tag, place"),
+        (["tag", "n as place"], None, "'place' as string, and int is sent.*cast"),
+        (update_message(key="tag", update={"plce": "place"}), None, "no column 'plce'"),
+        (update_message(key="tag", update={"place": "n"}), None, "'place' as string, and int is sent"),
+        (update_message(key="tag", update=["place"], default={"at": "gate"}), None, "'at' as timestamp, and string"),
+        ((), {"set": {"where": "place"}}, "no column 'where'"),
+        ((), {"add": {"place": "1"}}, "'place' as string, and numbers are added"),
+        ((), {"set": ["place"], "if_missing": {"m": "1"}}, "no column 'm'"),
+        ((), {"remove": ["gone"]}, "no column 'gone'"),
+    ],
+)
+def test_columns_and_types_that_the_table_does_not_have_are_refused(map: Any, update: Any, says: str) -> None:
+    contract = {"contract": WITH_DEFAULTS} if any(" as update" in text for text in map) else None
+    refused(tags(), says, map=map, send=contract, update=update)
+
+
+def test_keys_that_are_not_the_stores_are_refused() -> None:
+    refused(tags(key="place"), r"has the key \(tag\), and its SqliteTable \(place\)", map=["tag", "place"])
+
+
+@pytest.mark.parametrize(
+    ("function", "more", "send", "update", "says"),
+    [
+        (OnlyPuts(), {}, None, {"set": ["place"]}, "OnlyPuts has none: it puts whole records"),
+        (Service(), {}, None, {"add": {"n": "1"}}, "Service can't add columns; it can set"),
+        (Service(), {}, None, {"set": ["place"], "if_missing": []}, "can't put a record only where there is none"),
+        (None, {}, {"args": ["tenant"]}, None, "SqliteTable has no use for any"),
+        (None, {"newest_by": "at"}, None, {"set": ["place"]}, "newest by 'at', which is not among what is sent"),
+        (None, {"newest_by": "at"}, None, {"set": ["at"], "add": {"n": "1"}}, "idempotent=True, too"),
+    ],
+)
+def test_what_a_function_or_a_declaration_can_not_do_is_refused(
+    function: Any, more: dict[str, Any], send: Any, update: Any, says: str
+) -> None:
+    refused(tags(function, **more), says, map=() if update else ["tag", "place"], send=send, update=update)
+
+
+def test_defaults_may_overwrite_where_the_declaration_says_so() -> None:
+    app = Application("gates")
+    table = app.table(tags(Service(), defaults_may_overwrite=True))
+    app.input_stream("lake.scans").update(table, set=["place"], if_missing=[])
+    planned(app)
+
+
+def test_compact_batches_take_no_updates() -> None:
+    from dagster_adjunct.resources.tables.batch import BatchProvider
+
+    refused(tags(batches=BatchProvider(compact=True)), "a batch that compacts", update={"set": ["place"]})
+
+
+@pytest.mark.parametrize(
+    ("update", "says"),
+    [
+        ({}, "changes nothing"),
+        ({"set": ["place"], "add": {"place": "1"}}, "changes column 'place' twice"),
+        ({"set": ["tag"]}, "'tag', which is in the table's key"),
+        ({"set": {"place": ""}}, "expected Spark SQL"),
+        ({"set": "place"}, "one string"),
+    ],
+)
+def test_an_update_that_makes_no_sense_is_refused_where_it_is_written(update: dict[str, Any], says: str) -> None:
+    app = Application("gates")
+    with pytest.raises(Exception, match=says):
+        app.input_stream("lake.scans").update(app.table(tags()), **update)
