@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.resources.errors import RecordNotFoundError, TableError
-from dagster_adjunct.resources.tables import BatchProvider, RemoteTable, UpdateContract, UpdateMessage
+from dagster_adjunct.resources.tables import BatchProvider, Cache, RemoteTable, UpdateContract, UpdateMessage
 from tests.resources.tables.slow_store import BAD, SlowStore
 
 ONLY, WITH_DEFAULTS = UpdateContract.UPDATE_ONLY, UpdateContract.UPDATE_WITH_DEFAULTS
@@ -128,15 +128,18 @@ async def at_the_same_time(table: RemoteTable[Any, Any, Any], store: SlowStore, 
     delay=st.sampled_from([0.0, 0.0, 0.001]),
     in_flight=st.integers(1, 3),
     at_once=st.booleans(),
+    cache=st.sampled_from([None, Cache(), Cache(absent=True, on_write="around")]),
     seed=st.integers(0, 99),
 )
 def test_calls_made_at_the_same_time_answer_as_on_a_dictionary(
-    asked, size, most_bytes, delay, in_flight, at_once, seed
+    asked, size, most_bytes, delay, in_flight, at_once, cache, seed
 ):
     turns = random.Random(seed)
     store = SlowStore(lambda: turns.randrange(4), at_once=at_once)
     batches = BatchProvider(size=size, bytes=most_bytes, delay=delay)
-    table = RemoteTable("t", key="id", read_function=store, write_function=store, batches=batches, in_flight=in_flight)
+    table = RemoteTable(
+        "t", key="id", read_function=store, write_function=store, batches=batches, in_flight=in_flight, cache=cache
+    )
     records: dict[str, dict[str, Any]] = {}
     expected = [plainly(records, call) for call in asked if call.kind not in ("turn", "flush", "close")]
     assert asyncio.run(at_the_same_time(table, store, asked)) == expected
