@@ -22,7 +22,7 @@ from dagster_adjunct.resources.backends.postgres_connection import (
     translated,
     where,
 )
-from dagster_adjunct.resources.backends.postgres_pool import Pool
+from dagster_adjunct.resources.backends.postgres_pool import Pool, given_up
 from dagster_adjunct.resources.backends.postgres_requests import PostgresRequests
 from dagster_adjunct.resources.backends.postgres_schema import create_table, open_beside, read_shape
 from dagster_adjunct.resources.backends.postgres_values import decode, keep
@@ -168,7 +168,7 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
         try:
             async with pool.one() as requests:
                 connected = True
-                return await request(requests, operation)
+                return await given_up(requests, request(requests, operation))
         except AdjunctError as error:
             if connected:
                 raise

@@ -11,8 +11,12 @@ import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from typing import TypeVar
 
 from dagster_adjunct.resources.backends.postgres_requests import PostgresRequests
+
+T = TypeVar("T")
+_LAST_WORD = 1.0  # seconds that a server has for the end of a request that was given up
 
 
 class Pool:
@@ -26,14 +30,14 @@ class Pool:
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[PostgresRequests]:
-        """A connection that is the caller's alone; whoever is cancelled while he has it, loses it."""
+        """A connection that is the caller's alone."""
         async with self._places:
             requests = self._idle.pop() if self._idle else await self._connect()
             self.met = True
             try:
                 yield requests
-            except asyncio.CancelledError:
-                hang_up(requests)
+            except asyncio.CancelledError:  # it may be in the middle of anything
+                await requests.connection.close()
                 raise
             finally:
                 if requests.connection.closed or requests.connection.broken:
@@ -62,9 +66,20 @@ class Pool:
             await self._idle.pop().connection.close()
 
 
-def hang_up(requests: PostgresRequests) -> None:
-    """End a connection from this side, so that nobody waits for an answer that may never come."""
-    with suppress(OSError):
-        copy = os.dup(requests.connection.fileno())
-        with socket.socket(fileno=copy) as wire:
+async def given_up(requests: PostgresRequests, request: Awaitable[T]) -> T:
+    """The answer of a request over this connection; a caller who is cancelled is free after a second.
+
+    The driver would wait for the server's word on it, which a dead network never brings.
+    """
+    import psycopg
+
+    under_way = asyncio.ensure_future(request)
+    try:
+        return await asyncio.shield(under_way)
+    except asyncio.CancelledError:
+        with suppress(psycopg.Error):
+            await requests.connection.cancel_safe(timeout=_LAST_WORD)  # so that it holds no locks any longer
+        with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(requests.connection.fileno())) as wire:
             wire.shutdown(socket.SHUT_RDWR)
+        await asyncio.wait([under_way], timeout=_LAST_WORD)
+        raise

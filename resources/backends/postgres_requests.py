@@ -66,7 +66,6 @@ class PostgresRequests:
     async def write(self, operation: Operation[Any], asked: Checked) -> Plan:
         """Do it all or, on an error, nothing; while `committing`, nobody knows which."""
         self.committing = False
-        check_newest_by(self.codec, operation.conditions.newest_by)
         for _ in range(_ROUNDS):
             try:
                 async with self.connection.transaction():

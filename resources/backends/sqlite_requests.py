@@ -12,7 +12,6 @@ from dagster_adjunct.resources.backends.applied import (
     COLUMNS,
     Applied,
     beside,
-    check_newest_by,
     from_texts,
     to_texts,
 )
@@ -48,7 +47,6 @@ class SqliteRequests:
         """Do it all or, on an error, nothing."""
         codec = self.codec
         if operation.conditions:
-            check_newest_by(codec, operation.conditions.newest_by)
             self._open_beside()
         with transaction(self.connection, "IMMEDIATE"):
             # The write lock is held from here on, so what is found stays true until the commit.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from dagster_adjunct.resources.backends.applied import Applied
+from dagster_adjunct.resources.backends.applied import Applied, check_newest_by
 from dagster_adjunct.resources.backends.rows import CheckedChanges, Row, RowCodec
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.tables.arrow_entries import ArrowEntries
@@ -93,6 +93,7 @@ def checked(codec: RowCodec, operation: Operation[Any]) -> Checked:
     valued = kind not in (OperationKind.GET, OperationKind.DELETE)
     values: Sequence[Any] = (entries.values if valued else None) or [None] * len(entries)
     newest_by = operation.conditions.newest_by
+    check_newest_by(codec, newest_by)
     fit: list[Entry] = []
     problems: dict[int, Problem] = {}
     for place, (key, value) in enumerate(zip(entries.keys, values, strict=True)):
