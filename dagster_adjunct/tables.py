@@ -17,6 +17,8 @@ from dagster_adjunct.resources.tables import (
     Backoff,
     BlockingTable,
     Cache,
+    MetricsHook,
+    PrometheusTables,
     RateLimit,
     RemoteTable,
     RetryPolicy,
@@ -24,6 +26,7 @@ from dagster_adjunct.resources.tables import (
     TableReadFunction,
     TableWriteFunction,
     UpdateMessage,
+    report_tables_to,
 )
 
 __all__ = [
@@ -34,7 +37,9 @@ __all__ = [
     "DynamoDbTable",
     "HttpExtra",
     "HttpTable",
+    "MetricsHook",
     "PostgresTable",
+    "PrometheusTables",
     "RateLimit",
     "RedisTable",
     "RemoteTable",
@@ -45,6 +50,7 @@ __all__ = [
     "TableWriteFunction",
     "UpdateMessage",
     "register_backend",
+    "report_tables_to",
 ]
 
 guard(globals(), __all__)

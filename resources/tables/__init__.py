@@ -6,7 +6,9 @@ from dagster_adjunct.resources.tables.cache import Cache
 from dagster_adjunct.resources.tables.clock import Clock, SystemClock
 from dagster_adjunct.resources.tables.memory_table import MemoryTable
 from dagster_adjunct.resources.tables.metrics import TableMetrics
+from dagster_adjunct.resources.tables.metrics_hooks import MetricsHook, report_tables_to
 from dagster_adjunct.resources.tables.partial_update import UpdateContract, UpdateMessage
+from dagster_adjunct.resources.tables.prometheus_metrics import PrometheusTables
 from dagster_adjunct.resources.tables.rate_limit import RateLimit
 from dagster_adjunct.resources.tables.remote_table import RemoteTable
 from dagster_adjunct.resources.tables.retry import Backoff, RetryPolicy
@@ -20,6 +22,8 @@ __all__ = [
     "Cache",
     "Clock",
     "MemoryTable",
+    "MetricsHook",
+    "PrometheusTables",
     "RateLimit",
     "RemoteTable",
     "RetryPolicy",
@@ -30,4 +34,5 @@ __all__ = [
     "TableWriteFunction",
     "UpdateContract",
     "UpdateMessage",
+    "report_tables_to",
 ]

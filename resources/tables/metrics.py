@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from math import frexp
 from typing import Any
 
-from dagster_adjunct.resources.tables.histogram import Histogram
+from dagster_adjunct.resources.tables.histogram import Histogram, bucket_of
 
 _PERCENTILES = (50, 95, 99)
 
@@ -119,7 +119,8 @@ class Meter:
     def __init__(self) -> None:
         self._counting = threading.Lock()
         self._counts: dict[str, Any] = {f.name: f.default for f in fields(TableMetrics) if f.type != "Histogram"}
-        self._reads, self._writes, self._sizes = _Spread(), _Spread(), _Spread()
+        self._reads, self._writes = _Spread(), _Spread()
+        self._sizes: dict[int, int] = {}  # how many attempts had so many entries
 
     def add(self, name: str, amount: float = 1) -> None:
         """Add to one count of `TableMetrics`, by its name."""
@@ -137,7 +138,7 @@ class Meter:
         """Count one attempt at the store."""
         with self._counting:
             (self._writes if writes else self._reads).add(seconds)
-            self._sizes.add(entries)
+            self._sizes[entries] = self._sizes.get(entries, 0) + 1
 
     def metrics(self) -> TableMetrics:
         """All counts of this moment."""
@@ -147,5 +148,14 @@ class Meter:
                 **counts,
                 read_seconds=self._reads.value(),
                 write_seconds=self._writes.value(),
-                batch_sizes=self._sizes.value(),
+                batch_sizes=_histogram_of(self._sizes),
             )
+
+
+def _histogram_of(counts: Mapping[int, int]) -> Histogram:
+    buckets: dict[int, int] = {}
+    for value, count in counts.items():
+        bucket = bucket_of(value)
+        buckets[bucket] = buckets.get(bucket, 0) + count
+    total = sum(value * count for value, count in counts.items())
+    return Histogram(buckets, float(total), float(max(counts, default=0)))

@@ -20,6 +20,7 @@ from dagster_adjunct.resources.tables.declared_conditions import DeclaredConditi
 from dagster_adjunct.resources.tables.function_layer import FunctionLayer
 from dagster_adjunct.resources.tables.layer import Layer
 from dagster_adjunct.resources.tables.metrics import Meter, TableMetrics
+from dagster_adjunct.resources.tables.metrics_hooks import anyone_listens, report
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
 from dagster_adjunct.resources.tables.outcomes import Outcomes, State
 from dagster_adjunct.resources.tables.partial_update import UpdateContract, UpdateMessage
@@ -131,6 +132,7 @@ class RemoteTable(Generic[K, V, U]):
 
     def _begin(self) -> None:
         self._meter = Meter()
+        self._reported = TableMetrics()
         self._layers: _Layers | None = None
 
     def _layered(self) -> _Layers:
@@ -211,6 +213,9 @@ class RemoteTable(Generic[K, V, U]):
         """Send what waits for others, and return when all that was asked so far is answered."""
         layers = self._layered()
         await layers.contract.flush(layers.batch.flush)
+        if anyone_listens():
+            before, self._reported = self._reported, self.metrics
+            report(self.name, self._reported - before)
 
     async def close(self) -> None:
         """Give the connections back when all that was asked is answered. The next request opens them again."""

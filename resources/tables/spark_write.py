@@ -15,6 +15,7 @@ from dagster_adjunct.resources.errors import (
     TableError,
 )
 from dagster_adjunct.resources.spark.spark_errors import from_document, to_document
+from dagster_adjunct.resources.tables import metrics_hooks
 from dagster_adjunct.resources.tables.arrow_operations import (
     TOMBSTONE,
     UPDATE,
@@ -143,16 +144,18 @@ def _check_columns(columns: Sequence[str], write: TableWrite, what: str) -> None
 
 
 def _summed(reports: Sequence[dict[str, Any]], write: TableWrite, what: str) -> Written:
+    total = sum(
+        (TableMetrics.from_document(report["metrics"]) for report in reports if "metrics" in report), TableMetrics()
+    )
+    metrics_hooks.report(write.table.name, total)
     failed = [report for report in reports if report["error"] is not None]
     if failed:
         raise _failure(failed, write)
     letters = tuple(letter for report in reports for letter in report["letters"])
     if write.dead_letters is not None and len(letters) > write.dead_letters:
         raise _too_many(letters, write, what)
-    total = TableMetrics()
     counters = {"null_keys": 0, "dead_letters": len(letters)}
     for report in reports:
-        total += TableMetrics.from_document(report["metrics"])
         counters["null_keys"] += report["null_keys"]
     return Written({**total.counts(), **counters}, letters, total)
 

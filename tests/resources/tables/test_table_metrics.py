@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_adjunct.resources.tables import MemoryTable, RateLimit, RemoteTable, TableMetrics
+from dagster_adjunct.resources.tables.histogram import Histogram, bucket_of, end_of
+from dagster_adjunct.resources.tables.metrics import Meter
+from dagster_adjunct.resources.tables.metrics_hooks import report_tables_to
+from dagster_adjunct.resources.tables.prometheus_metrics import PrometheusTables
+from tests.resources.tables.manual_clock import ManualClock
+
+SECONDS = st.floats(1e-6, 1e4)
+
+
+def measured(values) -> TableMetrics:
+    meter = Meter()
+    for value in values:
+        meter.attempt(True, 1, value)
+    return meter.metrics()
+
+
+@given(st.floats(1e-9, 1e9))
+def test_a_value_lies_in_its_bucket_which_is_no_wider_than_an_eighth_of_it(value):
+    bucket = bucket_of(value)
+    assert end_of(bucket - 1) <= value < end_of(bucket)
+    assert end_of(bucket) - end_of(bucket - 1) <= value / 8 * (1 + 1e-9)
+
+
+@given(st.lists(SECONDS, min_size=1, max_size=60), st.integers(1, 100))
+def test_a_percentile_is_at_most_an_eighth_above_what_sorting_says(values, percent):
+    exact = sorted(values)[math.ceil(len(values) * percent / 100) - 1]
+    assert exact <= measured(values).write_seconds.percentile(percent) * (1 + 1e-9) <= exact * 9 / 8 * (1 + 1e-8)
+
+
+@given(st.lists(st.lists(SECONDS, max_size=20), max_size=6))
+def test_what_tasks_measured_adds_up_to_what_one_would_have(tasks):
+    total = sum(map(measured, tasks), TableMetrics())
+    alone = measured([value for values in tasks for value in values])
+    assert total.write_seconds.buckets == alone.write_seconds.buckets
+    assert total.write_seconds.greatest == alone.write_seconds.greatest
+    assert total.write_seconds.total == pytest.approx(alone.write_seconds.total)
+    sent = [TableMetrics.from_document(json.loads(json.dumps(measured(task).to_document()))) for task in tasks]
+    assert sum(sent, TableMetrics()) == total
+
+
+def test_what_came_later_is_the_difference():
+    early, late = measured([0.1, 0.2]), measured([0.1, 0.2, 3.0])
+    assert (late - early).write_seconds.buckets == {bucket_of(3.0): 1}
+    assert (TableMetrics(reads=5, rate_waits=2.5) - TableMetrics(reads=2, rate_waits=1)).to_dict()["reads"] == 3
+
+
+def test_metrics_are_numbers():
+    numbers = measured([random.Random(1).random() for _ in range(100)]).to_dict()
+    assert all(type(value) in (int, float) for value in numbers.values())
+    assert {"write_seconds_mean", "write_seconds_p50", "write_seconds_p99", "write_seconds_max"} <= numbers.keys()
+    assert "read_seconds_p50" not in numbers  # nothing was read
+    assert all(type(value) is int for value in TableMetrics().counts().values())
+    assert "rate_waits" not in Meter().metrics().counts()
+
+
+def test_counting_takes_less_than_a_microsecond():
+    meter = Meter()
+
+    def micros(count) -> float:
+        began = time.thread_time()
+        for _ in range(2000):
+            count()
+        return (time.thread_time() - began) / 2000 * 1e6
+
+    for count in (lambda: meter.add("retries"), lambda: meter.attempt(True, 100, 0.003)):
+        assert min(micros(count) for _ in range(30)) < 1
+
+
+class Reports(list):
+    def report(self, table, metrics):
+        self.append((table, metrics))
+
+
+def test_a_table_reports_what_it_did_once_when_it_is_flushed_and_closed():
+    async def run(table) -> None:
+        await table.put("a", {"n": 1})
+        await table.flush()
+        await table.get("a")
+        await table.get("b")
+        await table.close()
+
+    reports = Reports()
+    end = report_tables_to(reports)
+    try:
+        store = MemoryTable("reporting")
+        asyncio.run(run(RemoteTable("t", key="id", read_function=store, write_function=store)))
+    finally:
+        end()
+    asyncio.run(run(RemoteTable("t", key="id", read_function=store, write_function=store)))
+    assert [(table, did.writes, did.reads, did.found, did.requests) for table, did in reports] == [
+        ("t", 1, 0, 0, 1),
+        ("t", 0, 2, 1, 2),
+    ]
+
+
+def test_a_hook_that_fails_does_not_fail_the_table(caplog):
+    class Broken:
+        def report(self, table, metrics):
+            raise OSError("no route to the gateway")
+
+    end = report_tables_to(Broken())
+    try:
+        store = MemoryTable("reporting")
+        asyncio.run(RemoteTable("orders", key="id", read_function=store).close())
+    finally:
+        end()
+    assert "metrics of table orders did not reach" in caplog.text
+
+
+def test_prometheus_collects_what_the_tables_report():
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.parser import text_string_to_metric_families
+
+    registry = CollectorRegistry()
+    end = report_tables_to(PrometheusTables(registry))
+    clock, store = ManualClock(), MemoryTable("collected")
+
+    async def run(name) -> TableMetrics:
+        table = RemoteTable(
+            name, key="id", write_function=store, batch_size=10, rate_limit=RateLimit(None, 40), clock=clock
+        )
+        await table.put_all([(n, {"n": n}) for n in range(25)])
+        await table.close()
+        return table.metrics
+
+    try:
+        did = asyncio.run(run("a"))
+        asyncio.run(run("b"))
+        asyncio.run(run("b"))
+    finally:
+        end()
+    samples = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(generate_latest(registry).decode())
+        for sample in family.samples
+    }
+    assert samples["adjunct_table_writes_total", ("table", "a")] == 25
+    assert samples["adjunct_table_writes_total", ("table", "b")] == 50
+    assert samples["adjunct_table_rate_waits_seconds_total", ("table", "a")] == pytest.approx(did.rate_waits)
+    entries = [samples["adjunct_table_attempt_entries_bucket", ("le", end), ("table", "a")] for end in ("8.0", "16.0")]
+    assert entries == [1, 3]  # 10, 10 and 5
+    labels = (("kind", "write"), ("table", "a"))
+    assert samples["adjunct_table_attempt_seconds_count", *labels] == 3
+    assert samples["adjunct_table_attempt_seconds_sum", *labels] == pytest.approx(did.write_seconds.total)
+
+
+def test_a_histogram_of_nothing_says_nothing():
+    assert (Histogram().percentile(99), Histogram().count) == (0, 0)
