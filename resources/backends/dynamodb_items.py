@@ -151,8 +151,7 @@ class ItemCodec:
         try:
             if self.names is None:
                 return {name: decode_any(v) for name, v in item.items() if not name.startswith(OWN_PREFIX)}
-            decoders = self._decoders
-            return {name: decoders[name](item[name]) if name in item else None for name in self.names}
+            return {name: decode(item[name]) if name in item else None for name, decode in self._decoders.items()}
         except (ValueError, TypeError, ArithmeticError) as error:
             raise SchemaMismatchError(
                 f"{self.label}: an item can't be read as its columns are declared ({error}).",

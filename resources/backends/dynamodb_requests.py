@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +18,7 @@ from dagster_adjunct.resources.backends import dynamodb_expressions as expressio
 from dagster_adjunct.resources.backends.dynamodb_connection import code_of, problem_of, throttled
 from dagster_adjunct.resources.backends.dynamodb_expressions import NO_GUARD, Guard, Request
 from dagster_adjunct.resources.backends.dynamodb_items import DELETED, ItemCodec, KeyItem, begun, comes_to_the_same
-from dagster_adjunct.resources.backends.dynamodb_values import Item
+from dagster_adjunct.resources.backends.dynamodb_values import AttributeValue, Item
 from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError, TableUnavailableError
 from dagster_adjunct.resources.tables.operation import OperationKind
 from dagster_adjunct.resources.tables.outcomes import Problem, State
@@ -77,7 +77,7 @@ class TableRequests:
     def get(self, entries: Sequence[Entry], records: list[Any]) -> Problems:
         """Put the records of up to 100 entries into `records`, at their places."""
         problems: Problems = {}
-        wanted: dict[tuple[Any, ...], list[int]] = {}
+        wanted: dict[Any, list[int]] = {}
         asked: list[KeyItem] = []
         for entry in entries:
             try:
@@ -85,7 +85,7 @@ class TableRequests:
             except AdjunctError as error:
                 problems[entry.place] = Problem(State.REFUSED, error)
                 continue
-            places = wanted.setdefault(_identity(key), [])
+            places = wanted.setdefault(_identity(key, key), [])
             if not places:
                 asked.append(key)
             places.append(entry.place)
@@ -101,17 +101,15 @@ class TableRequests:
             except Exception as error:  # noqa: BLE001 - it becomes the outcome
                 # A get that got no answer had no effect either.
                 found = problem_of(error, self.label, sent=False)
-                return problems | {place: found for key in asked for place in wanted[_identity(key)]}
+                return problems | {place: found for key in asked for place in wanted[_identity(key, key)]}
             for item in answer["Responses"].get(self.table, []):
                 self._read(item, wanted, records, problems)
             asked = list(answer.get("UnprocessedKeys", {}).get(self.table, {"Keys": []})["Keys"])  # type: ignore[arg-type]
         left = throttled(self.label, f"{len(asked)} keys unprocessed")
-        return problems | {place: left for key in asked for place in wanted[_identity(key)]}
+        return problems | {place: left for key in asked for place in wanted[_identity(key, key)]}
 
-    def _read(
-        self, item: Any, wanted: Mapping[tuple[Any, ...], Sequence[int]], records: list[Any], problems: Problems
-    ) -> None:
-        places = wanted[_identity({name: item[name] for name in self.codec.key})]
+    def _read(self, item: Any, wanted: Mapping[Any, Sequence[int]], records: list[Any], problems: Problems) -> None:
+        places = wanted[_identity(item, self.codec.key)]
         try:
             for place in places:
                 records[place] = self.codec.record(item)
@@ -154,10 +152,10 @@ class TableRequests:
         unprocessed = answer.get("UnprocessedItems", {}).get(self.table, [])
         if unprocessed:
             names = tuple(self.codec.key)
-            left = {_identity(_key_of(request, names)) for request in unprocessed}
+            left = {_identity(_key_in(request), names) for request in unprocessed}
             found = throttled(self.label, f"{len(unprocessed)} of {len(requests)} items unprocessed")
             for place, request in zip(places, requests, strict=True):
-                if _identity(_key_of(request, names)) in left:
+                if _identity(_key_in(request), names) in left:
                     problems[place] = found
 
     def write_in_sequence(self, kind: OperationKind, entries: Sequence[Entry], problems: Problems) -> int:
@@ -271,11 +269,19 @@ class TableRequests:
         return Problem(State.FAILED, error)
 
 
-def _key_of(request: Any, names: Sequence[str]) -> KeyItem:
-    item = request["PutRequest"]["Item"] if "PutRequest" in request else request["DeleteRequest"]["Key"]
-    return {name: item[name] for name in names}
+def _key_in(request: Any) -> Item:
+    item: Item = request["PutRequest"]["Item"] if "PutRequest" in request else request["DeleteRequest"]["Key"]
+    return item
 
 
-def _identity(key: KeyItem) -> tuple[Any, ...]:
+def _identity(item: Item, names: Iterable[str]) -> Any:
     """What is equal for keys that DynamoDB takes for one: a number may be written in several ways."""
-    return tuple(Decimal(value["N"]) if "N" in value else next(iter(value.items())) for value in key.values())
+    parts = [_part(item[name]) for name in names]
+    return parts[0] if len(parts) == 1 else tuple(parts)
+
+
+def _part(stored: AttributeValue) -> Any:
+    text = stored.get("S")
+    if text is not None:
+        return text
+    return Decimal(stored["N"]) if "N" in stored else stored["B"]

@@ -53,9 +53,9 @@ def decoder_for(column: Column) -> Callable[[AttributeValue], Any]:
         return lambda stored: [decode(item) for item in stored["L"]] if "L" in stored else decode_any(stored)
     if column.kind is Kind.JSON:
         return _decode_json
-    tag, read = _TAGS.get(column.kind, ""), _READERS.get(column.kind)
+    tag, read = _TAGS.get(column.kind, "BOOL"), _READERS.get(column.kind)
     if read is None:
-        return decode_any
+        return lambda stored: stored[tag] if tag in stored else decode_any(stored)
     return lambda stored: read(stored[tag]) if tag in stored else decode_any(stored)
 
 
