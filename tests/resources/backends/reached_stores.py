@@ -12,6 +12,7 @@ import pytest
 
 from dagster_adjunct.resources.backends import DynamoDbTable, PostgresTable, RedisTable, SqliteTable
 from dagster_adjunct.resources.tables import MemoryTable
+from tests.servers.dynamodb import DynamoDbServer, start_dynamodb
 
 COLUMNS = {"id": "string", "total": "bigint", "seen": "bigint", "origin": "string", "number": "bigint"}
 _numbers = count()
@@ -23,7 +24,7 @@ class Reached:
 
     store: Callable[..., Any]
     port: int | None = None  # of the server, where there is one
-    commits: bytes = b""  # what a request holds that makes a write stand
+    commits: tuple[bytes, ...] = ()  # what a request holds one of, where it makes a write stand
     stop: Callable[[], None] = lambda: None
     start: Callable[[], None] = lambda: None
 
@@ -46,7 +47,7 @@ def postgres(request: pytest.FixtureRequest, folder: Path) -> Reached:
         connect = {"host": "127.0.0.1", "port": str(port), "user": "adjunct", "dbname": "adjunct"}
         return PostgresTable(name, "id", columns=COLUMNS, create=True, connect=connect)
 
-    return Reached(store, server.port, b"COMMIT", server.stop, server.start)
+    return Reached(store, server.port, (b"COMMIT",), server.stop, server.start)
 
 
 def redis(request: pytest.FixtureRequest, folder: Path) -> Reached:
@@ -55,7 +56,27 @@ def redis(request: pytest.FixtureRequest, folder: Path) -> Reached:
     def store(name: str, port: int = server.port) -> RedisTable:
         return RedisTable(name, "id", columns=COLUMNS, url=f"redis://127.0.0.1:{port}/0", timeout=1.0)
 
-    return Reached(store, server.port, b"EVALSHA", lambda: server.stop(kill=True), server.start)
+    return Reached(store, server.port, (b"EVALSHA",), lambda: server.stop(kill=True), server.start)
+
+
+def dynamodb(request: pytest.FixtureRequest, folder: Path) -> Reached:
+    return _dynamodb(request.getfixturevalue("dynamodb_server"))
+
+
+def lasting_dynamodb(request: pytest.FixtureRequest, folder: Path) -> Reached:
+    """One that keeps what it has while it is stopped."""
+    lasting = start_dynamodb(on_disk=True)
+    server = lasting.__enter__()
+    request.addfinalizer(lambda: lasting.__exit__(None, None, None))
+    return _dynamodb(server)
+
+
+def _dynamodb(server: DynamoDbServer) -> Reached:
+    def store(name: str, port: int = server.port) -> DynamoDbTable:
+        session = server.session() | {"endpoint_url": f"http://127.0.0.1:{port}"}
+        return DynamoDbTable(name, "id", columns=COLUMNS, create=True, read_timeout=2.0, **session)
+
+    return Reached(store, server.port, (b"UpdateItem", b"PutItem", b"BatchWriteItem"), server.stop, server.start)
 
 
 def dynamodb(request: pytest.FixtureRequest, folder: Path) -> Reached:
@@ -73,5 +94,8 @@ SERVERS = [
     pytest.param(dynamodb, id="dynamodb", marks=pytest.mark.server),
     pytest.param(postgres, id="postgres", marks=pytest.mark.server),
     pytest.param(redis, id="redis", marks=pytest.mark.server),
+    pytest.param(dynamodb, id="dynamodb", marks=pytest.mark.server),
 ]
+# Those that are still what they were when they are started again; DynamoDB Local takes its time.
+LASTING = [*SERVERS[:2], pytest.param(lasting_dynamodb, id="dynamodb", marks=[pytest.mark.server, pytest.mark.long])]
 STORES = [pytest.param(memory, id="memory"), pytest.param(sqlite, id="sqlite"), *SERVERS]

@@ -14,7 +14,7 @@ from dagster_adjunct.resources.tables.changes import Changes
 from dagster_adjunct.resources.tables.function_layer import FunctionLayer
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
 from dagster_adjunct.resources.tables.outcomes import State
-from tests.resources.backends.reached_stores import SERVERS
+from tests.resources.backends.reached_stores import LASTING, SERVERS
 from tests.resources.tables.plain_oracle import (
     batches,
     counting,
@@ -35,6 +35,11 @@ def reached(request, tmp_path_factory):
     return request.param(request, tmp_path_factory.mktemp("bad"))
 
 
+@pytest.fixture(scope="module", params=LASTING)
+def lasting(request, tmp_path_factory):
+    return request.param(request, tmp_path_factory.mktemp("bad"))
+
+
 @pytest.fixture
 def proxy(reached):
     with TcpProxy(reached.port).running() as proxy:
@@ -46,7 +51,7 @@ def losing(seed: int, reached, chance: float = 0.3):
     random = Random(seed)
 
     def choose(request: bytes):
-        here = chance if reached.commits in request else chance / 30
+        here = chance if any(words in request for words in reached.commits) else chance / 30
         return random.choice(["lost-before", "lost-after"]) if random.random() < here else None
 
     return choose
@@ -116,7 +121,7 @@ def test_an_increment_whose_answer_was_lost_counts_once(reached, proxy):
     async def writing():
         async with table_over(reached.store(name, proxy.port), idempotent=True) as table:
             await done(table, counting(messages(5, keys=1)["lake.clicks.0"][:1]))  # it is connected, and there
-            proxy.next("lost-after", holding=reached.commits)
+            proxy.next("lost-after", holding=reached.commits[0])
             await done(table, counting([message for message in batch if message.key != "k0"]))
             return table.metrics.retries
 
@@ -193,20 +198,20 @@ def test_two_writers_and_replays_keep_the_newest_though_requests_and_answers_are
 
 
 @pytest.mark.parametrize("times", [2, pytest.param(15, marks=pytest.mark.long)])
-def test_counters_are_exact_though_the_server_stops_and_starts_under_load(reached, times):
-    sent, name = messages(23, each=60 * times), reached.new_name()
+def test_counters_are_exact_though_the_server_stops_and_starts_under_load(lasting, times):
+    sent, name = messages(23, each=60 * times), lasting.new_name()
     expected = totals(message for own in sent.values() for message in own)
     stopped = []
 
     def stop_and_start():
         for _ in range(times):
             time.sleep(0.1)
-            reached.stop()
+            lasting.stop()
             stopped.append(time.monotonic())
-            reached.start()
+            lasting.start()
 
     async def writing():
-        async with table_over(reached.store(name), idempotent=True) as table:
+        async with table_over(lasting.store(name), idempotent=True) as table:
             await done(table, counting(messages(1, keys=1, sources=1)["lake.clicks.0"][:0]))
             threading.Thread(target=stop_and_start).start()
             await count_all(table, sent, 23, size=4, pause=0.01)
@@ -218,28 +223,29 @@ def test_counters_are_exact_though_the_server_stops_and_starts_under_load(reache
     finished, retries = run(writing())
     assert stopped[0] < finished
     assert retries > 0
-    assert totals_in(reached, name, expected) == expected
+    assert totals_in(lasting, name, expected) == expected
 
 
-def test_a_slow_and_thin_line_changes_nothing(reached, proxy):
-    sent, name = messages(24, each=20), reached.new_name()
+def test_a_slow_and_thin_line_changes_nothing(lasting):
+    sent, name = messages(24, each=20), lasting.new_name()
     expected = totals(message for own in sent.values() for message in own)
-    proxy.delay, proxy.bytes_per_second = 0.003, 200_000
 
-    async def writing():
-        async with table_over(reached.store(name, proxy.port), idempotent=True) as table:
+    async def writing(port):
+        async with table_over(lasting.store(name, port), idempotent=True) as table:
             await count_all(table, sent, 24)
 
-    run(writing())
-    assert totals_in(reached, name, expected) == expected
+    with TcpProxy(lasting.port).running() as proxy:
+        proxy.delay, proxy.bytes_per_second = 0.003, 200_000
+        run(writing(proxy.port))
+    assert totals_in(lasting, name, expected) == expected
 
 
-def test_connections_that_are_cut_at_any_moment_lose_and_repeat_nothing(reached, proxy):
-    sent, name = messages(25, each=40), reached.new_name()
+def test_connections_that_are_cut_at_any_moment_lose_and_repeat_nothing(lasting):
+    sent, name = messages(25, each=40), lasting.new_name()
     expected = totals(message for own in sent.values() for message in own)
     ended, cuts = threading.Event(), []
 
-    def cut_and_refuse():
+    def cut_and_refuse(proxy):
         random = Random(0)
         while not ended.wait(random.uniform(0.04, 0.15)):
             proxy.cut()
@@ -249,16 +255,17 @@ def test_connections_that_are_cut_at_any_moment_lose_and_repeat_nothing(reached,
                 ended.wait(0.03)
                 proxy.accept()
 
-    async def writing():
-        async with table_over(reached.store(name, proxy.port), idempotent=True) as table:
-            cutting = threading.Thread(target=cut_and_refuse)
+    async def writing(proxy):
+        async with table_over(lasting.store(name, proxy.port), idempotent=True) as table:
+            cutting = threading.Thread(target=cut_and_refuse, args=[proxy])
             cutting.start()
             try:
-                await count_all(table, sent, 25, pause=0.01)
+                await count_all(table, sent, 25, pause=0.03)
             finally:
                 ended.set()
                 cutting.join()
 
-    run(writing())
-    assert len(cuts) >= 3
-    assert totals_in(reached, name, expected) == expected
+    with TcpProxy(lasting.port).running() as proxy:
+        run(writing(proxy))
+    assert len(cuts) >= 2
+    assert totals_in(lasting, name, expected) == expected

@@ -17,6 +17,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.tables import (
     BlockingTable,
+    Cache,
     MemoryTable,
     RateLimit,
     RemoteTable,
@@ -70,6 +71,8 @@ def table_of(function, layers, **more) -> RemoteTable:
         "rate_limit": RateLimit(1e6, 1e6) if "rate" in layers else None,
         "batches": BatchProvider(size=7, delay=0.001) if "batch" in layers else BatchProvider(size=1),
     }
+    if "cache" in layers and not {"idempotent", "newest_by"} & more.keys():
+        settings["cache"] = Cache(absent=True)
     return RemoteTable("state", key="id", read_function=function, write_function=function, **settings | more)
 
 
