@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 
 from dagster_adjunct.resources.backends import DynamoDbTable, PostgresTable, RedisTable, SqliteTable
 from dagster_adjunct.resources.tables import MemoryTable
-from tests.servers.dynamodb import DynamoDbServer, start_dynamodb
+from tests.servers.dynamodb import REGION
 
 COLUMNS = {"id": "string", "total": "bigint", "seen": "bigint", "origin": "string", "number": "bigint"}
 _numbers = count()
@@ -27,6 +27,15 @@ class Reached:
     commits: tuple[bytes, ...] = ()  # what a request holds one of, where it makes a write stand
     stop: Callable[[], None] = lambda: None
     start: Callable[[], None] = lambda: None
+
+    environment: Mapping[str, str] = field(default_factory=dict)  # what another process needs to reach it
+    arguments: Callable[[str], dict[str, Any]] | None = None  # of a function that can't be described as it is here
+
+    def declared(self, name: str) -> dict[str, Any]:
+        """The function as another process can make it."""
+        function = self.store(name)
+        arguments = function.to_dict() if self.arguments is None else self.arguments(name)
+        return {"function": f"{type(function).__module__}.{type(function).__name__}", "arguments": arguments}
 
     def new_name(self) -> str:
         return f"exact_{next(_numbers)}"
@@ -60,42 +69,26 @@ def redis(request: pytest.FixtureRequest, folder: Path) -> Reached:
 
 
 def dynamodb(request: pytest.FixtureRequest, folder: Path) -> Reached:
-    return _dynamodb(request.getfixturevalue("dynamodb_server"))
-
-
-def lasting_dynamodb(request: pytest.FixtureRequest, folder: Path) -> Reached:
-    """One that keeps what it has while it is stopped."""
-    lasting = start_dynamodb(on_disk=True)
-    server = lasting.__enter__()
-    request.addfinalizer(lambda: lasting.__exit__(None, None, None))
-    return _dynamodb(server)
-
-
-def _dynamodb(server: DynamoDbServer) -> Reached:
-    def store(name: str, port: int = server.port) -> DynamoDbTable:
-        session = server.session() | {"endpoint_url": f"http://127.0.0.1:{port}"}
-        return DynamoDbTable(name, "id", columns=COLUMNS, create=True, read_timeout=2.0, **session)
-
-    return Reached(store, server.port, (b"UpdateItem", b"PutItem", b"BatchWriteItem"), server.stop, server.start)
-
-
-def dynamodb(request: pytest.FixtureRequest, folder: Path) -> Reached:
     server = request.getfixturevalue("dynamodb_on_disk")
 
     def store(name: str, port: int = server.port) -> DynamoDbTable:
         where = {**server.session(), "endpoint_url": f"http://127.0.0.1:{port}"}
         return DynamoDbTable(name, "id", columns=COLUMNS, create=True, connect_timeout=1.0, read_timeout=3.0, **where)
 
+    def declared(name: str) -> dict[str, Any]:
+        where = {"region": REGION, "endpoint_url": server.endpoint}
+        return {"table": name, "key": "id", "columns": COLUMNS, "create": True, **where}
+
     # The end of UpdateItem and of BatchWriteItem, and of no request that reads.
-    return Reached(store, server.port, b"teItem", server.stop, server.start)
+    return Reached(store, server.port, (b"teItem",), server.stop, server.start, server.env, declared)
 
 
 SERVERS = [
-    pytest.param(dynamodb, id="dynamodb", marks=pytest.mark.server),
     pytest.param(postgres, id="postgres", marks=pytest.mark.server),
     pytest.param(redis, id="redis", marks=pytest.mark.server),
     pytest.param(dynamodb, id="dynamodb", marks=pytest.mark.server),
 ]
-# Those that are still what they were when they are started again; DynamoDB Local takes its time.
-LASTING = [*SERVERS[:2], pytest.param(lasting_dynamodb, id="dynamodb", marks=[pytest.mark.server, pytest.mark.long])]
+# DynamoDB Local takes its time, above all to start.
+QUICK = [*SERVERS[:2], pytest.param(dynamodb, id="dynamodb", marks=[pytest.mark.server, pytest.mark.long])]
 STORES = [pytest.param(memory, id="memory"), pytest.param(sqlite, id="sqlite"), *SERVERS]
+PROCESSES = [pytest.param(sqlite, id="sqlite"), *QUICK]

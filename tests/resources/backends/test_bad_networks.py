@@ -14,7 +14,7 @@ from dagster_adjunct.resources.tables.changes import Changes
 from dagster_adjunct.resources.tables.function_layer import FunctionLayer
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
 from dagster_adjunct.resources.tables.outcomes import State
-from tests.resources.backends.reached_stores import LASTING, SERVERS
+from tests.resources.backends.reached_stores import QUICK, SERVERS
 from tests.resources.tables.plain_oracle import (
     batches,
     counting,
@@ -35,7 +35,7 @@ def reached(request, tmp_path_factory):
     return request.param(request, tmp_path_factory.mktemp("bad"))
 
 
-@pytest.fixture(scope="module", params=LASTING)
+@pytest.fixture(scope="module", params=QUICK)
 def lasting(request, tmp_path_factory):
     return request.param(request, tmp_path_factory.mktemp("bad"))
 
