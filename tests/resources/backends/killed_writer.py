@@ -44,7 +44,7 @@ async def write(settings: dict[str, Any]) -> None:
                 assert all(problem.error is None for problem in outcomes.problems.values()), outcomes.problems
             print(number, flush=True)
             if number % EVERY == EVERY - 1:
-                fresh = checkpoint.with_suffix(".fresh")
+                fresh = checkpoint.with_name(f"{checkpoint.name}.fresh")
                 fresh.write_text(str(number + 1))
                 fresh.replace(checkpoint)
     print("all", flush=True)
