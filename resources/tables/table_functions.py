@@ -23,6 +23,7 @@ from dagster_adjunct.resources.tables.error_chain import causes, first_cause
 from dagster_adjunct.resources.tables.layer import Capabilities
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
+from dagster_adjunct.resources.tables.time_limits import limit_each_request
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -304,18 +305,25 @@ async def _one_by_one(
     slots = asyncio.Semaphore(_AT_ONCE)
     answers: list[Any] = [None] * len(keys)
     problems: dict[int, Problem] = {}
+    attempt = limit_each_request() if len(keys) > 1 else None
 
     async def in_sequence(places: list[int]) -> None:
         async with slots:
             for done, place in enumerate(places):
+                limit = asyncio.timeout(None if attempt is None else attempt.seconds)
                 try:
-                    answers[place] = await request(keys[place], values[place])
+                    async with limit:
+                        answers[place] = await request(keys[place], values[place])
                 except Exception as error:  # noqa: BLE001 - it becomes the outcome
-                    problem = problems[place] = function.problem_of(error)
+                    late = attempt is not None and limit.expired() and isinstance(error, TimeoutError)
+                    problem = attempt.late(keys[place]) if late and attempt else function.problem_of(error)
+                    problems[place] = problem
                     # Nothing more of the key is sent: what another writer begins now would get it without this entry.
                     left = problem
                     if problem.state is not State.MISSING:
-                        left = Problem(State.FAILED if problem.may_pass else State.REFUSED, error, problem.retry_after)
+                        left = Problem(
+                            State.FAILED if problem.may_pass else State.REFUSED, problem.error, problem.retry_after
+                        )
                     problems.update(dict.fromkeys(places[done + 1 :], left))
                     return
 

@@ -6,7 +6,11 @@ What was entered first is due first, so one timer, for the first, is enough, how
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from dagster_adjunct.resources.tables.outcomes import Problem
 
 
 class _Place:
@@ -38,6 +42,10 @@ class TimeLimits:
             loop.call_at(place.due, self._look)
         return place
 
+    def lift(self, place: _Place) -> None:
+        """Let it take its time."""
+        self._places.pop(place, None)
+
     def leave(self, place: _Place) -> bool:
         """End it; return whether it was cancelled for its time, and for nothing else."""
         self._places.pop(place, None)
@@ -56,3 +64,26 @@ class TimeLimits:
             place.cancelled = True
             place.task.cancel()
         self._looking = False
+
+
+class Attempt(NamedTuple):
+    """The attempt that is under way in a task. `late`: the problem of a key whose request had no answer in time."""
+
+    limits: TimeLimits
+    place: _Place
+    seconds: float
+    late: Callable[[Any], Problem]
+
+
+ATTEMPT: ContextVar[Attempt | None] = ContextVar("ATTEMPT", default=None)
+
+
+def limit_each_request() -> Attempt | None:
+    """Lift the attempt's time limit, for who sends several requests for one operation and will limit each; or None.
+
+    A limit for all of them would end an attempt of many requests that are well, and one that hangs would spoil them.
+    """
+    attempt = ATTEMPT.get()
+    if attempt is not None:
+        attempt.limits.lift(attempt.place)
+    return attempt

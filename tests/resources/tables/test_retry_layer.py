@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError, TableError
-from dagster_adjunct.resources.tables import MemoryTable, RetryPolicy
+from dagster_adjunct.resources.tables import MemoryTable, RetryPolicy, TableReadFunction
 from dagster_adjunct.resources.tables.attempt_layer import AttemptLayer
 from dagster_adjunct.resources.tables.function_layer import FunctionLayer
 from dagster_adjunct.resources.tables.metrics import Meter
@@ -260,9 +260,28 @@ def test_a_request_without_an_answer_is_of_unknown_outcome_and_named():
     layer = AttemptLayer("orders", FunctionLayer("orders", hanging, hanging), 0.02)
     outcomes = asyncio.run(layer.send(puts("a", "b")))
     assert [problem.state for problem in outcomes.problems.values()] == [State.UNKNOWN] * 2
-    assert "table orders: a put of 2 entries, the first with key 'a', had no answer after 0.02 s" in str(
+    assert "table orders: a put of 2 entries, the first with key 'a' had no answer after 0.02 s" in str(
         outcomes.problems[0].error
     )
+
+
+def test_a_function_of_single_requests_has_the_time_for_each_of_them():
+    class OneHangs(TableReadFunction[int, int]):
+        def __init__(self) -> None:
+            self.asked: Counter[int] = Counter()
+
+        async def get(self, key, *args):
+            self.asked[key] += 1
+            await asyncio.sleep(9 if key == 7 and self.asked[key] == 1 else 0.03)
+            return key
+
+    function, meter = OneHangs(), Meter()
+    attempt = AttemptLayer("t", FunctionLayer("t", function, None), 0.3, meter)
+    outcomes = asyncio.run(RetryLayer(attempt, RetryPolicy(first_wait=0), meter).send(gets(*range(400))))
+    assert outcomes.records == list(range(400))  # 400 / 32 * 0.03 s are more than what one may take
+    assert not outcomes.problems
+    assert function.asked == Counter(dict.fromkeys(range(400), 1)) + Counter([7])
+    assert meter.metrics().timeouts == 1
 
 
 def test_a_caller_who_gives_up_is_no_timeout():
