@@ -230,6 +230,8 @@ def _decimal(value: Any) -> Decimal:
 
 
 def _timestamp(value: Any) -> datetime:
+    if type(value) is datetime and value.tzinfo is UTC:
+        return value
     if isinstance(value, datetime) and value.utcoffset() is not None:
         try:
             return value.astimezone(UTC)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.resources.backends.postgres_statements import Statements
 
+_NOTHING: tuple[int, int, list[int]] = (0, 0, [])
 _ROUNDS = 20  # of begins that others were faster with, before the request counts as failed
 
 
@@ -104,7 +105,7 @@ class PostgresRequests:
                     found = {place for (place,) in await cursor.fetchall()}
                     missing = batch.missing(found) if len(found) < batch.rows else []
                 await cursor.execute(statements.write, (), binary=True)
-                ((written, begun, skipped),) = await cursor.fetchall()
+                written, begun, skipped = (await cursor.fetchone() or _NOTHING) if cursor.description else _NOTHING
                 if shape.conditions and not shape.inserts and written + len(skipped) < batch.rows:
                     raise _SomeMissing
                 self.committing = True

@@ -155,6 +155,8 @@ class Statements:
             made(
                 f"WITH {'{passed}, ' if shape.conditions else ''}written AS ({write}) SELECT count(*), "
                 f"coalesce(sum(begun), 0), {skipped if shape.conditions else 'ARRAY[]::int[]'} FROM written"
+                if shape.begins or shape.conditions
+                else write.partition(" RETURNING ")[0]
             ),
             made(
                 "SELECT s.__place FROM {stage} AS s JOIN {table} AS t ON {same} ORDER BY {ordered} "

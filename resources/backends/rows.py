@@ -128,18 +128,20 @@ class RowCodec:
         sets = self._without_key(key, self._fields(changes.set), changes.set)
         add = {name: self._added(name, value) for name, value in changes.add.items() if value is not None}
         append = {name: self._appended(name, value) for name, value in changes.append.items() if value is not None}
-        removed = dict.fromkeys(changes.remove)
+        removed: dict[str, Any] = dict.fromkeys(changes.remove)
+        twice = len({*sets, *changes.add, *changes.append, *removed})
+        if twice < len(sets) + len(changes.add) + len(changes.append) + len(removed):
+            raise self._two_ways([*sets, *changes.add, *changes.append, *removed])
         for name in (*changes.add, *changes.append, *removed):
-            self.column(name)
-            times = (name in sets) + (name in changes.add) + (name in changes.append) + (name in removed)
-            if name in self.key or times > 1:
+            if name in self.key or name not in self.columns:
+                self.column(name)
                 raise SchemaMismatchError(
-                    f"{self.table}: an update changes column {name!r} "
-                    + ("which is of the key." if name in self.key else "in two ways."),
-                    "Name a column in one of set, add, append and remove, and no column of the key.",
+                    f"{self.table}: an update changes column {name!r}, which is of the key.",
+                    "Put a record under the other key, and delete this one.",
                     column=name,
                 )
-        return CheckedChanges({**sets, **removed}, add, {name: new for name, new in append.items() if new})
+        appended = {name: new for name, new in append.items() if new} if append else append
+        return CheckedChanges({**sets, **removed} if removed else sets, add, appended)
 
     def sum(self, name: str, old: Any, number: Any) -> Any:
         """What column `name` holds after `number` is added to `old`; for json, the members of both."""
@@ -154,20 +156,20 @@ class RowCodec:
 
     def column(self, name: str) -> Column:
         """The column of that name; SchemaMismatchError where there is none."""
-        try:
-            return self.columns[name]
-        except (KeyError, TypeError):
-            raise SchemaMismatchError(
-                f"{self.table} has no column {name!r}; it has {', '.join(self.names)}.",
-                "Leave the field out, or add the column.",
-                column=str(name),
-            ) from None
+        column = self.columns.get(name)
+        if column is None:
+            raise self._no_column(name)
+        return column
 
     def checked(self, name: str, value: Any) -> Any:
         """The value in its one form; SchemaMismatchError where it does not fit the column."""
-        self.column(name)
+        check = self._check.get(name)
+        if check is None:
+            raise self._no_column(name)
+        if value is None:
+            return None
         try:
-            return None if value is None else self._check[name](value)
+            return check(value)
         except TypeError as error:
             raise self._misfit(name, value, str(error)) from None
 
@@ -223,6 +225,21 @@ class RowCodec:
             raise self._misfit(name, value, "only a column of lists (array<type>) can be appended to")
         checked: list[Any] = self.checked(name, value)
         return checked
+
+    def _no_column(self, name: str) -> SchemaMismatchError:
+        return SchemaMismatchError(
+            f"{self.table} has no column {name!r}; it has {', '.join(self.names)}.",
+            "Leave the field out, or add the column.",
+            column=str(name),
+        )
+
+    def _two_ways(self, names: Sequence[str]) -> SchemaMismatchError:
+        name = next(name for place, name in enumerate(names) if name in names[:place])
+        return SchemaMismatchError(
+            f"{self.table}: an update changes column {name!r} in two ways.",
+            "Name a column in one of set, add, append and remove.",
+            column=name,
+        )
 
     def _misfit(self, name: str, value: Any, why: str) -> SchemaMismatchError:
         column = self.columns[name]
