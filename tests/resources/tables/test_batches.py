@@ -193,6 +193,37 @@ def test_a_caller_that_is_cancelled_before_its_batch_is_sent_takes_its_entry_bac
     assert store.requests == [("put", ["b"])]
 
 
+def test_a_caller_that_is_cancelled_first_does_not_leave_the_others_waiting():
+    store = SlowStore()
+    table = table_over(store)
+
+    async def scenario():
+        first, second, third = (asyncio.create_task(table.put(key, {})) for key in "abc")
+        asyncio.get_running_loop().call_soon(first.cancel)
+        await asyncio.gather(second, third)
+        assert first.cancelled()
+
+    run(scenario)
+    assert store.requests == [("put", ["b", "c"])]
+
+
+def test_who_waits_for_a_key_behind_one_that_is_cancelled_still_gets_its_turn():
+    store = SlowStore(lambda: 5)
+    table = table_over(store, batch_size=1)
+
+    async def scenario():
+        first, second, third = (asyncio.create_task(table.put("a", {"n": n})) for n in range(3))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.gather(first, third)
+
+    run(scenario)
+    assert store.records == {"a": {"n": 2}}
+    assert store.overlaps == []
+    assert len(store.requests) == 2
+
+
 def test_a_request_whose_callers_are_all_cancelled_ends():
     store = SlowStore(lambda: 10_000_000)
     table = table_over(store)
@@ -281,6 +312,17 @@ def test_compact_batches_send_the_last_entry_of_a_key_and_answer_all():
     assert store.records == {"a": {"n": 8}, "c": {"n": 8}}
     assert [(kind, keys) for kind, keys in store.requests[:3]] == [("put", ["a"]), ("delete", ["b"]), ("put", ["c"])]
     assert [type(answer) for answer in answers] == [TableError, TableError]  # the second took the place of the first
+
+
+def test_a_get_between_two_puts_of_a_compact_batch_sees_the_first():
+    store = SlowStore()
+    table = table_over(store, batches=BatchProvider(compact=True))
+
+    async def scenario():
+        return await asyncio.gather(table.put("a", {"n": 1}), table.get("a"), table.put("a", {"n": 2}))
+
+    assert run(scenario) == [None, {"n": 1}, None]
+    assert store.records == {"a": {"n": 2}}
 
 
 def test_compact_batches_refuse_updates_and_conditions():
