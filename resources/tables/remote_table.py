@@ -323,6 +323,8 @@ class RemoteTable(Generic[K, V, U]):
                 "Filter such records out before they reach the table.",
                 table=self.name,
             )
+        if type(entries) is RowEntries:
+            self._check_hashable(entries.keys)
         if operation.kind in (UPDATE, OperationKind.PUT_IF_ABSENT):
             place = entries.null_value()
             if place is not None:
@@ -331,6 +333,16 @@ class RemoteTable(Generic[K, V, U]):
                     "Use delete() to remove a record, or leave the entry out.",
                     table=self.name,
                 )
+
+    def _check_hashable(self, keys: Sequence[Any]) -> None:
+        try:
+            set(keys)
+        except TypeError as error:
+            raise TableError(
+                f"table {self.name} got a key that can't be one: {error}.",
+                "Give a plain value, or a tuple of them where the key has several columns.",
+                table=self.name,
+            ) from error
 
     def _pairs(self, entries: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
         try:

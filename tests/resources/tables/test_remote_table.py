@@ -20,7 +20,7 @@ from dagster_adjunct.resources.tables import (
     UpdateContract,
     UpdateMessage,
 )
-from dagster_adjunct.resources.tables.operation import RowEntries
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
 from dagster_adjunct.resources.tables.order_of_a_key import KeyOrder
 
 
@@ -216,6 +216,8 @@ def test_the_blocking_form_has_the_same_operations(store):
         assert table.get("c") == {"n": 5, "m": 6}
         assert table.get_all(["a", "b", "c"]) == {"c": {"n": 5, "m": 6}}
         assert table.metrics.updates == 3
+        assert table.send(Operation(OperationKind.GET, RowEntries(["c", "x"]))).records == [{"n": 5, "m": 6}, None]
+        table.flush()
         with pytest.raises(NullKeyError):
             table.get(None)
     table.put("d", {})  # a closed table opens again

@@ -62,6 +62,20 @@ def test_null_keys_and_updates_are_refused_before_anything_is_sent():
     assert store.requests == []
 
 
+def test_a_key_that_cannot_be_one_is_its_callers_error_only():
+    store = SlowStore()
+    table = table_over(store)
+
+    async def scenario():
+        wrong = Operation(OperationKind.PUT, RowEntries([["a"]], [{}]))
+        return await asyncio.gather(table.put("b", {}), table.send(wrong), table.put("c", {}), return_exceptions=True)
+
+    first, second, third = asyncio.run(scenario())
+    assert (first, third) == (None, None)
+    assert "got a key that can't be one: unhashable type" in str(second)
+    assert sorted(store.records) == ["b", "c"]
+
+
 def test_views_sets_and_iterators_are_collections_too():
     store = SlowStore()
     table = table_over(store)
