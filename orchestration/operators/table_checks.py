@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.operators.expressions import cast_type, plain_column
+from dagster_adjunct.resources.backends.column_values import Kind, column_of
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.tables.arrow_operations import DEFAULT, UPDATE
 from dagster_adjunct.resources.tables.partial_update import UpdateContract
@@ -18,12 +19,9 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.update_columns import Update
     from dagster_adjunct.resources.tables.layer import Capabilities
 
-_WHOLE = frozenset({"tinyint", "smallint", "int", "bigint"})
-_FAMILIES = {
-    **dict.fromkeys(_WHOLE, "a whole number"),
-    **dict.fromkeys(("float", "double"), "a number"),
-    "string": "text", "boolean": "true or false", "date": "a date", "timestamp": "an instant", "binary": "bytes",
-}  # fmt: skip
+_TAKEN_AS = {Kind.INTEGER: (Kind.FLOAT, Kind.DECIMAL)}
+_ADDED = (Kind.INTEGER, Kind.FLOAT, Kind.DECIMAL, Kind.OTHER)
+_APPENDED = (Kind.LIST, Kind.JSON, Kind.OTHER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,16 +140,17 @@ def _refused_updates(sink: Sink, table: str, name: str, can: Capabilities) -> It
         )
 
 
-def check_columns(operator: str, sink: Sink, types: Types) -> None:
+def check_columns(operator: str, sink: Sink, types: Types, stored: dict[str, str] | None = None) -> None:
     """Raise PlanningError for columns that the table does not have, or has with other types, as far as known.
 
-    `types` are those of the records; the columns within their structs have names like "update.seats".
+    `types` are those of the records; the columns within their structs have names like "update.seats". `stored` are the
+    table's columns where they are known better than they are declared.
     """
-    for problem, step in _wrong_columns(sink, types):
+    for problem, step in _wrong_columns(sink, types, stored):
         raise PlanningError(f"{operator}: table {sink.table.name}{problem}", step, operator=operator)
 
 
-def _wrong_columns(sink: Sink, types: Types) -> Iterator[tuple[str, str]]:
+def _wrong_columns(sink: Sink, types: Types, stored: dict[str, str] | None) -> Iterator[tuple[str, str]]:
     sent = _sent(sink, types)
     if sent is None:
         return
@@ -168,7 +167,7 @@ def _wrong_columns(sink: Sink, types: Types) -> Iterator[tuple[str, str]]:
             if sink.send.contract is not None
             else "Keep the column.",
         )
-    columns = sink.columns
+    columns = sink.columns if stored is None else stored
     if columns is None:
         return
     defaults = {} if sink.send.contract is None else _defaults(sink, types)
@@ -180,10 +179,10 @@ def _wrong_columns(sink: Sink, types: Types) -> Iterator[tuple[str, str]]:
                 f" has the column {name!r} as {columns[name]}, and {kind} is sent.",
                 f"Cast it: cast({name} as {columns[name]}).",
             )
-    if sink.update is not None:
-        for name, _ in sink.update.add:
-            if columns[name] not in _WHOLE and _FAMILIES.get(columns[name], "a number") != "a number":
-                yield f" has the column {name!r} as {columns[name]}, and numbers are added.", "Add to a number."
+    for part, kinds, step in (("add", _ADDED, "Add to a number."), ("append", _APPENDED, "Append to an array.")):
+        for name, _ in () if sink.update is None else getattr(sink.update, part):
+            if column_of(name, columns[name]).kind not in kinds:
+                yield f" has the column {name!r} as {columns[name]}, and an update would {part} to it.", step
 
 
 def _sent(sink: Sink, types: Types) -> dict[str, str | None] | None:
@@ -191,7 +190,7 @@ def _sent(sink: Sink, types: Types) -> dict[str, str | None] | None:
     if sink.update is not None:
         known = types or {}
         keys: dict[str, str | None] = {name: known.get(name) for name in sink.table.key}
-        pairs = {name: _type(expression, types) for name, expression in sink.update.set}
+        pairs = {name: known.get(f"{UPDATE}.{name}") or _type(text, types) for name, text in sink.update.set}
         return keys | pairs | {name: None for name in sink.update.columns if name not in pairs}
     if types is None:
         return None
@@ -206,7 +205,8 @@ def _sent(sink: Sink, types: Types) -> dict[str, str | None] | None:
 
 def _defaults(sink: Sink, types: Types) -> dict[str, str | None]:
     if sink.update is not None:
-        return {name: _type(expression, types) for name, expression in sink.update.if_missing or ()}
+        pairs, known = sink.update.if_missing or (), types or {}
+        return {name: known.get(f"{DEFAULT}.{name}") or _type(text, types) for name, text in pairs}
     inside = {name: kind for name, kind in (types or {}).items() if name.startswith(f"{DEFAULT}.")}
     return {name.partition(".")[2]: kind for name, kind in inside.items()}
 
@@ -218,7 +218,5 @@ def _type(expression: str, types: Types) -> str | None:
 
 def _fits(sent: str | None, declared: str) -> bool:
     """Whether values of a type can go into a column; what is not known of either may."""
-    ours, theirs = _FAMILIES.get(sent or ""), _FAMILIES.get(declared)
-    if ours is None or theirs is None or ours == theirs:
-        return True
-    return ours == "a whole number" and theirs == "a number"
+    ours, theirs = column_of("sent", sent or "unknown").kind, column_of("declared", declared).kind
+    return ours is theirs or bool({ours, theirs} & {Kind.OTHER, Kind.JSON}) or theirs in _TAKEN_AS.get(ours, ())

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.orchestration.operators.table_checks import Sink, check_columns
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.compile_batch import Batch, Counted, sent_schema
 from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.tables.arrow_operations import DEFAULT, UPDATE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.resources.schemas.schema import Schema
     from dagster_adjunct.resources.streams.interface.stream_system import AppendResult
+    from dagster_adjunct.resources.tables.table_functions import TableFunction
 
 _log = logging.getLogger("adjunct.step")
 
@@ -40,6 +44,10 @@ class _UntriedError(Exception):
 
 class Rehearsal(Batch):
     """A batch without records, which writes nothing and runs no Spark job."""
+
+    def __init__(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> None:
+        super().__init__(context, inputs, before_output)
+        self._looked_at: dict[str, dict[str, str] | None] = {}
 
     def run(self) -> Counted:
         for operator in self._context.app.operators:
@@ -71,12 +79,51 @@ class Rehearsal(Batch):
         return None
 
     def write(self, operator: str, frame: DataFrame, send: TableSend) -> None:
-        return
+        """Compare what Spark makes of the records with the table's columns, as its store has them."""
+        spec = self.app.operator(operator).spec
+        sink = Sink(self.app.tables[send.table], send, getattr(spec, "update", None))
+        check_columns(operator, sink, _types(frame), self._stored_types(sink))
+
+    def _stored_types(self, sink: Sink) -> dict[str, str] | None:
+        if sink.function is None or not hasattr(sink.function, "stored_types"):
+            return None
+        if sink.columns is not None or sink.table.name in self._looked_at:
+            return sink.columns or self._looked_at.get(sink.table.name)
+        try:
+            found = asyncio.run(_asked(sink.function))
+        except Exception as error:  # noqa: BLE001 - the table's own retries are for the batch, which tells what is wrong
+            _log.info("Table %s can't be asked for its columns now: %s", sink.table.name, error)
+            found = None
+        self._looked_at[sink.table.name] = found
+        return found
 
     def send_letters(
         self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
     ) -> None:
         self.send(operator, frame, stream, key=key, partitions=partitions)
+
+
+async def _asked(function: TableFunction) -> dict[str, str] | None:
+    try:
+        return await function.stored_types()
+    finally:
+        await function.close()
+
+
+def _types(frame: DataFrame) -> dict[str, str | None]:
+    """Return the types of the records' columns, and of those in the structs of an update, by "update.name"."""
+    from pyspark.sql.types import StructType
+
+    types: dict[str, str | None] = {}
+    for field in frame.schema.fields:
+        if field.name.startswith("__"):
+            continue
+        types[field.name] = field.dataType.simpleString()
+        if field.name in (UPDATE, DEFAULT) and isinstance(inside := field.dataType, StructType):
+            for part in inside.fields:  # of a short update: what is set, added and appended
+                columns = part.dataType.fields if isinstance(part.dataType, StructType) else [part]
+                types |= {f"{field.name}.{one.name}": one.dataType.simpleString() for one in columns}
+    return types
 
 
 def _tried(function: DataFrameFunction) -> DataFrameFunction:

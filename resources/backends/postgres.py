@@ -127,6 +127,11 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
     def column_types(self) -> dict[str, str] | None:
         return None if self.columns is None else dict(self.columns)
 
+    async def stored_types(self) -> dict[str, str]:
+        await self.open()
+        async with self._open.here().one() as requests:
+            return requests.codec.types
+
     async def open(self) -> None:
         require_driver(self._label)
         pool = self._open.here()

@@ -81,6 +81,11 @@ class RowCodec:
         self._keep = {c.name: keep(c) for c in columns}
         self._decode = {c.name: decode(c) for c in columns}
 
+    @property
+    def types(self) -> dict[str, str]:
+        """The columns' types by name."""
+        return {name: f"{column.type}{column.size}" for name, column in self.columns.items()}
+
     def keys_by(self, names: Sequence[str]) -> Callable[[Key], Row]:
         """The function that checks a key whose parts have these names, in this order; none: the store's own order."""
         if not names or tuple(names) == self.key:

@@ -135,6 +135,10 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
     def column_types(self) -> dict[str, str] | None:
         return None if self.columns is None else dict(self.columns)
 
+    async def stored_types(self) -> dict[str, str]:
+        await self.open()
+        return await self._in_thread(lambda mine: self._live(mine).codec.types)
+
     async def open(self) -> None:
         if self._open.here().live is None:
             try:

@@ -45,6 +45,10 @@ class TableFunction(ABC):
         """The table's columns and their types, where they are declared; None where only the store knows them."""
         return None
 
+    async def stored_types(self) -> dict[str, str] | None:
+        """The same as the store has them, which may take a connection; None where it has none that all records have."""
+        return self.column_types()
+
     async def open(self) -> None:  # noqa: B027 - nothing to do is the rule
         """Connect, or do nothing when connected.
 

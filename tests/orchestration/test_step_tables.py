@@ -13,7 +13,13 @@ import pytest
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.update_expressions import update_message
 from dagster_adjunct.resources.backends import SqliteTable
-from dagster_adjunct.resources.errors import AdjunctError, NullKeyError, RecordNotFoundError, TableError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    NullKeyError,
+    PlanningError,
+    RecordNotFoundError,
+    TableError,
+)
 from dagster_adjunct.resources.tables import RemoteTable, UpdateContract
 from dagster_adjunct.resources.tables.operation import Operation, RowEntries
 from dagster_adjunct.resources.tables.outcomes import Outcomes
@@ -234,3 +240,31 @@ def test_a_failure_names_the_first_keys_and_how_many_there_are(step_world: StepW
     app.input_stream("lake.changes").send_to(app.table(of_doubles(step_world.folder)))
     with pytest.raises(AdjunctError, match=r"did not take 10 of the records, the first of the keys 'k1', 'k3', 'k5'"):
         step_world.run(app)
+
+
+@pytest.mark.parametrize(
+    ("map", "update", "says"),
+    [
+        (["k", "concat(k, 'x') as v"], None, r"has the column 'v' as int, and string is sent"),
+        (["k", "v", "v + 1 as x"], None, r"has no column 'x'; it has k, v, w"),
+        (None, {"set": {"w": "concat(k, 'x')"}}, r"has the column 'w' as int, and string is sent"),
+    ],
+)
+def test_columns_that_the_store_does_not_have_are_refused_before_a_batch_is_begun(
+    step_world: StepWorld, map: Any, update: Any, says: str
+) -> None:
+    changes(step_world)
+    step_world.send("changes", ("a", 1))
+    with sqlite3.connect(step_world.folder / "read.sqlite") as connection:
+        connection.execute("CREATE TABLE things (k TEXT PRIMARY KEY, v INT, w INT)")
+    undeclared = SqliteTable(step_world.folder / "read.sqlite", "things", "k")
+    app = Application("app")
+    table = app.table(RemoteTable("things", key="k", write_function=undeclared))
+    stream = app.input_stream("lake.changes")
+    if update is None:
+        stream.map(*map).send_to(table)
+    else:
+        stream.update(table, **update)
+    with pytest.raises(PlanningError, match=says):
+        step_world.run(app)
+    assert step_world.state(app).open is None
