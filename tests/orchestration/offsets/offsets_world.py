@@ -20,7 +20,8 @@ from dagster_adjunct.orchestration.startpoints.startpoint_manager import Startpo
 from dagster_adjunct.orchestration.startpoints.startpoint_request import OnUnresolved, StartpointRequest
 from dagster_adjunct.orchestration.step import commit_intent as intent_module
 from dagster_adjunct.orchestration.step import run_outputs as outputs_module
-from dagster_adjunct.orchestration.step.compile_batch import BatchInputs
+from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
+from dagster_adjunct.orchestration.step.compile_batch import Counted
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.step.step_context import StepContext
 from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport
@@ -66,9 +67,7 @@ class Output:
     batches: dict[int, Batch] = field(default_factory=dict)
     before: Callable[[Batch], None] = lambda batch: None
 
-    def take(
-        self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]
-    ) -> dict[str, dict[str, int]]:
+    def take(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> Counted:
         batch = Batch(
             inputs.batch,
             {ssp: (span.start, span.end) for ssp, span in inputs.ranges.items()},
@@ -79,7 +78,7 @@ class Output:
         before_output("output")
         self.before(batch)
         assert self.batches.setdefault(batch.number, batch) == batch, "a batch came again as another one"
-        return {}
+        return Counted({}, {})
 
 
 def no_spark() -> SparkSession:
