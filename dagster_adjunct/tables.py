@@ -26,6 +26,8 @@ from dagster_adjunct.resources.tables import (
     TableReadFunction,
     TableWriteFunction,
     UpdateMessage,
+    per_byte,
+    per_capacity_unit,
     report_tables_to,
 )
 
@@ -49,6 +51,8 @@ __all__ = [
     "TableReadFunction",
     "TableWriteFunction",
     "UpdateMessage",
+    "per_byte",
+    "per_capacity_unit",
     "register_backend",
     "report_tables_to",
 ]

@@ -9,7 +9,7 @@ from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.metrics_hooks import MetricsHook, report_tables_to
 from dagster_adjunct.resources.tables.partial_update import UpdateContract, UpdateMessage
 from dagster_adjunct.resources.tables.prometheus_metrics import PrometheusTables
-from dagster_adjunct.resources.tables.rate_limit import RateLimit
+from dagster_adjunct.resources.tables.rate_limit import RateLimit, per_byte, per_capacity_unit
 from dagster_adjunct.resources.tables.remote_table import RemoteTable
 from dagster_adjunct.resources.tables.retry import Backoff, RetryPolicy
 from dagster_adjunct.resources.tables.table_functions import TableFunction, TableReadFunction, TableWriteFunction
@@ -34,5 +34,7 @@ __all__ = [
     "TableWriteFunction",
     "UpdateContract",
     "UpdateMessage",
+    "per_byte",
+    "per_capacity_unit",
     "report_tables_to",
 ]

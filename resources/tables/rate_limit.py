@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import isfinite
+from math import ceil, isfinite
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -13,6 +13,7 @@ from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.tables.clock import SystemClock
 from dagster_adjunct.resources.tables.credit_source import KEPT_SECONDS, READ, WRITE, Budget
+from dagster_adjunct.resources.tables.operation import size_of
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.tables.clock import Clock
@@ -27,6 +28,32 @@ def per_record(operation: Operation[Any], answer: Outcomes | None) -> float:
     return len(operation) if answer is None else 0
 
 
+def per_byte(operation: Operation[Any], answer: Outcomes | None) -> float:
+    """One credit for each byte that a write sends, about, and for each that a get brings, which it pays afterwards."""
+    if answer is not None:
+        return sum(map(size_of, _found(answer)))
+    return operation.entries.nbytes if operation.kind.writes else 0
+
+
+def per_capacity_unit(operation: Operation[Any], answer: Outcomes | None) -> float:
+    """DynamoDB's units: one for each 1 KiB of a written entry, and for each 4 KiB of a record that a get brings.
+
+    Of an update only its own size is known here, so that it may use more where records are larger than that.
+    """
+    if answer is not None:
+        missing = answer.count - len(_found(answer))
+        return missing + sum(max(1, ceil(size_of(record) / 4096)) for record in _found(answer))
+    if not operation.kind.writes:
+        return 0
+    entries = operation.entries
+    values = entries.values or [None] * len(entries)
+    return sum(max(1, ceil((size_of(k) + size_of(v)) / 1024)) for k, v in zip(entries.keys, values, strict=True))
+
+
+def _found(answer: Outcomes) -> list[Any]:
+    return [record for record in answer.records or () if record is not None]
+
+
 @dataclass(frozen=True, slots=True)
 class RateLimit:
     """Credits per second, reads and writes apart; None is no limit. Updates and deletes are writes.
@@ -34,8 +61,9 @@ class RateLimit:
     In an application the numbers hold over all tasks of all runs; in plain Python for one open table. Tables that name
     the same `budget` share it; without one it is the table's own.
 
-    `credits` says what a request costs: one credit a record, unless told (`per_record`). It is called before each
-    attempt with no answer, and after each attempt of a get with the answer, for what only that tells.
+    `credits` says what a request costs: `per_record`, unless told; `per_byte`, `per_capacity_unit`, or a function of
+    your own. It is called before each attempt with no answer, and after each of a get with the answer, for what only
+    that tells.
     """
 
     reads_per_second: float | None = None

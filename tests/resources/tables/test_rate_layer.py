@@ -10,8 +10,9 @@ from dagster_adjunct.resources.tables import RateLimit, RetryPolicy
 from dagster_adjunct.resources.tables.credit_source import Budget
 from dagster_adjunct.resources.tables.metrics import Meter
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
-from dagster_adjunct.resources.tables.outcomes import State
+from dagster_adjunct.resources.tables.outcomes import Outcomes, State
 from dagster_adjunct.resources.tables.rate_layer import RateLayer
+from dagster_adjunct.resources.tables.rate_limit import per_byte, per_capacity_unit
 from dagster_adjunct.resources.tables.retry import Backoff
 from dagster_adjunct.resources.tables.retry_layer import RetryLayer
 from tests.resources.tables.manual_clock import ManualClock
@@ -106,6 +107,21 @@ def test_a_credit_function_says_what_a_request_costs():
     asyncio.run(layer.send(puts("a", "b")))
     asyncio.run(layer.send(gets("abc", "de")))
     assert ledger.taken == [("t", "write", 2 * len("{'n': 0}")), ("t", "read", 0), ("t", "read", 5)]
+
+
+def test_bytes_and_capacity_units_are_paid_for_what_is_sent_and_what_comes():
+    def cost(credits, operation, records=None):
+        ledger = Ledger()
+        inner = ScriptedLayer(*([lambda _: Outcomes(len(records), records)] if records is not None else []))
+        asyncio.run(RateLayer("t", inner, RateLimit(1e9, 1e9, credits=credits), ledger).send(operation))
+        return [paid for _, _, paid in ledger.taken if paid]
+
+    large = Operation(OperationKind.PUT, RowEntries(["a", "b"], [{"t": "x" * 5000}, {"t": "y"}]))
+    assert cost(per_byte, large) == [1 + 1 + 1 + 5000 + 1 + 1]
+    assert cost(per_byte, gets("a", "b"), [{"t": "x" * 5000}, None]) == [5001]
+    assert cost(per_capacity_unit, large) == [5 + 1]
+    assert cost(per_capacity_unit, gets("a", "b", "c"), [{"t": "x" * 5000}, None, {"t": "z"}]) == [2 + 1 + 1]
+    assert cost(per_capacity_unit, deletes("a", "b")) == [2]
 
 
 def test_entries_of_unequal_cost_are_split_until_each_part_may_go_out():
