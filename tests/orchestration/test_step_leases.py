@@ -22,6 +22,7 @@ from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
 from dagster_adjunct.orchestration.step import commit_intent as intent_module
 from dagster_adjunct.orchestration.step import run_outputs as outputs_module
+from dagster_adjunct.orchestration.step.compile_batch import Counted
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.step.step_context import StepContext
 from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport
@@ -65,13 +66,13 @@ class Reading:
     seen: list[dict[str, int]] = field(default_factory=list)
     meanwhile: Callable[[], object] = lambda: None
 
-    def __call__(self, context: StepContext, inputs: Any, before_output: Callable[[str], None]) -> dict[str, Any]:
+    def __call__(self, context: StepContext, inputs: Any, before_output: Callable[[str], None]) -> Counted:
         self.meanwhile()
         found = {name: {entry["n"] for _, entry in view.items()} for name, view in inputs.views.items()}
         assert all(len(numbers) == 1 for numbers in found.values()), f"not whole: {found}"
         self.seen.append({name: numbers.pop() for name, numbers in found.items()})
         before_output("out")
-        return {}
+        return Counted({}, {})
 
 
 @dataclass
