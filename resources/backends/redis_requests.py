@@ -175,36 +175,41 @@ class RedisRequests:
             used.add("default")
             begins, begin = self._fields(self.rows.whole(key, default))
         changes = self.rows.changes(key, update)
-        sets, more = changes.set, []
+        sets, others, more = changes.set, 0, b""
         if isinstance(update, Changes):
             if update.remove:  # of a hash that others wrote, the key's columns may be all that is left
                 kept = {name: value for name, value in changes.set.items() if name not in update.remove}
                 sets = dict(zip(self.rows.key, key, strict=True)) | kept
-            more = self._more(changes, update.remove, used)
+            others, more = self._more(changes, update.remove, used)
         fields, packed = self._fields(sets)
-        head = b"%b%b$%d\r\n%d\r\n" % (bulk(b"%d" % begins), begin, len(str(fields)), fields)
-        return 2 + begins + fields + len(more), head + packed + b"".join(map(bulk, more))
+        head = b"$%d\r\n%d\r\n%b$%d\r\n%d\r\n" % (len(str(begins)), begins, begin, len(str(fields)), fields)
+        return 2 + begins + fields + others, b"%b%b%b" % (head, packed, more)
 
-    def _more(self, changes: CheckedChanges, remove: Sequence[str], used: set[str]) -> list[bytes]:
+    def _more(self, changes: CheckedChanges, remove: Sequence[str], used: set[str]) -> Packed:
         """The arguments of what is no setting."""
-        more: list[bytes] = []
+        count, more = 0, []
         for name, value in changes.add.items():
-            column, text = self._columns[name], self._text(name, value)
+            column = self._columns[name]
             if column.kind is Kind.JSON:
-                members = [part for item in value.items() for part in map(column.encode, item)]
                 used.add("merge")
+                self._text(name, value)
+                members = [part for item in value.items() for part in map(column.encode, item)]
+                count += 4 + len(members)
                 more += [b"merge", name.encode(), b"%d" % self.largest, b"%d" % len(members), *members]
             else:
                 used.add("add")
                 how = b"f" if column.compares == "f" else b"n"
-                more += [b"add", name.encode(), how, text, column.least, column.most]
+                count += 6
+                more += [b"add", name.encode(), how, self._text(name, value), column.least, column.most]
         for name, items in changes.append.items():
             used.add("append")
+            count += 4
             more += [b"append", name.encode(), b"%d" % self.largest, self._text(name, items)[1:-1]]
         for name in remove:
             used.add("remove")
+            count += 2
             more += [b"remove", name.encode()]
-        return more
+        return count, b"".join([b"$%d\r\n%b\r\n" % (len(text), text) for text in more])
 
     def _text(self, name: str, value: Any) -> bytes:
         """The checked value as it is stored; SchemaMismatchError where Redis can't or shall not hold it."""

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal, InvalidOperation
+from functools import lru_cache
 from typing import Any
 
 from dagster_adjunct.resources.backends.column_values import Column, Kind, integer_bits
@@ -132,8 +133,9 @@ def _unescaped(text: bytes) -> bytes:
     return text[1:] if text[:1] == NULL else text
 
 
+@lru_cache(maxsize=16)  # a time stands in its record and, for the newest, beside it
 def _moment(moment: datetime) -> bytes:
-    return f"{moment.replace(tzinfo=None).isoformat(timespec='microseconds')}Z".encode()
+    return moment.isoformat("T", "microseconds")[:-6].encode() + b"Z"  # it is in UTC, and ends in +00:00
 
 
 def _moment_of(text: bytes) -> datetime:
