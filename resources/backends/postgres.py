@@ -26,6 +26,7 @@ from dagster_adjunct.resources.backends.postgres_pool import Pool, given_up
 from dagster_adjunct.resources.backends.postgres_requests import PostgresRequests
 from dagster_adjunct.resources.backends.postgres_schema import create_table, open_beside, read_shape
 from dagster_adjunct.resources.backends.postgres_values import decode, keep
+from dagster_adjunct.resources.backends.postgres_waves import in_waves
 from dagster_adjunct.resources.backends.rows import Key, Record, RowCodec, key_columns
 from dagster_adjunct.resources.backends.write_plan import Halving, checked
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
@@ -193,6 +194,19 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
         return Outcomes(len(operation), records, asked.problems)
 
     async def _write(self, requests: PostgresRequests, operation: Operation[Any]) -> Outcomes:
+        outcomes = Outcomes(len(operation))
+        unsent: Problem | None = None
+        for places, part in in_waves(operation):
+            if unsent is None:
+                later = await self._write_part(requests, part)
+                may_pass = (problem for problem in later.problems.values() if problem.may_pass)
+                unsent = next((Problem(State.FAILED, p.error, p.retry_after) for p in may_pass), None)
+            else:
+                later = Outcomes.all(len(part), unsent)  # it would overtake what is sent again
+            outcomes = later if places is None else outcomes.amended(places, later)
+        return outcomes
+
+    async def _write_part(self, requests: PostgresRequests, operation: Operation[Any]) -> Outcomes:
         import psycopg
 
         batch = as_batch(requests.codec, operation)
