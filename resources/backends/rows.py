@@ -97,9 +97,13 @@ class RowCodec:
                 argument="key",
             )
         places = [list(names).index(name) for name in self.key]
-        return lambda key: self.key_row(
-            tuple(key[place] for place in places) if isinstance(key, tuple) and len(key) == len(places) else key
-        )
+
+        def key_row(key: Key) -> Row:
+            if not isinstance(key, tuple) or len(key) != len(places):
+                raise self._no_key(key, names)
+            return self.key_row(tuple(key[place] for place in places))
+
+        return key_row
 
     def key_row(self, key: Key) -> Row:
         """The key's checked values, in the store's order."""
@@ -108,16 +112,19 @@ class RowCodec:
         elif isinstance(key, tuple) and len(key) == len(self.key):
             row = tuple(map(self.checked, self.key, key))
         else:
-            raise SchemaMismatchError(
-                f"{self.table} got {key!r} as a key; expected a tuple of {', '.join(self.key)}.",
-                "Give the key's values in that order.",
-            )
+            raise self._no_key(key, self.key)
         if None in row:
             raise SchemaMismatchError(
                 f"{self.table} got {key!r} as a key; {' and '.join(self.key)} must not be null.",
                 "Filter such records out before they reach the table.",
             )
         return row
+
+    def _no_key(self, key: Key, names: Sequence[str]) -> SchemaMismatchError:
+        return SchemaMismatchError(
+            f"{self.table} got {key!r} as a key; expected a tuple of {', '.join(names)}.",
+            "Give the key's values in that order.",
+        )
 
     def whole(self, key: Row, record: Record) -> dict[str, Any]:
         """All that the record says, checked, with the key's columns."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
+from copy import deepcopy
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
@@ -80,12 +81,11 @@ class KeptRecords:
         if self._after_read is not inf:
             self._kept[place] = (record, written_until, now + self._after_read)
         self._kept.move_to_end(place)
-        return True, record.copy() if type(record) is dict else record
+        return True, _own(record)
 
     def keep(self, key: Hashable, args: tuple[object, ...], record: Any, now: float) -> None:
         place = (key, args)
-        kept = record.copy() if type(record) is dict else record  # callers may change theirs
-        self._kept[place] = (kept, now + self._after_write, now + self._after_read)
+        self._kept[place] = (_own(record), now + self._after_write, now + self._after_read)
         self._kept.move_to_end(place)
         if args:
             self._variants.setdefault(key, set()).add(args)
@@ -111,3 +111,14 @@ class KeptRecords:
             variants.discard(args)
             if not variants:
                 del self._variants[key]
+
+
+def _own(record: Any) -> Any:
+    """A record that nobody else can change: callers may change theirs, and the lists in them."""
+    if type(record) is not dict:
+        return record
+    own = record.copy()
+    for name, value in own.items():
+        if type(value) is list or type(value) is dict:
+            own[name] = deepcopy(value)
+    return own

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import pickle
+from copy import deepcopy
 from random import Random
 
 import pytest
 
+from dagster_adjunct.resources.backends import SqliteTable
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
     NullKeyError,
     RecordNotFoundError,
+    SchemaMismatchError,
 )
 from dagster_adjunct.resources.tables import (
     BlockingTable,
@@ -497,6 +500,43 @@ def test_a_slow_read_does_not_hide_a_newer_write(made):
             return await table.get("a"), await table.get_all(["a"])
 
     assert run(race()) == ({"n": "new"}, {"a": {"n": "new"}})
+
+
+def test_a_record_that_a_caller_changes_is_not_what_others_get(made):
+    class Copies(UserFunction):
+        async def get(self, key, *args):
+            return deepcopy(self.records.get(key))
+
+        async def put(self, key, value, *args):
+            self.records[key] = deepcopy(value)
+
+    table = made(Copies())
+
+    async def changing():
+        async with table:
+            own = {"n": 1, "tags": ["x"]}
+            await table.put("a", own)
+            own["tags"].append("changed")
+            got = await table.get("a")
+            got["tags"].append("changed")
+            got["n"] = "changed"
+            return await table.get("a"), (await table.get_all(["a"]))["a"]
+
+    assert run(changing()) == ({"n": 1, "tags": ["x"]}, {"n": 1, "tags": ["x"]})
+
+
+def test_a_key_of_several_columns_keeps_their_order_though_the_stores_is_another(tmp_path):
+    store = SqliteTable(tmp_path / "order.sqlite", "t", ["b", "a"], columns=dict.fromkeys("abn", "string"), create=True)
+    table = RemoteTable("state", key=["a", "b"], read_function=store, write_function=store)
+
+    async def in_turn():
+        async with table:
+            await table.put(("of a", "of b"), {"n": "1"})
+            with pytest.raises(SchemaMismatchError, match="expected a tuple of a, b"):
+                await table.get("of a")
+            return await table.get(("of a", "of b"))
+
+    assert run(in_turn()) == {"a": "of a", "b": "of b", "n": "1"}
 
 
 # --- retries ----------------------------------------------------------------------------------------------------------
