@@ -460,6 +460,48 @@ def test_processes_at_once_count_exactly_under_marks(new_table, redis_server):
         assert Counter(record["l"]) == dict.fromkeys(range(200), 2)
 
 
+def _add_through_restarts(declaration, source, keys, offsets):
+    """Add one to each key for each offset; what failed or had no answer is sent again until it is done."""
+    table = pickle.loads(declaration)
+
+    async def add():
+        sent_again = 0
+        for offset in range(offsets):
+            changes = [Changes(add={"n": 1}, append={"l": [offset]})] * len(keys)
+            entries = RowEntries(keys, changes, [{}] * len(keys), [mark(offset, source)] * len(keys))
+            operation = Operation(UPDATE, entries, conditions=Conditions(idempotent=True))
+            left = list(range(len(keys)))
+            while left:
+                await table.open()
+                outcomes = await table.send(operation.with_entries(entries.take(left)))
+                assert not outcomes.places(State.REFUSED, State.MISSING), outcomes.problems
+                left = [left[place] for place in outcomes.places(State.FAILED, State.UNKNOWN)]
+                sent_again += len(left)
+                await asyncio.sleep(0.02 if left else 0)
+        await table.close()
+        return sent_again
+
+    return asyncio.run(add())
+
+
+def test_two_processes_count_exactly_while_the_server_is_killed_and_started(new_table):
+    keys = [f"k{n}" for n in range(40)]
+    with running_redis() as server, multiprocessing.get_context("spawn").Pool(2) as pool:
+        table = new_table(url=server.url())
+        given = [(pickle.dumps(table), f"s.t.{p}", keys, 200) for p in range(2)]
+        adding = pool.starmap_async(_add_through_restarts, given)
+        kills = 0
+        while not adding.ready() and kills < 4:
+            adding.wait(0.1)
+            if send(table, Operation(GET, RowEntries(["k0"])))[0].records != [None]:  # they have begun
+                server.restart(kill=True)
+                kills += 1
+        assert sum(adding.get(120)) > 0, "a kill has hit requests under way"
+        for record in send(table, Operation(GET, RowEntries(keys)))[0].records:
+            assert record["n"] == 400
+            assert Counter(record["l"]) == dict.fromkeys(range(200), 2)
+
+
 def test_a_restart_loses_nothing_that_was_answered_and_the_script_is_loaded_again(new_table):
     with running_redis() as server:
         table = new_table(url=server.url())
