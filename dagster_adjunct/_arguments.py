@@ -153,7 +153,8 @@ def _checked(function: Any, called: str, skip: int = 0) -> Any:
         if hints is None:
             hints = hints_of(function, [parameter.name for parameter in parameters])
         places = chain(positional, repeat(several)) if several else positional
-        for name, value in chain(zip(places, args[skip:], strict=False), given.items()):
+        # Requests of single records take any key and record, and must not pay for a look at them.
+        for name, value in chain(zip(places, args[skip:], strict=False), given.items()) if hints else ():
             hint = hints.get(name if name in known else anything)
             if hint is not None and type(value) is not hint and not fits(value, hint):
                 # It reaches nothing outside, so it may have more to say, or make of the elements what it wants.

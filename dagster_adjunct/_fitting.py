@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 _FLOORS = tuple(f"dagster_adjunct.{floor}." for floor in ("resources", "assets", "orchestration"))
 _UNIONS = (Union, types.UnionType)
@@ -92,9 +92,16 @@ def hints_of(function: Callable[..., Any], parameters: Sequence[str]) -> dict[st
                 hint = eval(hint, {}, names)  # of our own source, as typing.get_type_hints does
             except (TypeError, AttributeError):  # it uses what is loaded when needed: pa.Table
                 hint = Any
-        if hint is not Any and hint is not object:
+        if not _is_anything(hint):
             hints[name] = hint
     return hints
+
+
+def _is_anything(hint: Any) -> bool:
+    """Whether every value is of this type, as of a type variable, which only a type checker knows."""
+    if get_origin(hint) in _UNIONS:
+        return any(map(_is_anything, get_args(hint)))
+    return hint is Any or hint is object or isinstance(hint, TypeVar)
 
 
 def fits(value: Any, hint: Any, *, elements: bool = True) -> bool:

@@ -230,6 +230,9 @@ class RemoteTable(Generic[K, V, U]):
         All other requests are made of this one. What is wrong with the request itself is raised before anything is
         sent; what goes wrong with entries is in the outcomes.
         """
+        return await self._send(operation)
+
+    async def _send(self, operation: Operation[K]) -> Outcomes:
         if not len(operation):
             return Outcomes(0)
         self._check(operation)
@@ -308,7 +311,7 @@ class RemoteTable(Generic[K, V, U]):
         await self._done(Operation(UPDATE, updates, args, contract=contract))
 
     async def _done(self, operation: Operation[Any]) -> Outcomes:
-        outcomes = await self.send(operation)
+        outcomes = await self._send(operation)
         if outcomes.problems and (error := error_of(self.name, operation, outcomes)) is not None:
             raise error
         return outcomes
