@@ -66,8 +66,8 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
     Gets are consistent unless `consistent_reads` is false. Up to `threads` requests are under way at a time for each
     event loop: puts and deletes in batches of 25, gets of 100, everything with a condition one by one.
 
-    Where the table has conditions, all that is written has to have them: a whole item that is put or deleted without
-    them takes its marks away. `forget_deleted_after` is how many seconds a deleted record's mark has to stay; DynamoDB
+    Marks lie in the item itself: who puts or deletes whole items past a `RemoteTable` that declares conditions, takes
+    them away. `forget_deleted_after` is how many seconds a deleted record's mark has to stay; DynamoDB
     forgets it later, if the table's time to live is on for `adjunct_expires` (`create` sees to it). Without it marks
     stay for ever.
 
@@ -179,9 +179,10 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
             requests = replace(requests, to_key=requests.codec.keys_by(operation.key))
         if operation.kind is OperationKind.GET:
             return await self._get(requests, operation)
-        if operation.conditions:
-            self._check_conditions(operation)
-        elif operation.kind in (OperationKind.PUT, OperationKind.DELETE):
+        conditions = operation.conditions
+        if conditions.idempotent or conditions.keeps_marks:
+            self._check_columns()
+        elif not conditions and operation.kind in (OperationKind.PUT, OperationKind.DELETE):
             return await self._write_batches(requests, operation)
         return await self._write_keys(requests, operation)
 
@@ -319,8 +320,8 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
         finally:
             stopped.set()  # what was not sent when the caller gave up is not sent any more
 
-    def _check_conditions(self, operation: Operation[Any]) -> None:
-        if operation.conditions.idempotent and self.columns is None:
+    def _check_columns(self) -> None:
+        if self.columns is None:
             raise ConfigurationError(
                 f"{self._label} has no declared columns, which idempotent writes need.",
                 'Give columns={"name": "type", …}.',

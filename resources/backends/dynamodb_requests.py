@@ -189,16 +189,15 @@ class TableRequests:
         if kind is OperationKind.PUT_IF_ABSENT:
             answer = self._send(expressions.begin(key, codec.columns_of(key, entry.value), guard))
             return False, Problem(State.SKIPPED) if answer.failed else None
-        others = codec.names
-        if kind is OperationKind.PUT and (guard.position is None or others is None):
-            request = expressions.put_whole(codec.item(key, entry.value), guard)
-        elif kind is OperationKind.PUT:
-            request = expressions.put_columns(key, codec.columns_of(key, entry.value), others or (), guard)
-        elif guard.position is None or others is None:
-            request = expressions.put_whole({**key, **expressions.tombstone(self.clock(), self.horizon)}, guard)
+        left = expressions.tombstone(self.clock(), self.horizon) if kind is OperationKind.DELETE else {}
+        if codec.names is None:
+            # No marks of sources are here to keep: they need declared columns.
+            whole = {**key, **left} if left else codec.item(key, entry.value)
+            request = expressions.put_whole(whole, guard)
+        elif left:
+            request = expressions.tombstone_columns(key, left, codec.names, guard)
         else:
-            left = expressions.tombstone(self.clock(), self.horizon)
-            request = expressions.tombstone_columns(key, left, others, guard)
+            request = expressions.put_columns(key, codec.columns_of(key, entry.value), codec.names, guard)
         return False, self._skipped(self._send(request), guard)
 
     def _update(self, key: KeyItem, entry: Entry, guard: Guard) -> tuple[bool, Problem | None]:

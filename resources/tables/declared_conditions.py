@@ -67,14 +67,14 @@ class DeclaredConditions:
         entries = operation.entries
         idempotent = self.idempotent and entries.marks is not None
         if self.newest_by is None:
-            return replace(operation, conditions=Conditions(None, True)) if idempotent else operation
+            return replace(operation, conditions=_ONCE if idempotent else _MARKED) if self.idempotent else operation
         if not idempotent and operation.kind is OperationKind.UPDATE:
             self._check_repeatable(entries)
         if entries.newest is None or entries.marks is None:
             times = entries.newest if entries.newest is not None else self._times(operation)
             marks = entries.marks if entries.marks is not None else [DIRECT] * len(entries)
             entries = RowEntries(entries.keys, entries.values, entries.defaults, marks, times)
-        return replace(operation, entries=entries, conditions=Conditions(self.newest_by, idempotent))
+        return replace(operation, entries=entries, conditions=Conditions(self.newest_by, idempotent, self.idempotent))
 
     def _times(self, operation: Operation[Any]) -> list[Any]:
         assert self.newest_by is not None
@@ -103,6 +103,9 @@ class DeclaredConditions:
                     "Declare the table idempotent=True and send messages with marks, or only set values.",
                     table=self.table,
                 )
+
+
+_ONCE, _MARKED = Conditions(None, True), Conditions(keeps_marks=True)
 
 
 def _time(value: Any, column: str) -> Any:

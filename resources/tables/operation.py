@@ -184,10 +184,14 @@ class Conditions:
     times are told apart by `Mark.tie`, and an entry that is equal in both is applied again. `idempotent` keeps, beside
     the record, the greatest position applied from each source, and skips entries at or below it. With either a delete
     leaves the mark behind (a tombstone), so that what is older and comes later does not bring the record back.
+
+    `keeps_marks` is no condition: the table is idempotent and these entries have no marks, as those of a direct call.
+    Stores that keep marks in the record itself have to leave them there.
     """
 
     newest_by: str | None = None
     idempotent: bool = False
+    keeps_marks: bool = False
 
     def __bool__(self) -> bool:
         return self.idempotent or self.newest_by is not None

@@ -80,8 +80,8 @@ def dynamodb(request: pytest.FixtureRequest, folder: Path) -> NewStore:
     return lambda: DynamoDbTable(f"suite_{next(_numbers)}", "id", columns=COLUMNS, create=True, **session)
 
 
-# What conditions need lies in the item itself, and a whole item that is put without conditions has none of it.
-ONE_DECLARATION = {DynamoDbTable}
+# They leave marks alone where they are told that there are some.
+MARKS_IN_THE_RECORD = {DynamoDbTable}
 BACKENDS: Sequence[Any] = [
     single_requests,
     memory,

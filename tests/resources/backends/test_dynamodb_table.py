@@ -21,6 +21,7 @@ from dagster_adjunct.resources.errors import (
     TableError,
     TableUnavailableError,
 )
+from dagster_adjunct.resources.tables import RemoteTable
 from dagster_adjunct.resources.tables.changes import Changes
 from dagster_adjunct.resources.tables.operation import (
     Conditions,
@@ -634,3 +635,24 @@ def test_boto3_does_not_repeat_by_itself(new_table):
     found = asyncio.run(settings())
     assert found.retries["total_max_attempts"] == 1
     assert found.pool == 16
+
+
+def test_a_direct_call_on_an_idempotent_table_leaves_the_marks_of_messages(new_table):
+    store = new_table()
+    table = RemoteTable("counted", key="id", read_function=store, write_function=store, idempotent=True)
+    add = marked(UPDATE, [("k", Changes(add={"total": 1}))], conditions=Conditions(idempotent=True))
+    begin = marked(PUT, [("k", {"total": 0})], conditions=Conditions(idempotent=True), source="s.1")
+
+    async def in_turn():
+        await table.send(begin)
+        await table.send(add)
+        seen = [await table.get("k")]
+        for direct in (lambda: table.put("k", {"id": "k", "total": 10}), lambda: table.delete("k")):
+            await direct()
+            outcomes = [await table.send(add), await table.send(begin)]
+            assert [out.places(State.SKIPPED) for out in outcomes] == [[0], [0]]
+            seen.append(await table.get("k"))
+        await table.close()
+        return [record and record["total"] for record in seen]
+
+    assert asyncio.run(in_turn()) == [1, 10, None]

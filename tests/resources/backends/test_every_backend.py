@@ -25,7 +25,7 @@ from dagster_adjunct.resources.tables.operation import (
     position_of,
 )
 from dagster_adjunct.resources.tables.outcomes import Outcomes
-from tests.resources.backends.fresh_functions import BACKENDS, ONE_DECLARATION, NewStore
+from tests.resources.backends.fresh_functions import BACKENDS, MARKS_IN_THE_RECORD, NewStore
 from tests.resources.backends.plain_store import Message, PlainStore, without_nulls
 
 NONE = Conditions()
@@ -131,7 +131,7 @@ def _once_each(change: dict) -> dict:
 
 @st.composite
 def operations(draw, store):
-    """Some requests that a store takes, each with conditions of its own, unless its records can't bear that."""
+    """Some requests that a store takes, each with conditions of its own."""
     capabilities = store.capabilities
     kinds = ["put", "delete"]
     kinds += ["update"] if capabilities.updates else []
@@ -152,8 +152,8 @@ def operations(draw, store):
         place=st.tuples(st.integers(0, 1), st.integers(0, 12), st.integers(0, 1)),
         time=TIMES,
     )
-    if type(store) in ONE_DECLARATION:
-        conditions = [draw(st.sampled_from(conditions))]
+    if type(store) in MARKS_IN_THE_RECORD:
+        conditions = [replace(each, keeps_marks=True) for each in conditions]
     step = st.tuples(st.sampled_from(kinds), st.lists(message, max_size=7), st.sampled_from(conditions))
     return draw(st.lists(step, min_size=1, max_size=7))
 
