@@ -12,6 +12,8 @@ from dagster_adjunct.resources.tables.outcomes import Outcomes, State
 # The first of these that there is says most.
 _ORDER = (State.REFUSED, State.UNKNOWN, State.FAILED, State.MISSING)
 
+_SHOWN = 300  # characters of a key
+
 
 def error_of(table: str, operation: Operation[Any], outcomes: Outcomes) -> AdjunctError | None:
     """The error that names table, operation and keys, with the entry's own error as its cause; None if all is well.
@@ -28,7 +30,8 @@ def error_of(table: str, operation: Operation[Any], outcomes: Outcomes) -> Adjun
     keys = tuple(dict.fromkeys(operation.entries.keys[place] for place in places))
     if state is State.MISSING and isinstance(problem.error, RecordNotFoundError) and problem.error.table == table:
         return problem.error  # the contract layer says it all
-    shown = f"{operation.kind.value} of key {keys[0]!r}"
+    first = repr(keys[0])
+    shown = f"{operation.kind.value} of key {first if len(first) <= _SHOWN else first[:_SHOWN] + '…'}"
     if len(keys) > 1:
         shown += f" and {len(keys) - 1} more"
     cause = problem.error
