@@ -89,7 +89,11 @@ def running_service() -> Iterator[RecordService]:
         def log_message(self, *args: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, request: object, client_address: object) -> None:
+            """A client that has not waited for its answer is nothing to tell of."""
+
+    server = Server(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     service.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
