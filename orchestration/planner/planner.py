@@ -30,6 +30,7 @@ from dagster_adjunct.orchestration.planner.table_order import order_notes, plann
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from dagster_adjunct.resources.tables.credits.stated_budgets import budgets_of, check_budgets
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
@@ -54,6 +55,7 @@ def plan(app: Application, catalog: Catalog) -> ExecutionPlan:
         flows, inserted = repartitioned(app, catalog)
     else:
         flows = follow(app, catalog)
+    check_budgets(budgets_of(app.tables.values()))
     check_stored_columns(app, catalog)
     groups = join_groups(app, inserted)
     default, default_from = default_count(app, catalog)

@@ -31,7 +31,7 @@ from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
 from dagster_adjunct.orchestration.step.take_over_batch import take_over
 from dagster_adjunct.resources.errors import CommitConflictError
-from dagster_adjunct.resources.tables.credits.run_credits import RunCredits, budgets_of
+from dagster_adjunct.resources.tables.credits.run_credits import RunCredits
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.step.step_context import StepContext
@@ -52,7 +52,7 @@ def run_step(context: StepContext) -> StepReport:
     application over. Who was taken over from may commit once more before it notices: who holds the lease then begins
     from that commit.
     """
-    with RunCredits(context.lake, budgets_of(context.app.tables.values())) as credits:
+    with RunCredits(context.lake) as credits:
         return _run_step(replace(context, credits=credits))
 
 

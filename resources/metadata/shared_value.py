@@ -37,6 +37,10 @@ class SharedValue:
         self._store, self._key = lake.store, f"metadata/{'/'.join(checked)}.json"
         self._seen: Stored | None = None
 
+    def forget(self) -> None:
+        """Read it before the next change: somebody else is likely to have made one."""
+        self._seen = None
+
     def transact(self, decide: Callable[[bytes | None], tuple[bytes | None, T]]) -> T:
         """Write what `decide` makes of the value as it is, and return what else it decided; None writes nothing.
 

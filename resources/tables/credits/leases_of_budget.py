@@ -38,15 +38,22 @@ class LeasesOfBudget:
         MalformedDocumentError.
         """
 
+        others = False
+
         def decide(data: bytes | None) -> tuple[bytes, Stretch | None]:
+            nonlocal others
             timeline = SharedTimeline() if data is None else self._parse(data)
             here = self._clock()
             self._ahead = max(self._ahead, timeline.now - here)
             after, got = lease(timeline, self._run, here + self._ahead, wish)
+            others = len(after.runs) > 1
             document = after.model_copy(update={"nonce": uuid.uuid4().hex}).model_dump_json().encode()
             return document, None if got is None else Stretch(here + got.start, here + got.end)
 
-        return self._value.transact(decide)
+        got = self._value.transact(decide)
+        if others:
+            self._value.forget()
+        return got
 
     def _parse(self, data: bytes) -> SharedTimeline:
         try:

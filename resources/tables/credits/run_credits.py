@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.tables.credits.credit_client import CreditClient
 from dagster_adjunct.resources.tables.credits.credit_server import CreditServer
 from dagster_adjunct.resources.tables.credits.leases_of_budget import LeasesOfBudget
-from dagster_adjunct.resources.tables.remote_table import RemoteTable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.tables.credit_source import Budget
+    from dagster_adjunct.resources.tables.remote_table import RemoteTable
 
 
 class RunCredits:
@@ -26,11 +24,9 @@ class RunCredits:
     It begins to when a table with a rate is first written; a run without one has no server.
     """
 
-    def __init__(self, lake: Lake, budgets: Iterable[Budget]) -> None:
+    def __init__(self, lake: Lake) -> None:
         self._lake, self._run = lake, uuid.uuid4().hex[:12]
-        self._budgets = tuple(dict.fromkeys(budgets))
         self._server: CreditServer | None = None
-        check_budgets(self._budgets)
 
     def __enter__(self) -> Self:
         return self
@@ -54,22 +50,3 @@ class RunCredits:
 
     def _leases(self, budget: Budget) -> LeasesOfBudget:
         return LeasesOfBudget(self._lake, budget, self._run)
-
-
-def budgets_of(tables: Iterable[object]) -> tuple[Budget, ...]:
-    """Return the budgets that these tables state; those that are no remote tables have none."""
-    remote = [table for table in tables if isinstance(table, RemoteTable)]
-    return tuple(budget for table in remote for budget in table.rate_limit.budgets(table.name))
-
-
-def check_budgets(budgets: Iterable[Budget]) -> None:
-    """Raise ConfigurationError where tables state one budget with several rates."""
-    rates: dict[tuple[str, str], float] = {}
-    for budget in budgets:
-        rate = rates.setdefault((budget.name, budget.tag), budget.rate)
-        if rate != budget.rate:
-            raise ConfigurationError(
-                f"budget {budget.name!r} is stated with {rate:g} and with {budget.rate:g} {budget.tag}s per second.",
-                "Tables that share a budget state one rate: give all of them the same RateLimit, or other budgets.",
-                argument="budget",
-            )
