@@ -16,6 +16,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN, Stream
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from dagster_adjunct.orchestration.operators.column_lineage import Made
     from dagster_adjunct.orchestration.operators.compiling import Batch
     from dagster_adjunct.orchestration.operators.declared_sinks import Declarations
     from dagster_adjunct.orchestration.operators.known_columns import Types
@@ -70,6 +71,12 @@ class DeadLetters(Spec):
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         return dict(LETTER)
+
+    def written_types(self, arriving: Types) -> Types:
+        return dict(LETTER)
+
+    def written_columns(self, arriving: Made) -> Made:
+        return {}
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
         output = batch.app.outputs[self.stream]

@@ -133,6 +133,10 @@ class Spec(ABC):
         """Return what the columns that leave are made of; one that is not known is left out."""
         return {}
 
+    def written_types(self, arriving: Types) -> Types:
+        """Return the types of the columns that are written to the target, of records with these."""
+        return arriving
+
     def written_columns(self, arriving: Made) -> Made:
         """Return what the columns of the target are made of, written by records with these columns."""
         return arriving

@@ -26,7 +26,7 @@ def check_stored_columns(app: Application, catalog: Catalog) -> None:
         arriving = [after[source] for source in operator.inputs]
         target = operator.spec.target(app)
         facts = None if target is None else catalog.get(target.name)  # of a stream: no other name holds a dot
-        for types in arriving:
+        for types in map(operator.spec.written_types, arriving):
             if facts is not None and types is not None:
                 _check(operator.id, facts, types)
         after[operator.id] = operator.spec.types(PlanContext(operator.id, app, catalog), arriving)

@@ -17,13 +17,15 @@ from dagster_adjunct.orchestration.application.runtime import Runtime
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
+from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
+from dagster_adjunct.orchestration.step.compile_batch import run_batch
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.step.step_context import StepContext
 from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport
 from dagster_adjunct.resources.backends import SqliteTable
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.stream_system import RECORD_META, StreamSystem
+from dagster_adjunct.resources.streams.interface.stream_system import RECORD_META, OffsetRange, StreamSystem
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.tables import RemoteTable
 
@@ -92,6 +94,16 @@ class StepWorld:
         """Bring the application's datasets up to date and run its step."""
         self.advance(*app.datasets)
         return run_step(self.context(app, **options))
+
+    def again(self, app: Application) -> None:
+        """Do the last batch's work once more, as a run does that finds it begun."""
+        state = self.state(app)
+        assert state.last is not None
+        intent = state.last.intent
+        ranges = {ssp: OffsetRange(span.start, span.end) for ssp, span in intent.ranges.items()}
+        consumed = {ssp: span.end for ssp, span in intent.ranges.items()}
+        inputs = BatchInputs(intent.batch, ranges, {}, dict(intent.epochs), consumed, state.offsets.streams)
+        run_batch(self.context(app), inputs, lambda output: None)
 
     def rows(self, stream: str) -> list[dict[str, Any]]:
         """Return the records of a stream, by partition and offset, without their position."""

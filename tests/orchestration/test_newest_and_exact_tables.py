@@ -27,6 +27,7 @@ from dagster_adjunct.resources.tables import RemoteTable
 from tests.orchestration import scan_tables
 from tests.orchestration.scan_tables import Scan, Store, counting, newest, postgres_store, scanned, send, sqlite_store
 from tests.orchestration.step_world import StepWorld
+from tests.orchestration.test_adding_an_operator import Union
 from tests.servers.postgres import PostgresServer
 
 pytestmark = pytest.mark.spark
@@ -174,3 +175,33 @@ def counted_so_far(store: Store, child: subprocess.Popen[Any], least: int, log: 
             return there
         time.sleep(0.05)
     raise AssertionError(log.read_text()[-3000:])
+
+
+def test_records_of_two_streams_at_one_position_both_count_and_so_do_those_behind_an_output(
+    step_world: StepWorld, tmp_path: Path
+) -> None:
+    store = sqlite_store(tmp_path)
+    for name in ("left", "right"):
+        step_world.stream(name, "gate", 1, gate="string", tag="string")
+        step_world.send(name, ("g", "a"), ("g", "b"), ("g", "a"))
+
+    def merged() -> Application:
+        app = Application("merged")
+        table, out = app.table(store.table(idempotent=True)), app.output_stream("lake.out", partitions=2, key="gate")
+        left, right = app.input_stream("lake.left"), app.input_stream("lake.right")
+        left.apply(Union(), right).update(table, add={"scans": "1"}, if_missing=[])
+        right.send_to(out).map("tag").update(table, add={"scans": "100"}, if_missing=[])
+        return app
+
+    app = merged()
+    assert [table.order for table in step_world.context(app).plan.tables] == ["per source partition", "per key"]
+    step_world.run(app)
+    assert store.counts() == {"a": 204, "b": 102}
+    step_world.again(app)
+    assert store.counts() == {"a": 204, "b": 102}
+    Startpoints(step_world.lake, app).request("lake.right", StartpointOldest(), by="test", reason="a test")
+    step_world.run(app, run="run-2")
+    assert store.counts() == {"a": 406, "b": 203}
+    step_world.send("right", ("g", "b"))
+    step_world.run(app, run="run-3")
+    assert store.counts() == {"a": 406, "b": 304}

@@ -223,14 +223,21 @@ def test_what_a_table_refuses_for_good_goes_to_the_dead_letters_up_to_a_bound(st
     with pytest.raises(TableError, match=r"refuses more than 1 records of this batch.*at_most"):
         step_world.run(sending("narrow", 1))
     assert "letters" not in step_world.streams.list_streams()
-    counters = step_world.run(sending("app", 2)).counters
+    app = sending("app", 2)
+    counters = step_world.run(app).counters
     assert read_all(step_world.folder) == {"a": 1.0, "c": 3.0}
     assert (counters["doubles"]["dead_letters"], counters["lake.letters"]["rows"]) == (2, 2)
+    step_world.again(app)
+    assert len(step_world.rows("letters")) == 2
     letters = {row["key"]: row for row in step_world.rows("letters")}
     assert sorted(letters) == ['"b"', '"d"']
     assert math.isnan(json.loads(letters['"b"']["record"])["v"])
     assert (letters['"b"']["kind"], letters['"b"']["table"]) == ("put", "doubles")
     assert "'v'" in letters['"b"']["problem"]
+    with sqlite3.connect(step_world.folder / "d.sqlite") as connection:
+        connection.execute("CREATE TRIGGER t BEFORE INSERT ON doubles BEGIN SELECT RAISE(ABORT, 'closed'); END")
+    with pytest.raises(TableError, match=r"run again, and table doubles refuses 2 record\(s\) that are not among"):
+        step_world.again(sending("app", 9))
 
 
 def test_a_failure_names_the_first_keys_and_how_many_there_are(step_world: StepWorld) -> None:
