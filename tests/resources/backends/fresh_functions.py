@@ -82,6 +82,7 @@ def dynamodb(request: pytest.FixtureRequest, folder: Path) -> NewStore:
 
 # They leave marks alone where they are told that there are some.
 MARKS_IN_THE_RECORD = {DynamoDbTable}
+SMALLER_FLOATS = {DynamoDbTable}  # of 1E-130 to 9.9E+125
 BACKENDS: Sequence[Any] = [
     single_requests,
     memory,

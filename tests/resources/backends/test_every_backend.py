@@ -25,7 +25,7 @@ from dagster_adjunct.resources.tables.operation import (
     position_of,
 )
 from dagster_adjunct.resources.tables.outcomes import Outcomes
-from tests.resources.backends.fresh_functions import BACKENDS, MARKS_IN_THE_RECORD, NewStore
+from tests.resources.backends.fresh_functions import BACKENDS, MARKS_IN_THE_RECORD, SMALLER_FLOATS, NewStore
 from tests.resources.backends.plain_store import Message, PlainStore, without_nulls
 
 NONE = Conditions()
@@ -215,6 +215,10 @@ def test_arrow_batches_do_what_plain_python_would(new_store, monkeypatch, reques
 
     async def compare(store) -> None:
         for puts, (keys, sets, adds, defaults, marks), conditions in requests:
+            if type(store) in MARKS_IN_THE_RECORD:
+                conditions = replace(conditions, keeps_marks=True)  # noqa: PLW2901
+            if type(store) in SMALLER_FLOATS:
+                sets, defaults = smaller(sets), defaults and smaller(defaults)  # noqa: PLW2901
             entries, messages = arrow(keys, sets, {} if puts else adds, None if puts else defaults)
             if conditions:
                 entries, messages = marked(entries, messages, marks)
@@ -224,6 +228,16 @@ def test_arrow_batches_do_what_plain_python_would(new_store, monkeypatch, reques
             assert await records_of(store, every_key) == plain.records
 
     in_a_loop(new_store, compare, "updates", "updates_with_defaults", "newest_by", "idempotent")
+
+
+def smaller(columns: dict) -> dict:
+    """The same with 0 for floats that not every store can hold."""
+    floats = {
+        name: pa.array([v and (v if 1e-130 <= abs(v) < 1e126 else 0.0) for v in column.to_pylist()], column.type)
+        for name, column in columns.items()
+        if name == "c"
+    }
+    return {**columns, **floats}
 
 
 def marked(entries: ArrowEntries, messages: list[Message], marks: list) -> tuple[ArrowEntries, list[Message]]:
