@@ -6,6 +6,7 @@ Processor time is what counts: nothing here waits, and other work of the machine
 from __future__ import annotations
 
 import asyncio
+import gc
 import statistics
 import time
 from collections.abc import Awaitable, Callable
@@ -22,7 +23,7 @@ def run(rounds: int) -> None:
     print(f"tables: microseconds; goals: {SINGLE_GOAL:g} a single operation, {BULK_GOAL:g} an entry of {BULK}")
     shapes = ["store", "plain", "all layers", "cached"]
     figures: dict[tuple[str, str], list[float]] = {}
-    for _ in range(max(3, rounds)):
+    for _ in range(max(7, rounds)):
         for shape in shapes:
             for what, micros in asyncio.run(_measured(shape)).items():
                 figures.setdefault((what, shape), []).append(micros)
@@ -84,6 +85,7 @@ async def _measured(shape: str) -> dict[str, float]:
     for what, request in bulk.items():
         if shape == "cached" and what not in ("put_all", "get_all"):
             continue
+        gc.collect()
         began = time.thread_time()
         await request()
         figures[what] = (time.thread_time() - began) / BULK * 1e6

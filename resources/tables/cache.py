@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from math import inf
@@ -64,41 +64,57 @@ class KeptRecords:
         self._kept: OrderedDict[Place, tuple[Any, float, float]] = OrderedDict()
         self._variants: dict[Hashable, set[tuple[object, ...]]] = {}  # of keys that were read with arguments
         self.evicted = 0
+        self.kept_so_far = 0  # grows whenever something is kept
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def find(self, key: Hashable, args: tuple[object, ...], now: float) -> tuple[bool, Any]:
-        """Whether it is known what the record is, and the record."""
-        place = (key, args)
-        found = self._kept.get(place)
-        if found is None:
-            return False, None
-        record, written_until, read_until = found
-        if now >= written_until or now >= read_until:
-            self._drop(place)
-            return False, None
-        if self._after_read is not inf:
-            self._kept[place] = (record, written_until, now + self._after_read)
-        self._kept.move_to_end(place)
-        return True, _own(record)
+    def find(self, keys: Sequence[Hashable], args: tuple[object, ...], now: float) -> tuple[list[Any], list[int]]:
+        """The records of these keys, and the places of those of which nothing is known; None stands there."""
+        kept, idle, records, unknown = self._kept, self._after_read, list[Any](), list[int]()
+        for place, key in enumerate(keys):
+            at = (key, args)
+            found = kept.get(at)
+            if found is None:
+                unknown.append(place)
+                records.append(None)
+                continue
+            record, written_until, read_until = found
+            if now >= written_until or now >= read_until:
+                self._drop(at)
+                unknown.append(place)
+                records.append(None)
+                continue
+            if idle is not inf:
+                kept[at] = (record, written_until, now + idle)
+            kept.move_to_end(at)
+            records.append(record.copy() if type(record) is dict else record)
+        return records, unknown
 
-    def keep(self, key: Hashable, args: tuple[object, ...], record: Any, now: float) -> None:
-        place = (key, args)
-        self._kept[place] = (_own(record), now + self._after_write, now + self._after_read)
-        self._kept.move_to_end(place)
-        if args:
-            self._variants.setdefault(key, set()).add(args)
-        if len(self._kept) > self._size:
-            self._drop(next(iter(self._kept)))
+    def keep(self, entries: Iterable[tuple[Hashable, Any]], args: tuple[object, ...], now: float) -> None:
+        """Keep these keys' records; None: that there is none."""
+        kept, written_until, read_until = self._kept, now + self._after_write, now + self._after_read
+        for key, record in entries:
+            at = (key, args)
+            # Callers may change theirs.
+            kept[at] = (record.copy() if type(record) is dict else record, written_until, read_until)
+            kept.move_to_end(at)
+            if args:
+                self._variants.setdefault(key, set()).add(args)
+        self.kept_so_far += 1
+        while len(kept) > self._size:
+            self._drop(next(iter(kept)))
             self.evicted += 1
 
-    def forget(self, key: Hashable) -> None:
-        """Forget the record of `key`, whatever arguments it was read with."""
-        self._kept.pop((key, ()), None)
-        if self._variants:
-            for args in self._variants.pop(key, ()):
-                self._kept.pop((key, args), None)
+    def forget(self, keys: Iterable[Hashable]) -> None:
+        """Forget the records of these keys, whatever arguments they were read with."""
+        if not self._kept:
+            return
+        for key in keys:
+            self._kept.pop((key, ()), None)
+            if self._variants:
+                for args in self._variants.pop(key, ()):
+                    self._kept.pop((key, args), None)
 
     def clear(self) -> None:
         self._kept.clear()

@@ -35,6 +35,7 @@ class CacheLayer:
         self._number = 0
         self._numbers: dict[Hashable, int] = {}
         self._reads = 0
+        self._writes = 0  # under way
         self._writing: dict[Hashable, object] = {}  # by key, the write that was called last
 
     def __len__(self) -> int:
@@ -55,15 +56,13 @@ class CacheLayer:
     async def _read(self, operation: Operation[Any]) -> Outcomes:
         keys, args, now = operation.entries.keys, operation.args, self._clock.now()
         with self._lock:
-            find = self._kept.find
-            found = [find(key, args, now) for key in keys]
-            unknown = [place for place, (known, _) in enumerate(found) if not known]
+            records, unknown = self._kept.find(keys, args, now)
             began = self._number
             if unknown:
                 self._reads += 1
         if len(unknown) < len(keys):
             self._meter.add("cache_hits", len(keys) - len(unknown))
-            answer = Outcomes(len(keys), [record for _, record in found])
+            answer = Outcomes(len(keys), records)
             if not unknown:
                 return answer
         self._meter.add("cache_misses", len(unknown))
@@ -74,17 +73,21 @@ class CacheLayer:
             outcomes = await self._inner.send(operation.with_entries(operation.entries.take(unknown)))
             return answer.amended(unknown, outcomes)
         finally:
-            self._end_read([keys[place] for place in unknown], args, outcomes, began)
+            asked = keys if len(unknown) == len(keys) else [keys[place] for place in unknown]
+            self._end_read(asked, args, outcomes, began)
 
     def _end_read(self, keys: Sequence[Any], args: tuple[object, ...], outcomes: Outcomes | None, began: int) -> None:
         with self._lock:
             if outcomes is not None and outcomes.records is not None:
-                now, evicted = self._clock.now(), self._kept.evicted
-                for place, (key, record) in enumerate(zip(keys, outcomes.records, strict=True)):
-                    if place in outcomes.problems or self._numbers.get(key, -1) > began:
-                        continue
-                    if record is not None or self._cache.absent:
-                        self._kept.keep(key, args, record, now)
+                evicted = self._kept.evicted
+                read: Iterable[tuple[Any, Any]] = zip(keys, outcomes.records, strict=True)
+                if outcomes.problems:
+                    read = [pair for place, pair in enumerate(read) if place not in outcomes.problems]
+                if self._numbers:
+                    read = [pair for pair in read if self._numbers.get(pair[0], -1) <= began]
+                if not self._cache.absent:
+                    read = [pair for pair in read if pair[1] is not None]
+                self._kept.keep(read, args, self._clock.now())
                 evicted = self._kept.evicted - evicted
             else:
                 evicted = 0
@@ -99,21 +102,32 @@ class CacheLayer:
         with self._lock:
             self._forget(keys)
             self._writing.update(dict.fromkeys(keys, token))
+            self._writes += 1
+            before = self._kept.kept_so_far
         outcomes: Outcomes | None = None
         try:
             outcomes = await self._inner.send(operation)
             return outcomes
         finally:
-            self._end_write(operation, outcomes, token)
+            self._end_write(operation, outcomes, token, before)
 
-    def _end_write(self, operation: Operation[Any], outcomes: Outcomes | None, token: object) -> None:
+    def _end_write(self, operation: Operation[Any], outcomes: Outcomes | None, token: object, before: int) -> None:
         keys, evicted = operation.entries.keys, 0
+        last: set[Hashable] | None = None  # of these keys no later write is under way; None: of all
         with self._lock:
-            self._forget(keys)
-            last = {key for key in keys if self._writing.get(key) is token}
-            for key in last:
-                del self._writing[key]
-            if outcomes is not None and last and self._may_keep(operation):
+            if self._reads or before != self._kept.kept_so_far:
+                self._forget(keys)
+            self._writes -= 1
+            if self._writes:
+                last = {key for key in keys if self._writing.get(key) is token}
+                for key in last:
+                    del self._writing[key]
+            elif len(self._writing) < len(keys):  # a later write has ended, or a key stands there twice
+                last = {key for key in keys if self._writing.get(key) is token}
+                self._writing.clear()
+            else:
+                self._writing.clear()
+            if outcomes is not None and self._may_keep(operation):
                 evicted = self._keep_written(operation, outcomes, last)
         if evicted:
             self._meter.add("cache_evictions", evicted)
@@ -126,26 +140,26 @@ class CacheLayer:
             and (not operation.args or _hashable(operation.args))
         )
 
-    def _keep_written(self, operation: Operation[Any], outcomes: Outcomes, last: set[Hashable]) -> int:
-        keys, args, now = operation.entries.keys, operation.args, self._clock.now()
+    def _keep_written(self, operation: Operation[Any], outcomes: Outcomes, last: set[Hashable] | None) -> int:
+        keys = operation.entries.keys
         values: Sequence[Any] = operation.entries.values or [None] * len(keys)
         if outcomes.problems:
-            last = last - {keys[place] for place in outcomes.problems}
+            last = (set(keys) if last is None else last) - {keys[place] for place in outcomes.problems}
+        # The last of a key's entries counts.
+        written: Iterable[tuple[Any, Any]] = dict(zip(keys, values, strict=True)).items()
+        if last is not None:
+            written = [pair for pair in written if pair[0] in last]
+        if not self._cache.absent:
+            written = [pair for pair in written if pair[1] is not None]
         before = self._kept.evicted
-        for key, value in zip(keys, values, strict=True):
-            if key in last:
-                if value is not None or self._cache.absent:
-                    self._kept.keep(key, args, value, now)
-                else:
-                    self._kept.forget(key)
+        self._kept.keep(written, operation.args, self._clock.now())
         return self._kept.evicted - before
 
     def _forget(self, keys: Iterable[Hashable]) -> None:
         self._number += 1
         if self._reads:
             self._numbers.update(dict.fromkeys(keys, self._number))
-        for key in keys:
-            self._kept.forget(key)
+        self._kept.forget(keys)
 
 
 def _hashable(args: tuple[object, ...]) -> bool:
