@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
-from dagster_adjunct.resources.errors import ConfigurationError, NullKeyError, TableError
+from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.tables.attempt_layer import AttemptLayer
 from dagster_adjunct.resources.tables.batch import BatchProvider
 from dagster_adjunct.resources.tables.batch_layer import BatchLayer
 from dagster_adjunct.resources.tables.cache import Cache
 from dagster_adjunct.resources.tables.cache_layer import CacheLayer
+from dagster_adjunct.resources.tables.checked_requests import check_request, key_columns, messages_of, pairs_of
 from dagster_adjunct.resources.tables.clock import Clock, SystemClock
 from dagster_adjunct.resources.tables.credit_source import CreditSource
 from dagster_adjunct.resources.tables.declared_conditions import DeclaredConditions
@@ -94,7 +95,7 @@ class RemoteTable(Generic[K, V, U]):
         clock: Clock | None = None,
     ) -> None:
         self.name = check_name("table", name)
-        self.key: tuple[str, ...] = _key_columns(name, key)
+        self.key: tuple[str, ...] = key_columns(name, key)
         self.read_function = read_function
         self.write_function = write_function
         self.retry = retry or RetryPolicy()
@@ -235,7 +236,7 @@ class RemoteTable(Generic[K, V, U]):
     async def _send(self, operation: Operation[K]) -> Outcomes:
         if not len(operation):
             return Outcomes(0)
-        self._check(operation)
+        check_request(self.name, self.key, operation)
         if len(self.key) > 1 and not operation.key:
             operation = replace(operation, key=self.key)
         operation = self.conditions.on(operation)
@@ -263,7 +264,7 @@ class RemoteTable(Generic[K, V, U]):
 
     async def put_all(self, entries: Iterable[tuple[K, V | None]], *args: object) -> None:
         """`put` for each entry, in order for each key; those that are None delete."""
-        keys, values = self._pairs(entries)
+        keys, values = pairs_of(self.name, entries)
         await self._done(Operation(PUT, RowEntries(keys, values), args))
 
     async def delete(self, key: K, *args: object) -> None:
@@ -283,7 +284,7 @@ class RemoteTable(Generic[K, V, U]):
 
         RecordNotFoundError names the keys without a record; all other entries are applied.
         """
-        keys, updates = self._pairs(entries)
+        keys, updates = pairs_of(self.name, entries)
         await self._done(Operation(UPDATE, RowEntries(keys, updates), args, contract=UpdateContract.UPDATE_ONLY))
 
     async def update_messages(
@@ -297,14 +298,7 @@ class RemoteTable(Generic[K, V, U]):
         One request per batch where the function can do that, else the generic way. RecordNotFoundError as with
         `update_all`, saying what would have helped.
         """
-        keys, messages = self._pairs(entries)
-        for key, message in zip(keys, messages, strict=True):
-            if not isinstance(message, UpdateMessage):
-                raise TableError(
-                    f"table {self.name} got {message!r} as the message for key {key!r}; expected an UpdateMessage.",
-                    "Wrap the update: UpdateMessage(update, default).",
-                    table=self.name,
-                )
+        keys, messages = messages_of(self.name, entries)
         defaults = [message.default for message in messages]
         kept = defaults if any(default is not None for default in defaults) else None
         updates = RowEntries(keys, [message.update for message in messages], kept)
@@ -316,54 +310,6 @@ class RemoteTable(Generic[K, V, U]):
             raise error
         return outcomes
 
-    def _check(self, operation: Operation[Any]) -> None:
-        entries = operation.entries
-        place = entries.null_key()
-        if place is not None:
-            raise NullKeyError(
-                f"table {self.name} got {entries.keys[place]!r} as a key to {operation.kind.value}; "
-                f"{' and '.join(self.key)} must not be null.",
-                "Filter such records out before they reach the table.",
-                table=self.name,
-            )
-        if type(entries) is RowEntries:
-            self._check_hashable(entries.keys)
-        if operation.kind in (UPDATE, OperationKind.PUT_IF_ABSENT):
-            place = entries.null_value()
-            if place is not None:
-                raise TableError(
-                    f"table {self.name} got None to {operation.kind.value} for key {entries.keys[place]!r}.",
-                    "Use delete() to remove a record, or leave the entry out.",
-                    table=self.name,
-                )
-
-    def _check_hashable(self, keys: Sequence[Any]) -> None:
-        try:
-            set(keys)
-        except TypeError as error:
-            raise TableError(
-                f"table {self.name} got a key that can't be one: {error}.",
-                "Give a plain value, or a tuple of them where the key has several columns.",
-                table=self.name,
-            ) from error
-
-    def _pairs(self, entries: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
-        try:
-            if not isinstance(entries, Mapping):
-                pairs = list(entries)
-                return [key for key, _ in pairs], [value for _, value in pairs]
-        except (TypeError, ValueError) as error:
-            raise TableError(
-                f"table {self.name} got entries that aren't pairs: {error}.",
-                "Give a list of (key, value).",
-                table=self.name,
-            ) from error
-        raise TableError(
-            f"table {self.name} got a {type(entries).__name__} as entries; expected pairs.",
-            "Give its .items(), or a list of (key, value).",
-            table=self.name,
-        )
-
     def _count_entries(self, operation: Operation[Any], outcomes: Outcomes) -> None:
         count = self._meter.add
         count(_COUNTED_AS[operation.kind], outcomes.done)
@@ -373,18 +319,6 @@ class RemoteTable(Generic[K, V, U]):
             count("defaults_put", outcomes.defaults_put)
         if outcomes.problems and (skipped := len(outcomes.places(State.SKIPPED))):
             count("skipped", skipped)
-
-
-def _key_columns(table: str, key: str | Sequence[str]) -> tuple[str, ...]:
-    names: tuple[Any, ...] = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, list | tuple) else ()
-    if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
-        raise ConfigurationError(
-            f"table {table}: key={key!r}; expected at least one key column, by name and in order, each once.",
-            "Give a name, or a list of names.",
-            argument="key",
-            table=table,
-        )
-    return names
 
 
 def _batches(table: str, size: int | None, batches: BatchProvider | None) -> BatchProvider:

@@ -1,0 +1,91 @@
+"""What callers give a table, looked at before anything is sent. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from dagster_adjunct.resources.errors import ConfigurationError, NullKeyError, TableError
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
+from dagster_adjunct.resources.tables.partial_update import UpdateMessage
+
+_NEED_VALUES = (OperationKind.UPDATE, OperationKind.PUT_IF_ABSENT)
+
+
+def check_request(table: str, key: Sequence[str], operation: Operation[Any]) -> None:
+    """Raise for keys that are null or can't be keys, and for updates that are None."""
+    entries = operation.entries
+    place = entries.null_key()
+    if place is not None:
+        raise NullKeyError(
+            f"table {table} got {entries.keys[place]!r} as a key to {operation.kind.value}; "
+            f"{' and '.join(key)} must not be null.",
+            "Filter such records out before they reach the table.",
+            table=table,
+        )
+    if type(entries) is RowEntries:
+        _check_hashable(table, entries.keys)
+    if operation.kind in _NEED_VALUES:
+        place = entries.null_value()
+        if place is not None:
+            raise TableError(
+                f"table {table} got None to {operation.kind.value} for key {entries.keys[place]!r}.",
+                "Use delete() to remove a record, or leave the entry out.",
+                table=table,
+            )
+
+
+def _check_hashable(table: str, keys: Sequence[Any]) -> None:
+    try:
+        set(keys)
+    except TypeError as error:
+        raise TableError(
+            f"table {table} got a key that can't be one: {error}.",
+            "Give a plain value, or a tuple of them where the key has several columns.",
+            table=table,
+        ) from error
+
+
+def pairs_of(table: str, entries: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
+    """The keys and the values of the entries."""
+    try:
+        if not isinstance(entries, Mapping):
+            pairs = list(entries)
+            return [key for key, _ in pairs], [value for _, value in pairs]
+    except (TypeError, ValueError) as error:
+        raise TableError(
+            f"table {table} got entries that aren't pairs: {error}.",
+            "Give a list of (key, value).",
+            table=table,
+        ) from error
+    raise TableError(
+        f"table {table} got a {type(entries).__name__} as entries; expected pairs.",
+        "Give its .items(), or a list of (key, value).",
+        table=table,
+    )
+
+
+def messages_of(table: str, entries: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[UpdateMessage[Any, Any]]]:
+    """The keys and the messages of the entries."""
+    keys, messages = pairs_of(table, entries)
+    for key, message in zip(keys, messages, strict=True):
+        if not isinstance(message, UpdateMessage):
+            raise TableError(
+                f"table {table} got {message!r} as the message for key {key!r}; expected an UpdateMessage.",
+                "Wrap the update: UpdateMessage(update, default).",
+                table=table,
+            )
+    return keys, messages
+
+
+def key_columns(table: str, key: str | Sequence[str]) -> tuple[str, ...]:
+    """The names of a table's key columns, in order."""
+    names: tuple[Any, ...] = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, list | tuple) else ()
+    if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        raise ConfigurationError(
+            f"table {table}: key={key!r}; expected at least one key column, by name and in order, each once.",
+            "Give a name, or a list of names.",
+            argument="key",
+            table=table,
+        )
+    return names
