@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.servers.postgres import PostgresServer
 
 COLUMNS = {"id": "string", "n": "bigint", "at": "timestamp", "speed": "double", "note": "string"}
-KEYS, BATCH = 200_000, 10_000
+KEYS, BATCH = 100_000, 10_000
 NAMES = ("id", "n", "at", "speed", "note")
 _CREATE = "CREATE TABLE {} (id text PRIMARY KEY, n bigint, at timestamptz, speed double precision, note text)"
 _MARKS = "CREATE TABLE hand__marks (id text, source text, position text, PRIMARY KEY (id, source))"

@@ -1,0 +1,148 @@
+"""What a PostgreSQL table says of its entries where networks fail, and how its requests share connections."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from dagster_adjunct.resources.backends import PostgresTable
+from dagster_adjunct.resources.errors import ConfigurationError, TableUnavailableError
+from dagster_adjunct.resources.tables.arrow_entries import ArrowEntries
+from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
+from dagster_adjunct.resources.tables.outcomes import State
+from tests.servers.tcp_proxy import TcpProxy
+
+pytestmark = pytest.mark.server
+
+COLUMNS = {"id": "bigint", "n": "int"}
+
+
+@pytest.fixture
+def table_of(postgres_server):
+    """Makes tables of the server."""
+    server = {"host": "127.0.0.1", "port": str(postgres_server.port), "user": "adjunct", "dbname": "adjunct"}
+    return lambda name, **more: PostgresTable(
+        name, "id", **{"columns": COLUMNS, "create": True, "connect": server, **more}
+    )
+
+
+@pytest.fixture
+def proxied(postgres_server, table_of):
+    """A proxy before the server, and what makes tables that are reached through it."""
+    with TcpProxy(postgres_server.port).running() as proxy:
+        connect = {"host": "127.0.0.1", "port": str(proxy.port), "user": "adjunct", "dbname": "adjunct"}
+        yield proxy, lambda name: table_of(name, connect=connect)
+
+
+def adding(keys) -> Operation:
+    return Operation(OperationKind.UPDATE, RowEntries(keys, [Changes(add={"n": 1})] * len(keys)))
+
+
+@pytest.mark.parametrize(
+    ("trouble", "holding", "state", "left"),
+    [
+        ("lost-before", b"UPDATE", State.FAILED, 0),
+        ("lost-after", b"UPDATE", State.FAILED, 0),
+        ("lost-before", b"COMMIT", State.UNKNOWN, 0),
+        ("lost-after", b"COMMIT", State.UNKNOWN, 1),
+    ],
+)
+def test_a_connection_lost_before_the_commit_had_no_effect_and_in_it_nobody_knows(
+    proxied, trouble, holding, state, left
+):
+    proxy, make = proxied
+    store = make(f"lost_{trouble[5:]}_{holding.decode().lower()}")
+
+    async def body():
+        await store.put_all([(1, {"n": 0}), (2, {"n": 0})])
+        proxy.next(trouble, holding=holding)
+        outcomes = await store.send(adding([1, 2]))
+        again = await store.send(adding([7]))
+        records = await store.get_all([1, 2])
+        await store.close()
+        return outcomes, again, records
+
+    outcomes, again, records = asyncio.run(body())
+    assert [outcomes.problems[place].state for place in (0, 1)] == [state, state]
+    assert isinstance(outcomes.problems[0].error, TableUnavailableError)
+    assert {record["n"] for record in records.values()} == {left}
+    assert again.problems[0].state is State.MISSING, "the next request has a new connection"
+
+
+def test_a_refused_connection_had_no_effect(proxied):
+    proxy, make = proxied
+    store = make("refused")
+    proxy.refuse()
+    outcomes = asyncio.run(store.send(adding([1])))
+    assert outcomes.problems[0].state is State.FAILED
+    proxy.accept()
+
+
+def test_a_request_that_hangs_can_be_given_up_and_the_next_one_is_answered(proxied):
+    proxy, make = proxied
+    store = make("hanging")
+
+    async def body():
+        await store.put(1, {"n": 0})
+        proxy.next("hangs", holding=b"UPDATE")
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(store.send(adding([1])), 0.3)
+        took = time.monotonic() - began
+        await asyncio.wait_for(store.send(adding([1])), 10)
+        record = await store.get(1)
+        await store.close()
+        return took, record
+
+    took, record = asyncio.run(body())
+    assert took < 3
+    assert record["n"] == 1
+
+
+def test_as_many_requests_run_at_a_time_as_there_are_connections(postgres_server, table_of):
+    store = table_of("at_once", connections=3)
+
+    async def body():
+        await store.put_all([(n, {"n": 0}) for n in range(6)])
+        with psycopg.connect(postgres_server.dsn()) as other:
+            other.execute("SELECT * FROM at_once WHERE id < 2 FOR UPDATE")
+            waiting = [asyncio.ensure_future(store.send(adding([n]))) for n in range(2)]
+            done = await asyncio.gather(*(store.send(adding([n])) for n in range(2, 6)))
+            assert not any(task.done() for task in waiting)
+        await asyncio.gather(*waiting)
+        records = await store.get_all(list(range(6)))
+        await store.close()
+        return done, records
+
+    done, records = asyncio.run(body())
+    assert not any(outcomes.problems for outcomes in done)
+    assert [record["n"] for record in records.values()] == [1] * 6
+
+
+@pytest.mark.parametrize("connections", [0, True, 2.5])
+def test_a_number_of_connections_that_is_none_is_refused(connections, table_of):
+    with pytest.raises(ConfigurationError, match="expected a whole number, at least 1"):
+        table_of("t", connections=connections)
+
+
+def test_a_large_batch_with_a_bad_value_is_refused_for_that_value_only(postgres_server, table_of):
+    postgres_server.execute("CREATE TABLE checked_batch (id bigint PRIMARY KEY, n int CHECK (n <> 300))")
+    store = table_of("checked_batch", columns=None, create=False)
+    keys = pa.StructArray.from_arrays([pa.array(range(500))], names=["id"])
+    records = pa.StructArray.from_arrays([pa.array(range(500))], names=["n"])
+    entries = ArrowEntries(keys, records, lambda array: array.to_pylist())
+
+    async def body():
+        outcomes = await store.send(Operation(OperationKind.PUT, entries))
+        await store.close()
+        return outcomes
+
+    outcomes = asyncio.run(body())
+    assert {place: problem.state for place, problem in outcomes.problems.items()} == {300: State.REFUSED}
+    assert "checked_batch" in str(outcomes.problems[300].error)
+    assert postgres_server.execute("SELECT count(*), sum(n) FROM checked_batch") == [(499, sum(range(500)) - 300)]
