@@ -59,20 +59,20 @@ class Writer:
 
 @pytest.mark.parametrize("kills", [1, pytest.param(8, marks=pytest.mark.long)])
 def test_two_writers_that_are_killed_and_start_again_leave_the_tables_exact(reached, tmp_path, kills):
-    seed, random = 41, Random(kills)
+    seed, each, random = 41, 200 if kills == 1 else 3000, Random(kills)
     counters, latest = reached.new_name(), reached.new_name()
     tables = {"counters": reached.declared(counters), "newest": reached.declared(latest)}
-    sent = sent_by(seed)
+    sent = sent_by(seed, each)
     writers = [
         Writer(
-            {**tables, "seed": seed, "source": source, "checkpoint": str(tmp_path / source)},
+            {**tables, "seed": seed, "each": each, "source": source, "checkpoint": str(tmp_path / source)},
             dict(reached.environment),
         )
         for source in sent
     ]
     for _ in range(kills):
         for writer in writers:
-            assert writer.until(random.randint(3, 40 // (kills + 1)))
+            assert writer.until(random.randint(3, 20))
         for writer in writers[: None if kills > 1 else 1]:
             writer.kill()
             writer.begin()

@@ -205,7 +205,7 @@ def twin() -> MemoryTable:
     return MemoryTable(f"random_{next(_numbers)}")
 
 
-EXAMPLES = [pytest.param(12, id="some"), pytest.param(1500, id="many", marks=pytest.mark.long)]
+EXAMPLES = [pytest.param(12, id="some"), pytest.param(300, id="many", marks=pytest.mark.long)]
 
 
 @pytest.mark.parametrize("examples", EXAMPLES)
