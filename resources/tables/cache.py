@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from math import inf
 from typing import Any, Literal
+from uuid import UUID
 
 from dagster_adjunct.resources.errors import ConfigurationError, check_whole_number
 
@@ -47,6 +50,18 @@ class Cache:
             )
 
 
+# Values that nobody can change; a record of such needs no deep copy.
+_FIXED = frozenset({type(None), bool, int, float, str, bytes, Decimal, datetime, date, time, timedelta, UUID})
+
+
+def _copier(record: Any) -> Callable[[Any], Any] | None:
+    """What makes a copy of the record that its owner may change; None where the record itself will do."""
+    kind = type(record)
+    if kind is dict:
+        return dict.copy if _FIXED.issuperset(map(type, record.values())) else deepcopy
+    return None if kind in _FIXED else deepcopy
+
+
 Place = tuple[Hashable, tuple[object, ...]]  # a key, and what the request had for arguments
 
 
@@ -61,7 +76,7 @@ class KeptRecords:
         self._size = cache.size
         self._after_write = inf if cache.seconds_after_write is None else cache.seconds_after_write
         self._after_read = inf if cache.seconds_after_read is None else cache.seconds_after_read
-        self._kept: OrderedDict[Place, tuple[Any, float, float]] = OrderedDict()
+        self._kept: OrderedDict[Place, tuple[Any, float, float, Callable[[Any], Any] | None]] = OrderedDict()
         self._variants: dict[Hashable, set[tuple[object, ...]]] = {}  # of keys that were read with arguments
         self.evicted = 0
         self.kept_so_far = 0  # grows whenever something is kept
@@ -79,16 +94,16 @@ class KeptRecords:
                 unknown.append(place)
                 records.append(None)
                 continue
-            record, written_until, read_until = found
+            record, written_until, read_until, copy = found
             if now >= written_until or now >= read_until:
                 self._drop(at)
                 unknown.append(place)
                 records.append(None)
                 continue
             if idle is not inf:
-                kept[at] = (record, written_until, now + idle)
+                kept[at] = (record, written_until, now + idle, copy)
             kept.move_to_end(at)
-            records.append(record.copy() if type(record) is dict else record)
+            records.append(record if copy is None else copy(record))
         return records, unknown
 
     def keep(self, entries: Iterable[tuple[Hashable, Any]], args: tuple[object, ...], now: float) -> None:
@@ -96,8 +111,8 @@ class KeptRecords:
         kept, written_until, read_until = self._kept, now + self._after_write, now + self._after_read
         for key, record in entries:
             at = (key, args)
-            # Callers may change theirs.
-            kept[at] = (record.copy() if type(record) is dict else record, written_until, read_until)
+            copy = _copier(record)  # callers may change theirs
+            kept[at] = (record if copy is None else copy(record), written_until, read_until, copy)
             kept.move_to_end(at)
             if args:
                 self._variants.setdefault(key, set()).add(args)
