@@ -25,6 +25,7 @@ class Pool:
     def __init__(self, size: int, connect: Callable[[], Awaitable[PostgresRequests]]) -> None:
         self._size, self._connect = size, connect
         self._places = asyncio.Semaphore(size)
+        self._closing = asyncio.Lock()
         self._idle: list[PostgresRequests] = []
         self.met = False  # whether a connection has been made since the last one was lost
 
@@ -48,13 +49,14 @@ class Pool:
 
     async def close(self) -> None:
         """Close all connections, after the requests that use them."""
-        for _ in range(self._size):
-            await self._places.acquire()
-        try:
-            await self._drop()
-        finally:
+        async with self._closing:  # two at once would each hold places that the other waits for
             for _ in range(self._size):
-                self._places.release()
+                await self._places.acquire()
+            try:
+                await self._drop()
+            finally:
+                for _ in range(self._size):
+                    self._places.release()
 
     def finish(self) -> None:
         """Close the connections of an event loop that is gone, and can't be waited for."""

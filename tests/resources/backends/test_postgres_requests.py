@@ -146,3 +146,14 @@ def test_a_large_batch_with_a_bad_value_is_refused_for_that_value_only(postgres_
     assert {place: problem.state for place, problem in outcomes.problems.items()} == {300: State.REFUSED}
     assert "checked_batch" in str(outcomes.problems[300].error)
     assert postgres_server.execute("SELECT count(*), sum(n) FROM checked_batch") == [(499, sum(range(500)) - 300)]
+
+
+def test_a_table_that_two_close_at_once_is_closed(table_of):
+    store = table_of("closed_twice")
+
+    async def body():
+        await asyncio.gather(*(store.send(adding([n])) for n in range(4)))
+        await asyncio.wait_for(asyncio.gather(store.close(), store.close(), store.close()), 10)
+        return await store.get(1)
+
+    assert asyncio.run(body()) is None
