@@ -142,14 +142,3 @@ class KeptRecords:
             variants.discard(args)
             if not variants:
                 del self._variants[key]
-
-
-def _own(record: Any) -> Any:
-    """A record that nobody else can change: callers may change theirs, and the lists in them."""
-    if type(record) is not dict:
-        return record
-    own = record.copy()
-    for name, value in own.items():
-        if type(value) is list or type(value) is dict:
-            own[name] = deepcopy(value)
-    return own

@@ -197,7 +197,7 @@ def test_two_writers_and_replays_keep_the_newest_though_requests_and_answers_are
     assert {key: {column: record[column] for column in expected[key]} for key, record in kept.items()} == expected
 
 
-@pytest.mark.parametrize("times", [2, pytest.param(15, marks=pytest.mark.long)])
+@pytest.mark.parametrize("times", [2, pytest.param(6, marks=pytest.mark.long)])
 def test_counters_are_exact_though_the_server_stops_and_starts_under_load(lasting, times):
     sent, name = messages(23, each=60 * times), lasting.new_name()
     expected = totals(message for own in sent.values() for message in own)
