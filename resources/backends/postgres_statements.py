@@ -194,7 +194,10 @@ class Statements:
             )
         if newest_by is not None:
             values["newest_of"], values["newest"] = "{newest_of}", "s.__time::text"
-            values["tie"] = "s.__source || ' ' || substr(s.__position, strpos(s.__position, ':') + 1)"
+            # `Mark.tie`
+            values["tie"] = (
+                "regexp_replace(s.__source, '~\\d+$', '') || ' ' || substr(s.__position, strpos(s.__position, ':') + 1)"
+            )
             sets += [f"{name} = excluded.{name}" for name in ("newest_of", "newest", "tie")]
             holds.append(
                 "(b.newest IS NULL OR b.newest_of <> {newest_of} OR "

@@ -10,6 +10,7 @@ holds an Arrow batch, and makes Python values of a column when a layer or a func
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
@@ -34,11 +35,15 @@ class OperationKind(Enum):
         return self is not OperationKind.GET
 
 
+_REPLAY = re.compile(r"~\d+$")
+
+
 class Mark(NamedTuple):
     """Where the message of an entry stands in what it was read from: what replays and late records are told by.
 
-    `source` is a stream's partition ("lake.flights.3"). Of one source, a later message has a greater `position`
-    (`position_of`), which stores compare as text.
+    `source` is a stream's partition ("lake.flights.3"), with "~5" behind it for what the bounded replay of epoch 5
+    reads beside the main position. Of one source, a later message has a greater `position` (`position_of`), which
+    stores compare as text.
     """
 
     source: str
@@ -46,8 +51,8 @@ class Mark(NamedTuple):
 
     @property
     def tie(self) -> str:
-        """What orders messages of equal time: by source, offset and ordinal; an epoch has no say."""
-        return f"{self.source} {self.position.partition(':')[2]}"
+        """What orders messages of equal time: by source, offset and ordinal; an epoch and a replay have no say."""
+        return f"{_REPLAY.sub('', self.source)} {self.position.partition(':')[2]}"
 
 
 # Of a call that is no message: of what has equal times, it comes after all messages.

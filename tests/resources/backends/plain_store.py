@@ -35,7 +35,7 @@ class PlainStore:
         return [self._one(kind, message, newest_by, idempotent) for message in messages]
 
     def _one(self, kind: str, message: Message, newest_by: str | None, idempotent: bool) -> str:
-        key, order = message.key, (message.time, message.source, *message.place[1:])
+        key, order = message.key, (message.time, message.source.partition("~")[0], *message.place[1:])
         if idempotent and message.place <= self.last.get((key, message.source), (-1, 0, 0)):
             return "skipped"
         if newest_by is not None:

@@ -148,7 +148,7 @@ def operations(draw, store):
         record=whole,
         change=kinds_of_change(capabilities.changes),
         default=defaults,
-        source=st.sampled_from(["s.0", "s.1", "s.10"]),
+        source=st.sampled_from(["s.0", "s.1", "s.10", "s.1~2"]),
         place=st.tuples(st.integers(0, 1), st.integers(0, 12), st.integers(0, 1)),
         time=TIMES,
     )
@@ -194,7 +194,7 @@ def batches(draw):
     defaults = draw(st.sampled_from([None, ("b",), ("b", "n"), ("n",)]))
     available["n"] = lambda: column(st.sampled_from([0, 0, 3]), pa.int64())
     begun = {name: available[name]() for name in defaults or ()}
-    sources = draw(st.lists(st.sampled_from(["s.0", "s.1", "s.10"]), min_size=rows, max_size=rows))
+    sources = draw(st.lists(st.sampled_from(["s.0", "s.1", "s.10", "s.1~2"]), min_size=rows, max_size=rows))
     places = draw(st.lists(st.tuples(st.just(0), st.integers(0, 12), st.just(0)), min_size=rows, max_size=rows))
     marks = list(zip(sources, places, column(TIMES, pa.timestamp("us", "UTC")).to_pylist(), strict=True))
     keys = draw(st.lists(st.sampled_from([f"k{n}" for n in range(40)]), min_size=rows, max_size=rows, unique=True))
