@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 class _Read:
     """Of the records after an operator: the columns that choose the partition of their input, as they are called there,
     and the input streams. `keyed` are the columns as the input calls them, `lost_at` the operator that makes others of
-    them; `why` says why there are none."""
+    them; `why` says why there are none. `renumbered` is the output whose positions they have, where these don't tell
+    those of the inputs."""
 
     flow: Flow
     streams: frozenset[str]
@@ -34,6 +35,7 @@ class _Read:
     partitions: int = 0
     keyed: tuple[str, ...] = ()
     lost_at: str = ""
+    renumbered: str = ""
 
 
 def planned_tables(app: Application, catalog: Catalog) -> tuple[PlannedTable, ...]:
@@ -51,6 +53,7 @@ def planned_tables(app: Application, catalog: Catalog) -> tuple[PlannedTable, ..
         before = read[operator.inputs[0]]
         planned = _planned(operator, app, send, before)
         _check_offsets(planned, app, catalog, before)
+        _check_recognised(planned, app, before)
         if app.strict and planned.order == "per source partition":
             raise PlanningError(
                 f"{operator.id}: table {planned.table}: {planned.why}: an older record may replace a newer one, and "
@@ -77,11 +80,13 @@ def _after(operator: Operator, app: Application, catalog: Catalog, read: Mapping
     if len(before) > 1:
         flow = spec.flow(context, [one.flow for one in before])
         several = "the records come from several streams, or by several ways, which "
-        return _Read(flow, streams, f"{several}{operator.id} brings together", 0)
+        renumbered = next((one.renumbered for one in before if one.renumbered), "")
+        return _Read(flow, streams, f"{several}{operator.id} brings together", 0, renumbered=renumbered)
     (one,) = before
     if spec.role is not None:  # other partitions, and the order between those of the input is none still
         columns = spec.flow(context, [one.flow]).columns
-        return replace(one, flow=replace(one.flow, columns=columns))
+        renumbered = operator.id if spec.role == "output" and len(streams) > 1 else one.renumbered
+        return replace(one, flow=replace(one.flow, columns=columns), renumbered=renumbered)
     flow = spec.flow(context, [one.flow])
     lost = one.flow.partitioned_by and not flow.partitioned_by and one.partitions != 1
     return replace(one, flow=flow, lost_at=operator.id if lost else one.lost_at)
@@ -116,7 +121,10 @@ def _planned(operator: Operator, app: Application, send: TableSend, before: _Rea
 def replay_of(order: str, newest_by: str | None, idempotent: bool, skips: bool, adds: bool) -> str:
     """Return in words what a table is after records were read again that it had before. Pure."""
     if skips:
-        return "unchanged: messages that it has had are skipped (idempotent, on_replay=skip)"
+        return (
+            "unchanged: of each key, what comes before the last message that was applied is skipped, and a bounded "
+            "replay (until) writes nothing (idempotent, on_replay=skip)"
+        )
     if newest_by is not None and not adds:
         return f"unchanged: what is older by {newest_by} is skipped, and what is newest is written as it is"
     if adds:
@@ -145,6 +153,18 @@ def _check_offsets(planned: PlannedTable, app: Application, catalog: Catalog, be
                 "Leave idempotent and newest_by out, or send the records through a lake stream first.",
                 operator=planned.operator,
             )
+
+
+def _check_recognised(planned: PlannedTable, app: Application, before: _Read) -> None:
+    """Refuse to skip what is read again where nothing tells that it is."""
+    if before.renumbered and getattr(app.tables[planned.table], "on_replay", "apply") == "skip":
+        raise PlanningError(
+            f'{planned.operator}: table {planned.table} is to skip what a startpoint reads again (on_replay="skip"), '
+            f"and behind {before.renumbered}, where {' and '.join(sorted(before.streams))} are one stream, records "
+            "that are read again have positions of their own.",
+            f'Send them to the table before {before.renumbered}, or leave on_replay="skip" out.',
+            operator=planned.operator,
+        )
 
 
 def order_notes(tables: tuple[PlannedTable, ...]) -> list[str]:

@@ -8,7 +8,7 @@ A column's type may be written as Spark's simple name or as SQL's usual one. Wha
     boolean      bool
     timestamp    datetime with a time zone; always an instant, read back in UTC
     date         date
-    decimal      Decimal (an int is taken too)
+    decimal      Decimal (an int is taken too); with (p,s), one that has no more digits than that: none is rounded
     binary       bytes
     json         what JSON can hold: dict with str as names, list, str, int, float, bool
     array<type>  list (a tuple is taken too) of one of the types above but binary and json; None may be in it
@@ -25,7 +25,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from decimal import Decimal
+from decimal import Context, Decimal
 from enum import Enum
 from typing import Any
 
@@ -150,6 +150,8 @@ def checker_of(column: Column, bits: int | None = None) -> Callable[[Any], Any]:
     """
     if column.kind is Kind.INTEGER:
         return _integers_of(bits or integer_bits(column))
+    if column.kind is Kind.DECIMAL and (digits := decimal_digits(column)) is not None:
+        return _decimals_of(*digits)
     if column.kind is Kind.LIST:
         assert column.element is not None
         return _lists_of(checker_of(column.element, bits))
@@ -159,6 +161,14 @@ def checker_of(column: Column, bits: int | None = None) -> Callable[[Any], Any]:
 def integer_bits(column: Column) -> int:
     """How wide the integers of such a column are."""
     return _BITS.get(column.type, 64)
+
+
+def decimal_digits(column: Column) -> tuple[int, int] | None:
+    """How many digits such a decimal has, and how many of them behind the point; None where it is not declared."""
+    if not column.size:
+        return None
+    precision, _, scale = column.size.strip("()").partition(",")
+    return int(precision), int(scale or 0)
 
 
 def _exactly(expected: type, word: str) -> Callable[[Any], Any]:
@@ -227,6 +237,26 @@ def _decimal(value: Any) -> Decimal:
     if not value.is_finite():
         raise TypeError("expected a finite Decimal; write None")
     return value
+
+
+def _decimals_of(precision: int, scale: int) -> Callable[[Any], Any]:
+    def check(value: Any) -> Decimal:
+        number = _decimal(value)
+        digits = len(number.as_tuple().digits)
+        if number and digits + abs(_exponent_of(number)) > min(scale, precision - scale):
+            shortest = number.normalize(Context(prec=max(digits, 1)))
+            exponent = _exponent_of(shortest)
+            if -exponent > scale or len(shortest.as_tuple().digits) + exponent > precision - scale:
+                raise TypeError(f"out of range, expected a Decimal of {precision} digits, {scale} behind the point")
+        return number
+
+    return check
+
+
+def _exponent_of(number: Decimal) -> int:
+    exponent = number.as_tuple().exponent
+    assert isinstance(exponent, int)  # it is finite
+    return exponent
 
 
 def _timestamp(value: Any) -> datetime:

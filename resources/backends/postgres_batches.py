@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.backends.column_values import Column, Kind
+from dagster_adjunct.resources.backends.column_values import Column, Kind, decimal_digits
 from dagster_adjunct.resources.backends.rows import RowCodec
 from dagster_adjunct.resources.tables.arrow_entries import ArrowEntries
 from dagster_adjunct.resources.tables.operation import Conditions, Operation, OperationKind
@@ -180,7 +180,8 @@ def _fitting(column: Column | None, array: Any, *, adding: bool) -> Any:
     if pa.types.is_null(type_):
         return None if adding else array.cast(pa.string())
     if pa.types.is_integer(type_):
-        return array if kind in (Kind.INTEGER, Kind.FLOAT, Kind.DECIMAL) else None
+        whole = kind is Kind.DECIMAL and decimal_digits(column) is None
+        return array if whole or kind in (Kind.INTEGER, Kind.FLOAT) else None
     if pa.types.is_floating(type_):
         if kind is not Kind.FLOAT or pc.all(pc.is_finite(array)).as_py() is False:
             return None
@@ -188,7 +189,7 @@ def _fitting(column: Column | None, array: Any, *, adding: bool) -> Any:
             array if pa.types.is_float64(type_) or column.type in ("real", "float4", "float") else array.cast("double")
         )
     if adding:
-        return array if kind is Kind.DECIMAL and pa.types.is_decimal(type_) else None
+        return array if kind is Kind.DECIMAL and _holds_decimals(column, type_) else None
     if pa.types.is_string(type_) or pa.types.is_large_string(type_):
         # A line of its own that says \. would end the data.
         fine = kind is Kind.STRING and not pc.any(pc.match_substring(array, "\\.")).as_py()
@@ -199,9 +200,19 @@ def _fitting(column: Column | None, array: Any, *, adding: bool) -> Any:
     fits = (
         (kind is Kind.BOOLEAN and pa.types.is_boolean(type_))
         or (kind is Kind.DATE and pa.types.is_date32(type_))
-        or (kind is Kind.DECIMAL and pa.types.is_decimal(type_))
+        or (kind is Kind.DECIMAL and _holds_decimals(column, type_))
     )
     return array if fits else None
+
+
+def _holds_decimals(column: Column, type_: Any) -> bool:
+    """Whether the column holds all decimals of an Arrow type as they are."""
+    import pyarrow as pa
+
+    if not pa.types.is_decimal(type_):
+        return False
+    digits = decimal_digits(column)
+    return digits is None or (type_.scale <= digits[1] and type_.precision - type_.scale <= digits[0] - digits[1])
 
 
 def _one_a_key(

@@ -145,6 +145,24 @@ def test_a_replay_leaves_a_table_alone_that_skips_what_it_has_had(step_world: St
     assert store.counts() == {tag: 2 * count for tag, count in expected.items()}
 
 
+def test_a_replay_ahead_of_the_position_takes_nothing_from_a_table_that_skips(
+    step_world: StepWorld, tmp_path: Path
+) -> None:
+    store, scans = sqlite_store(tmp_path), scanned(8, 200)
+    send(step_world, scans)
+    app = counting(store, on_replay="skip")
+    step_world.run(app)
+    more = scanned(9, 300)
+    send(step_world, more)
+    # Of each partition, the last records but one, which the main position has not come to.
+    ends = step_world.streams.upcoming(step_world.streams.partitions("scans"))
+    for ssp, end in ends.items():
+        start, until = StartpointSpecific(str(int(end) - 8)), StartpointSpecific(str(int(end) - 1))
+        Startpoints(step_world.lake, app).request(str(ssp), start, until=until, by="test", reason="a test")
+    step_world.run(app, run="run-2")
+    assert store.counts() == {tag: 2 * count for tag, count in Counter(tag for _, tag, _ in [*scans, *more]).items()}
+
+
 def test_rows_of_a_message_that_differ_in_each_run_are_refused(step_world: StepWorld, tmp_path: Path) -> None:
     send(step_world, scanned(6, 20))
     app = Application("random")

@@ -14,6 +14,7 @@ from dagster_adjunct.resources.backends import SqliteTable
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables import RemoteTable, TableWriteFunction, UpdateContract
+from tests.orchestration.test_adding_an_operator import Union
 
 WITH_DEFAULTS = UpdateContract.UPDATE_WITH_DEFAULTS
 SCANS = Schema.of(gate="string", tag="string", place="string", at="timestamp", n="int")
@@ -97,7 +98,7 @@ def test_a_partition_column_that_was_computed_is_another_and_a_repartitioning_br
     ("declared", "adds", "says"),
     [
         ({"newest_by": "at"}, False, "unchanged: what is older by at is skipped"),
-        ({"idempotent": True, "on_replay": "skip"}, True, "unchanged: messages that it has had are skipped"),
+        ({"idempotent": True, "on_replay": "skip"}, True, "unchanged: of each key, what comes before the last"),
         ({"idempotent": True}, True, "applied again, once, whatever crashes"),
         ({}, True, "applied again, once, and once more where a batch is run again"),
         ({}, False, "older, and it may stay so"),
@@ -114,6 +115,23 @@ def test_marks_need_offsets_that_are_numbers() -> None:
     with pytest.raises(PlanningError, match=r"those of lake.scans are no numbers"):
         planned(last_seen(tags(newest_by="at")), scans(numbered=False))
     planned(last_seen(tags()), scans(numbered=False))
+
+
+def test_what_is_read_again_can_not_be_skipped_behind_an_output_of_several_streams() -> None:
+    facts = {name: StreamFacts(name, 8, ("gate",), SPARK, SCANS) for name in ("lake.scans", "lake.more")}
+
+    def merged(table: RemoteTable[Any, Any, Any], *, before: bool) -> Application:
+        app = Application("gates")
+        stream = app.input_stream("lake.scans").apply(Union(), app.input_stream("lake.more"))
+        behind = stream.send_to(app.output_stream("lake.all", partitions=8, key="gate"))
+        (stream if before else behind).update(app.table(table), add={"n": "1"}, if_missing=[])
+        return app
+
+    skipping = tags(idempotent=True, on_replay="skip")
+    with pytest.raises(PlanningError, match=r"behind .*, where lake.more and lake.scans are one stream"):
+        plan(merged(skipping, before=False), facts)
+    plan(merged(skipping, before=True), facts)
+    plan(merged(tags(idempotent=True), before=False), facts)
 
 
 def refused(

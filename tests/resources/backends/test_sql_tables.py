@@ -247,3 +247,17 @@ def test_several_processes_that_add_to_the_same_keys_at_once_and_repeat_themselv
     assert {key: record["n"] for key, record in records.items()} == {
         f"k{n}": 100 + WRITERS * ROUNDS * 3 for n in range(SHARED)
     }
+
+
+def test_a_decimal_that_a_column_can_not_hold_as_it_is_is_refused_and_not_rounded(table_of):
+    store = table_of("prices", columns={"id": "string", "price": "decimal(6,2)"})
+    given = {"a": Decimal("1.005"), "b": Decimal("12345.67"), "c": Decimal("9999.990"), "d": 12, "e": Decimal("1E+4")}
+    outcomes = used(store, lambda s: s.send(Operation(OperationKind.PUT, RowEntries(
+        list(given), [{"price": price} for price in given.values()]
+    ))))  # fmt: skip
+    assert {place: problem.state for place, problem in outcomes.problems.items()} == dict.fromkeys(
+        (0, 1, 4), State.REFUSED
+    )
+    assert "2 behind the point" in str(outcomes.problems[0].error)
+    records = used(store, lambda s: s.get_all(list(given)))
+    assert {key: record["price"] for key, record in records.items()} == {"c": Decimal("9999.99"), "d": Decimal(12)}
