@@ -79,12 +79,12 @@ def _waves(keys: Sequence[Any], deleted: Sequence[bool]) -> list[tuple[list[int]
 def _writing(entries: ArrowEntries, shape: Shape) -> Operation[Any]:
     kind = OperationKind.PUT if shape.contract is None else OperationKind.UPDATE
     contract = shape.contract or UpdateContract.UPDATE_WITH_DEFAULTS
-    return Operation(kind, entries, shape.args, shape.conditions, contract=contract, key=shape.key)
+    return Operation(kind, entries, shape.args, shape.conditions, contract=contract, key=shape.key, rerun=True)
 
 
 def _deleting(entries: ArrowEntries, shape: Shape) -> Operation[Any]:
     bare = ArrowEntries(entries.key, None, entries.to_python, None, entries.sources, entries.positions, entries.times)
-    return Operation(OperationKind.DELETE, bare, shape.args, shape.conditions, key=shape.key)
+    return Operation(OperationKind.DELETE, bare, shape.args, shape.conditions, key=shape.key, rerun=True)
 
 
 def _entries(batch: Any, shape: Shape, marks: Marks | None, what: str) -> ArrowEntries:

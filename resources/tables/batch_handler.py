@@ -152,6 +152,7 @@ def one_lane(one: Operation[Any], other: Operation[Any]) -> bool:
         and one.contract is other.contract
         and one.key == other.key
         and one.conditions == other.conditions
+        and one.rerun is other.rerun
         and same_args(one.args, other.args)
     )
 

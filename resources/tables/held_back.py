@@ -19,25 +19,31 @@ class HeldBack:
 
     The store skips a message that is older than the last that it applied. Were a later one of the key applied, the one
     that was given up would be skipped when the whole batch is sent again, and so be lost. What is asked after the
-    caller was told goes its way.
+    caller was told goes its way, but not what is sent to be run again as a whole (`Operation.rerun`): whoever sends
+    that asks for more before all of a batch is answered.
     """
 
     def __init__(self) -> None:
         self._held: WeakKeyDictionary[Turn, dict[_Line, Problem]] = WeakKeyDictionary()
+        self._until_rerun: dict[_Line, Problem] = {}
 
     async def sent(self, turn: Turn, operation: Operation[Any], below: Layer) -> Outcomes:
         """The outcomes of an operation whose turn has come."""
         if not operation.conditions.idempotent:
             return await below.send(operation)
         held = self._held.pop(turn, None) if self._held else None
+        if operation.rerun and self._until_rerun:
+            held = {**self._until_rerun, **(held or {})}
         outcomes = await (below.send(operation) if held is None else _others(operation, held, below))
-        if outcomes.problems and turn.behind:
-            self._hold_behind(turn, operation, outcomes)
+        if outcomes.problems and (turn.behind or operation.rerun):
+            self._hold(turn, operation, outcomes)
         return outcomes
 
-    def _hold_behind(self, turn: Turn, operation: Operation[Any], outcomes: Outcomes) -> None:
+    def _hold(self, turn: Turn, operation: Operation[Any], outcomes: Outcomes) -> None:
         lines = _lines(operation)
         given_up = {lines[place]: problem for place, problem in outcomes.problems.items() if problem.may_pass}
+        if operation.rerun:
+            self._until_rerun.update(given_up)
         waiting, seen = list(turn.behind) if given_up else [], set[Turn]()
         while waiting:
             behind = waiting.pop()

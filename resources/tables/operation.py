@@ -209,7 +209,8 @@ class Operation(Generic[K_co]):
     A key may occur several times; its entries take effect in their order. `key` names the parts of keys that are
     tuples, in their order, so that a store whose own order is another brings them into it; none: the store's order.
     `contract` says whether updates may begin records with their defaults; below the contract layer, entries have no
-    others.
+    others. `rerun`: who sends it sends it again, and all that came after it, if an entry is given up; so nothing of
+    that may take effect before.
     """
 
     kind: OperationKind
@@ -218,6 +219,7 @@ class Operation(Generic[K_co]):
     conditions: Conditions = field(default=Conditions())
     key: tuple[str, ...] = ()
     contract: UpdateContract = UpdateContract.UPDATE_WITH_DEFAULTS
+    rerun: bool = False
 
     def __len__(self) -> int:
         return len(self.entries)

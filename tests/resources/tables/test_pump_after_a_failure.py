@@ -6,6 +6,15 @@ import asyncio
 import time
 from types import SimpleNamespace
 
+import pyarrow as pa
+
+from dagster_adjunct.resources.errors import TableUnavailableError
+from dagster_adjunct.resources.tables import RemoteTable, RetryPolicy, UpdateContract
+from dagster_adjunct.resources.tables.arrow_operations import Shape, parts_of
+from dagster_adjunct.resources.tables.memory_table import MemoryTable
+from dagster_adjunct.resources.tables.operation import Conditions
+from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
+from dagster_adjunct.resources.tables.record_marks import Marking, Marks
 from dagster_adjunct.resources.tables.table_task import pump
 
 
@@ -27,3 +36,54 @@ def test_no_batch_is_begun_once_one_before_it_has_failed():
         pump(batches(), lambda number: [SimpleNamespace(number=number)], send, lambda part, outcome: outcome != 2)
     )
     assert begun == [0, 1, 2]
+
+
+class FirstOfAFails(MemoryTable):
+    """A store that fails the first operation on the key "a", and takes long for those on "slow"."""
+
+    failed = False
+
+    async def send(self, operation):
+        if "slow" in operation.entries.keys:
+            await asyncio.sleep(0.1)
+        if "a" in operation.entries.keys and not self.failed:
+            self.failed = True
+            return Outcomes.all(len(operation), Problem(State.FAILED, TableUnavailableError("down.", "Wait.")))
+        return await super().send(operation)
+
+
+def test_what_comes_after_a_message_that_was_given_up_is_not_applied_though_the_rest_of_its_batch_is_under_way():
+    """Its task knows of the failure only when the whole batch is answered; a message of a later one would hide it."""
+    store = FirstOfAFails("rest under way")
+    store.clear()
+    rows = [[("a", 0), ("slow", 1)], [("b", 2)], [("a", 3)]]
+
+    def batches():
+        for own in rows:
+            time.sleep(0.02)
+            offsets = pa.array([offset for _, offset in own])
+            update = pa.StructArray.from_arrays([pa.array([{"n": 1}] * len(own))], ["add"])
+            default = pa.StructArray.from_arrays([pa.array([0] * len(own))], ["n"])
+            columns = [pa.array([key for key, _ in own]), update, default, pa.array([0] * len(own)), offsets]
+            yield pa.RecordBatch.from_arrays(columns, ["id", "update", "default", "__partition", "__offset"])
+
+    shape = Shape(("id",), UpdateContract.UPDATE_WITH_DEFAULTS, Conditions(idempotent=True), typed=True)
+    marking = Marking(("__partition",), "__offset", {}, "s")
+
+    async def task():
+        well = []
+        marks = Marks(marking, ("id",), "here")
+        async with RemoteTable(
+            "t", key="id", write_function=store, batch_size=1, idempotent=True, retry=RetryPolicy(attempts=1)
+        ) as table:
+            await pump(
+                batches(),
+                lambda batch: parts_of(batch, shape, marks, "here"),
+                lambda part: table.send(part.operation),
+                lambda part, outcomes: well.append(not outcomes.places(State.FAILED)) or well[-1],
+            )
+        return all(well)
+
+    assert not asyncio.run(task())
+    assert asyncio.run(task())
+    assert asyncio.run(store.get_all(["a", "b", "slow"])) == {"a": {"n": 2}, "b": {"n": 1}, "slow": {"n": 1}}
