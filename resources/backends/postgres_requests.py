@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.backends.postgres_statements import Statements
 
 _NOTHING: tuple[int, int, list[int]] = (0, 0, [])
-_ROUNDS = 20  # of begins that others were faster with, before the request counts as failed
+_ROUNDS = 20  # of being overtaken, before the request counts as failed
 
 
 class Overtaken(Exception):
-    """Another has begun a record that this request was about to begin; nothing was written."""
+    """Another has begun what this request was about to begin, or forgotten what it was about to keep; start anew."""
 
 
 class _SomeMissing(Exception):
@@ -79,7 +79,7 @@ class PostgresRequests:
             self.committing = False
             return plan
         raise TableUnavailableError(
-            f"{self.codec.table}: records came and went {_ROUNDS} times while they were begun.",
+            f"{self.codec.table}: records or their marks came and went {_ROUNDS} times while they were begun.",
             "It is tried again; if that goes on, find out who deletes them.",
             table=self.codec.table,
         )
@@ -128,6 +128,8 @@ class PostgresRequests:
             newest_by = operation.conditions.newest_by
             for place, *texts in await cursor.fetchall():
                 applied[keys[place - 1]] = from_texts(codec, newest_by, tuple(texts))
+            if len(applied) < len(keys):  # forgotten after it was claimed: what is remembered now would get lost
+                raise Overtaken
         names = columns_to_read(operation, asked.entries)
         cursor = await self.connection.execute(statements.lock(names), arrays, binary=True)
         records = {keys[row[0] - 1]: codec.read(names, row[1:]) for row in await cursor.fetchall()}

@@ -13,7 +13,14 @@ from dagster_adjunct.resources.backends import PostgresTable
 from dagster_adjunct.resources.errors import ConfigurationError, TableUnavailableError
 from dagster_adjunct.resources.tables.arrow_entries import ArrowEntries
 from dagster_adjunct.resources.tables.changes import Changes
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
+from dagster_adjunct.resources.tables.operation import (
+    Conditions,
+    Mark,
+    Operation,
+    OperationKind,
+    RowEntries,
+    position_of,
+)
 from dagster_adjunct.resources.tables.outcomes import State
 from tests.servers.tcp_proxy import TcpProxy
 
@@ -157,3 +164,39 @@ def test_a_table_that_two_close_at_once_is_closed(table_of):
         return await store.get(1)
 
     assert asyncio.run(body()) is None
+
+
+def test_a_mark_that_is_forgotten_while_the_next_message_is_written_does_not_take_that_ones_mark_along(
+    postgres_server, table_of, monkeypatch
+):
+    store = table_of("forgotten_meanwhile")
+    execute, written = psycopg.AsyncConnection.execute, 0
+
+    def message(offset):
+        marks = [Mark("s.0", position_of(0, offset))]
+        entries = RowEntries([1], [Changes(add={"n": 1})], [{"n": 0}], marks=marks)
+        return Operation(OperationKind.UPDATE, entries, conditions=Conditions(idempotent=True))
+
+    async def forgetting(connection, query, *args, **more):
+        nonlocal written
+        answer = await execute(connection, query, *args, **more)
+        written += "DO NOTHING" in query.as_string(None)
+        if written == 2:  # the key's mark has been found to be there, and is not locked yet
+            written += 1
+            postgres_server.execute("DELETE FROM forgotten_meanwhile__adjunct")
+        return answer
+
+    async def body():
+        await store.send(message(1))
+        monkeypatch.setattr(psycopg.AsyncConnection, "execute", forgetting)
+        nonlocal written
+        written = 1
+        for _ in range(2):
+            outcomes = await store.send(message(2))
+        records = await store.get(1)
+        await store.close()
+        return outcomes, records
+
+    outcomes, record = asyncio.run(body())
+    assert outcomes.problems[0].state is State.SKIPPED
+    assert record["n"] == 2
