@@ -35,6 +35,13 @@ def check_request(table: str, key: Sequence[str], operation: Operation[Any]) -> 
             )
 
 
+def each_once(table: str, keys: Iterable[Any]) -> list[Any]:
+    """The keys in their order, without those that came before."""
+    wanted = list(keys)
+    _check_hashable(table, wanted)
+    return list(dict.fromkeys(wanted))
+
+
 def _check_hashable(table: str, keys: Sequence[Any]) -> None:
     try:
         set(keys)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.errors import ConfigurationError, TableError
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
-from dagster_adjunct.resources.tables.outcomes import Outcomes
+from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
+from dagster_adjunct.resources.tables.own_cancellation import ended_itself
 from dagster_adjunct.resources.tables.table_functions import TableFunction
 
 
@@ -27,11 +29,29 @@ class FunctionLayer:
             await function.open()
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
             return Outcomes.all(len(operation), function.problem_of(error, sent=False))
-        return await function.send(operation)
+        except asyncio.CancelledError as error:
+            return Outcomes.all(len(operation), function.problem_of(ended_itself(error), sent=False))
+        try:
+            outcomes = await function.send(operation)
+        except asyncio.CancelledError as error:
+            return Outcomes.all(len(operation), function.problem_of(ended_itself(error)))
+        return outcomes if _answers(outcomes, operation) else self._no_answer(function, operation, outcomes)
 
     async def close(self) -> None:
         for function in {id(f): f for f in (self.read_function, self.write_function) if f is not None}.values():
             await function.close()
+
+    def _no_answer(self, function: TableFunction, operation: Operation[Any], outcomes: object) -> Outcomes:
+        answer = type(outcomes).__name__
+        if isinstance(outcomes, Outcomes):
+            records = "none" if outcomes.records is None else len(outcomes.records)
+            answer = f"Outcomes of {outcomes.count} entries (records: {records}, problems: {len(outcomes.problems)})"
+        error = TableError(
+            f"{type(function).__name__} answered a {operation.kind.value} of {len(operation)} entries with {answer}.",
+            "Have its send() return Outcomes with one outcome, and for a get one record or None, for each entry.",
+            table=self.table,
+        )
+        return Outcomes.all(len(operation), Problem(State.REFUSED, error))
 
     def _function(self, operation: Operation[Any]) -> TableFunction:
         reads = operation.kind is OperationKind.GET
@@ -51,3 +71,16 @@ class FunctionLayer:
                 table=self.table,
             )
         return function
+
+
+def _answers(outcomes: object, operation: Operation[Any]) -> bool:
+    """Whether there is one outcome for each entry: entries that nobody speaks of must not pass for done."""
+    count = len(operation)
+    if not isinstance(outcomes, Outcomes) or outcomes.count != count:
+        return False
+    problems, records = outcomes.problems, outcomes.records
+    if problems and (min(problems) < 0 or max(problems) >= count):
+        return False
+    if operation.kind.writes or (records is None and len(problems) == count):
+        return True
+    return records is not None and len(records) == count

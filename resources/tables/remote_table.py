@@ -14,7 +14,13 @@ from dagster_adjunct.resources.tables.batch import BatchProvider
 from dagster_adjunct.resources.tables.batch_layer import BatchLayer
 from dagster_adjunct.resources.tables.cache import Cache
 from dagster_adjunct.resources.tables.cache_layer import CacheLayer
-from dagster_adjunct.resources.tables.checked_requests import check_request, key_columns, messages_of, pairs_of
+from dagster_adjunct.resources.tables.checked_requests import (
+    check_request,
+    each_once,
+    key_columns,
+    messages_of,
+    pairs_of,
+)
 from dagster_adjunct.resources.tables.clock import Clock, SystemClock
 from dagster_adjunct.resources.tables.credit_source import CreditSource
 from dagster_adjunct.resources.tables.declared_conditions import DeclaredConditions
@@ -251,7 +257,7 @@ class RemoteTable(Generic[K, V, U]):
 
     async def get_all(self, keys: Iterable[K], *args: object) -> dict[K, V]:
         """The records of those `keys` that have one."""
-        wanted = list(dict.fromkeys(keys))
+        wanted = each_once(self.name, keys)
         records = (await self._done(Operation(GET, RowEntries(wanted), args))).records or ()
         return {key: record for key, record in zip(wanted, records, strict=False) if record is not None}
 

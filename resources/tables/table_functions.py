@@ -23,6 +23,7 @@ from dagster_adjunct.resources.tables.error_chain import causes, first_cause
 from dagster_adjunct.resources.tables.layer import Capabilities
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
+from dagster_adjunct.resources.tables.own_cancellation import ended_itself
 from dagster_adjunct.resources.tables.time_limits import limit_each_request
 
 K = TypeVar("K", bound=Hashable)
@@ -100,9 +101,9 @@ class TableReadFunction(TableFunction, Generic[K, V]):
             return await _one_by_one(self, operation, lambda key, _: self.get(key, *operation.args))
         try:
             records = await self.get_all(list(dict.fromkeys(keys)), *operation.args)
+            return Outcomes(len(keys), [records.get(key) for key in keys])
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
             return Outcomes.all(len(keys), self.problem_of(error))
-        return Outcomes(len(keys), [records.get(key) for key in keys])
 
 
 class TableWriteFunction(TableFunction, Generic[K, V, U]):
@@ -318,7 +319,9 @@ async def _one_by_one(
                 try:
                     async with limit:
                         answers[place] = await request(keys[place], values[place])
-                except Exception as error:  # noqa: BLE001 - it becomes the outcome
+                except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it becomes the outcome
+                    if isinstance(error, asyncio.CancelledError):
+                        error = ended_itself(error)
                     late = attempt is not None and limit.expired() and isinstance(error, TimeoutError)
                     problem = attempt.late(keys[place]) if late and attempt else function.problem_of(error)
                     problems[place] = problem

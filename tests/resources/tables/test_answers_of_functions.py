@@ -1,0 +1,127 @@
+"""What a function answers is looked at: nothing that it did not speak of passes for done, and nothing raw comes out."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from dagster_adjunct.resources.errors import AdjunctError, TableError, TableUnavailableError
+from dagster_adjunct.resources.tables import Cache, MemoryTable, RemoteTable, RetryPolicy, TableReadFunction
+from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
+from tests.resources.tables.user_function import UserFunction
+
+ONCE = RetryPolicy(attempts=1)
+
+
+class Answering(MemoryTable):
+    answer: Any = None
+
+    async def send(self, operation):
+        return self.answer
+
+
+def table_over(function, **settings) -> RemoteTable:
+    return RemoteTable("t", key="id", read_function=function, write_function=function, **settings)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [None, {}, Outcomes(0), Outcomes(1), Outcomes(3), Outcomes(2, problems={2: Problem(State.FAILED)})],
+    ids=["nothing", "a dictionary", "of none", "too few", "too many", "of a place that is not there"],
+)
+def test_a_function_answers_for_each_entry(answer):
+    function = Answering("answers")
+    function.answer = answer
+    table = table_over(function, retry=ONCE)
+    with pytest.raises(TableError, match="put of key 1 and 1 more failed: Answering answered a put of 2 entries"):
+        asyncio.run(table.put_all([(1, {}), (2, {})]))
+    with pytest.raises(TableError, match="Answering answered a get of 2 entries"):
+        asyncio.run(table.get_all([1, 2]))
+    assert table.metrics.writes == 0
+
+
+@pytest.mark.parametrize("records", [None, [{}], [{}, {}, {}]])
+def test_a_get_has_a_record_or_none_for_each_key(records):
+    function = Answering("records")
+    function.answer = Outcomes(2, records)
+    with pytest.raises(TableError, match="answered a get of 2 entries"):
+        asyncio.run(table_over(function, retry=ONCE).get_all([1, 2]))
+
+
+def test_a_get_all_that_returns_no_dictionary_is_an_error_of_the_table():
+    class Lists(TableReadFunction):
+        async def get(self, key, *args):
+            return None
+
+        async def get_all(self, keys, *args):
+            return [{}]
+
+    table = RemoteTable("t", key="id", read_function=Lists(), retry=ONCE)
+    with pytest.raises(TableError, match="table t: get of key 1 failed"):
+        asyncio.run(table.get(1))
+
+
+@pytest.mark.parametrize("cache", [None, Cache(size=10)])
+@pytest.mark.parametrize("key", [[1], (1, [2]), {"a": 1}])
+def test_a_key_that_is_none_is_refused_in_every_request(key, cache):
+    table: Any = table_over(MemoryTable("unhashable"), cache=cache)
+    for request in (table.get(key), table.get_all([key]), table.put(key, {}), table.delete_all([key])):
+        with pytest.raises(TableError, match="got a key that can't be one"):
+            asyncio.run(request)
+
+
+class CancelsItself(UserFunction):
+    """Its first request ends as one does whose client was closed under it."""
+
+    calls = 0
+
+    async def put(self, key, value, *args):
+        self.calls += 1
+        if self.calls == 1:
+            raise asyncio.CancelledError
+        await super().put(key, value, *args)
+
+
+@pytest.mark.parametrize("timeout", [None, 30.0])
+def test_a_function_that_cancels_itself_is_asked_again(timeout):
+    function = CancelsItself()
+    table = table_over(function, retry=RetryPolicy(attempts=2, first_wait=0.0, timeout=timeout))
+
+    async def put() -> Any:
+        async with asyncio.TaskGroup() as group:  # takes a cancelled task for one that ended well
+            group.create_task(table.put_all([(1, {"n": 1}), (1, {"n": 2}), (2, {"n": 3})]))
+        return await table.get_all([1, 2])
+
+    assert asyncio.run(put()) == {1: {"n": 2}, 2: {"n": 3}}
+
+
+def test_a_function_that_cancels_itself_to_the_end_fails_with_a_typed_error():
+    async def put(function) -> AdjunctError:
+        with pytest.raises(TableUnavailableError, match="ended its request with a CancelledError") as told:
+            await table_over(function, retry=ONCE).put(1, {"n": 1})
+        return told.value
+
+    class Closed(MemoryTable):
+        async def send(self, operation):
+            raise asyncio.CancelledError
+
+    for function in (CancelsItself(), Closed("closed")):
+        assert asyncio.run(put(function)).__cause__ is not None
+
+
+def test_a_caller_that_is_cancelled_stays_cancelled():
+    class Hanging(UserFunction):
+        async def put(self, key, value, *args):
+            await asyncio.Event().wait()
+
+    async def cancelled(count: int) -> bool:
+        call = asyncio.create_task(table_over(Hanging()).put_all([(key, {}) for key in range(count)]))
+        await asyncio.sleep(0.01)
+        call.cancel()
+        await asyncio.wait([call])
+        return call.cancelled()
+
+    assert asyncio.run(cancelled(1))
+    assert asyncio.run(cancelled(3))
