@@ -14,6 +14,7 @@ from dagster_adjunct.assets.reading.open_dataset import Dataset, open_dataset
 from dagster_adjunct.resources.backends import register_backend
 from dagster_adjunct.resources.errors import ConfigurationError, NullKeyError, SchemaMismatchError
 from dagster_adjunct.resources.objects import open_lake
+from dagster_adjunct.resources.tables.keys_in_own_order import in_own_order
 from dagster_adjunct.resources.tables.layer import Capabilities
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
@@ -107,7 +108,9 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
     def _read(self, operation: Operation[Any]) -> Outcomes:
         used = self._enter()
         try:
-            keys = self._in_its_order(used.dataset, operation)
+            keys = operation.entries.keys
+            if ordered := in_own_order(f"dataset {self.dataset!r}", used.dataset.sealed.key, operation.key):
+                keys = list(map(ordered, keys))
             misfits: dict[int, Problem] = {}
             try:
                 entries = used.dataset.get_all(keys)
@@ -129,21 +132,6 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
             except (SchemaMismatchError, NullKeyError) as error:
                 found[place] = Problem(State.REFUSED, error)
         return found
-
-    def _in_its_order(self, opened: Dataset, operation: Operation[Any]) -> Sequence[Any]:
-        """The keys with their parts in the order of the dataset's key."""
-        own, names, keys = tuple(opened.sealed.key), operation.key, operation.entries.keys
-        if not names or names == own:
-            return keys
-        if sorted(names) != sorted(own):
-            raise ConfigurationError(
-                f"dataset {self.dataset!r} has the key {', '.join(own)}, and the table's key is {', '.join(names)}.",
-                "Declare the same key columns for the table.",
-                argument="key",
-                dataset=self.dataset,
-            )
-        places = [names.index(name) for name in own]
-        return [tuple(key[place] for place in places) for key in keys]
 
     def _enter(self) -> _Used:
         """The open dataset for one request, which leaves it in the end."""

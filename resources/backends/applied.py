@@ -7,6 +7,7 @@ changed in the same transaction. It stays when the record is deleted, so that wh
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
@@ -14,7 +15,7 @@ from typing import Any
 
 from dagster_adjunct.resources.backends.column_values import Kind
 from dagster_adjunct.resources.backends.rows import RowCodec
-from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, TableAccessError
 from dagster_adjunct.resources.tables.operation import Conditions, Mark
 
 COLUMNS = ("newest_of", "newest", "tie", "applied")
@@ -41,6 +42,17 @@ def beside(table: str) -> str:
             table=table,
         )
     return name
+
+
+def check_columns_beside(label: str, beside: str, key: Sequence[str], names: Sequence[str]) -> None:
+    """TableAccessError where the columns of that table are others, or none because it is missing."""
+    if set(names) != {*key, *COLUMNS, "at"}:
+        raise TableAccessError(
+            f"{label}: newest_by and idempotent need the table {beside!r} with the columns {', '.join(key)}, "
+            f"{', '.join(COLUMNS)}, at; " + (f"it has {', '.join(names)}." if names else "there is none."),
+            "Declare it with create=True, or make that table.",
+            table=label,
+        )
 
 
 @dataclass(slots=True)

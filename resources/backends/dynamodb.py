@@ -26,13 +26,13 @@ from dagster_adjunct.resources.backends.dynamodb_requests import (
 )
 from dagster_adjunct.resources.backends.dynamodb_schema import usable_key
 from dagster_adjunct.resources.backends.dynamodb_values import key_type
-from dagster_adjunct.resources.backends.per_loop import PerLoop
 from dagster_adjunct.resources.backends.rows import key_columns
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, check_whole_number
 from dagster_adjunct.resources.tables.changes import Changes
-from dagster_adjunct.resources.tables.layer import Capabilities
+from dagster_adjunct.resources.tables.layer import OF_A_STORE, Capabilities
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
+from dagster_adjunct.resources.tables.per_loop import PerLoop
 from dagster_adjunct.resources.tables.table_functions import StoreFunction
 
 Key = Any  # the partition key, or a tuple of partition key and sort key
@@ -147,15 +147,8 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            updates=True,
-            changes=frozenset({"set", "add", "append", "remove"}),
-            puts_if_absent=True,
-            updates_with_defaults=True,
-            newest_by=True,
-            # A whole record that leaves the marks of other sources alone has to name all columns that go.
-            idempotent=self.columns is not None,
-        )
+        # A whole record that leaves the marks of other sources alone has to name all columns that go.
+        return replace(OF_A_STORE, idempotent=self.columns is not None)
 
     def column_types(self) -> dict[str, str] | None:
         return None if self.columns is None else dict(self.columns)

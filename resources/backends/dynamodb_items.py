@@ -24,8 +24,9 @@ from dagster_adjunct.resources.backends.dynamodb_values import (
     is_zero,
     size_of,
 )
-from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.tables.changes import Changes, changes_of
+from dagster_adjunct.resources.tables.keys_in_own_order import in_own_order, no_key
 
 OWN_PREFIX = "adjunct_"
 DELETED = "adjunct_deleted"
@@ -66,19 +67,8 @@ class ItemCodec:
 
     def keys_by(self, names: Sequence[str]) -> Callable[[Any], KeyItem]:
         """`key_item` for keys whose parts have these names, in this order; none: the table's own order."""
-        own = tuple(self.key)
-        if not names or tuple(names) == own:
-            return self.key_item
-        if sorted(names) != sorted(own):
-            raise ConfigurationError(
-                f"{self.label} has the key {', '.join(own)}, and the request's key is {', '.join(names)}.",
-                "Declare the same key columns for the table and for its function.",
-                argument="key",
-            )
-        places = [list(names).index(name) for name in own]
-        return lambda key: self.key_item(
-            tuple(key[place] for place in places) if isinstance(key, tuple) and len(key) == len(places) else key
-        )
+        ordered = in_own_order(self.label, tuple(self.key), names)
+        return self.key_item if ordered is None else lambda key: self.key_item(ordered(key))
 
     def key_item(self, key: Any) -> KeyItem:
         """The key's attributes."""
@@ -87,10 +77,7 @@ class ItemCodec:
         elif isinstance(key, tuple) and len(key) == len(self.key):
             parts = key
         else:
-            raise SchemaMismatchError(
-                f"{self.label} got {key!r} as a key; expected a tuple of {', '.join(self.key)}.",
-                "Give the key's values in that order.",
-            )
+            raise no_key(self.label, key, tuple(self.key))
         item = {}
         if None in parts:
             raise SchemaMismatchError(

@@ -25,13 +25,14 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote, urlsplit
 
 from dagster_adjunct.resources.backends.http_answers import HttpUnavailableError, error_of, lost
-from dagster_adjunct.resources.backends.per_loop import PerLoop
 from dagster_adjunct.resources.backends.rows import Key, Record, key_columns
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, TableError
 from dagster_adjunct.resources.tables.error_chain import first_cause
+from dagster_adjunct.resources.tables.keys_in_own_order import in_own_order, no_key
 from dagster_adjunct.resources.tables.layer import Capabilities
 from dagster_adjunct.resources.tables.operation import Operation, RowEntries
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
+from dagster_adjunct.resources.tables.per_loop import PerLoop
 from dagster_adjunct.resources.tables.table_functions import (
     TableReadFunction,
     TableWriteFunction,
@@ -102,7 +103,7 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
         self.puts_if_absent, self.connections, self.timeout = puts_if_absent, connections, timeout
         self._label = f"HTTP table {path}"
         _check(self)
-        self._clients: PerLoop[_Client] = PerLoop(self._client, lambda _: None)
+        self._clients: PerLoop[_Client] = PerLoop(self._client)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.base_url!r}, {self.path!r}, key={self.key})"
@@ -117,7 +118,7 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._clients = PerLoop(self._client, lambda _: None)
+        self._clients = PerLoop(self._client)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -137,19 +138,13 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
             await open_.client.aclose()
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
-        if operation.key in ((), self.key):
+        ordered = in_own_order(self._label, self.key, operation.key)
+        if ordered is None:
             return await super().send(operation)
-        if sorted(operation.key) != sorted(self.key):
-            raise ConfigurationError(
-                f"{self._label} has the key {', '.join(self.key)}, and the request's key is "
-                f"{', '.join(operation.key)}.",
-                "Declare the same key columns for the table and for its function.",
-                argument="key",
-            )
-        places = [operation.key.index(name) for name in self.key]
         entries = operation.entries
-        keys = [tuple(key[place] for place in places) for key in entries.keys]
-        mine = RowEntries(keys, entries.values, entries.defaults, entries.marks, entries.newest)
+        mine = RowEntries(
+            list(map(ordered, entries.keys)), entries.values, entries.defaults, entries.marks, entries.newest
+        )
         return await super().send(replace(operation, entries=mine, key=self.key))
 
     # -- what a service may do otherwise
@@ -158,10 +153,7 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
         """The path of a key's resource, below the base URL."""
         parts = (key,) if len(self.key) == 1 else key
         if not isinstance(parts, tuple) or len(parts) != len(self.key):
-            raise SchemaMismatchError(
-                f"{self._label} got {key!r} as a key; expected a tuple of {', '.join(self.key)}.",
-                "Give the key's values in that order.",
-            )
+            raise no_key(self._label, key, self.key)
         texts = {name: quote(_text(self._label, part), safe="") for name, part in zip(self.key, parts, strict=True)}
         segments = [_PLACE.sub(lambda place: texts[place[1]], segment) for segment in self.path.split("/")]
         for segment, declared in zip(segments, self.path.split("/"), strict=True):

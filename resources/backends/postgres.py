@@ -7,11 +7,11 @@ numeric, bytea, jsonb and arrays.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.backends.applied import beside
 from dagster_adjunct.resources.backends.column_values import check_identifier, declared_column
-from dagster_adjunct.resources.backends.per_loop import PerLoop
 from dagster_adjunct.resources.backends.postgres_batches import Batch, as_batch
 from dagster_adjunct.resources.backends.postgres_connection import (
     about_data,
@@ -31,9 +31,10 @@ from dagster_adjunct.resources.backends.rows import Key, Record, RowCodec, key_c
 from dagster_adjunct.resources.backends.write_plan import Halving, checked
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.tables.changes import Changes
-from dagster_adjunct.resources.tables.layer import Capabilities
+from dagster_adjunct.resources.tables.layer import OF_A_STORE, Capabilities
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
+from dagster_adjunct.resources.tables.per_loop import PerLoop
 from dagster_adjunct.resources.tables.table_functions import StoreFunction, record_not_found
 
 if TYPE_CHECKING:
@@ -115,15 +116,7 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            updates=True,
-            changes=frozenset({"set", "add", "append", "remove"}),
-            puts_if_absent=True,
-            updates_with_defaults=True,
-            newest_by=True,
-            idempotent=True,
-            takes_arrow=True,
-        )
+        return replace(OF_A_STORE, takes_arrow=True)
 
     def column_types(self) -> dict[str, str] | None:
         return None if self.columns is None else dict(self.columns)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.backends.applied import COLUMNS
+from dagster_adjunct.resources.backends.applied import COLUMNS, check_columns_beside
 from dagster_adjunct.resources.backends.column_values import Column, Kind, check_declared, column_of, not_unique
 from dagster_adjunct.resources.errors import TableAccessError
 
@@ -136,13 +136,7 @@ async def open_beside(
         (sql.Identifier(schema, beside).as_string(connection),),
     )
     names = [name for (name,) in await found.fetchall()]
-    if set(names) != {*key, *COLUMNS, "at"}:
-        raise TableAccessError(
-            f"{label}: newest_by and idempotent need the table {beside!r} with the columns {', '.join(key)}, "
-            f"{', '.join(COLUMNS)}, at; " + (f"it has {', '.join(names)}." if names else "there is none."),
-            "Declare it with create=True, or make that table.",
-            table=label,
-        )
+    check_columns_beside(label, beside, list(key), names)
 
 
 def _type_of(column: Column) -> Any:

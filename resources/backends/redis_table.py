@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dagster_adjunct.resources.backends.per_loop import PerLoop
 from dagster_adjunct.resources.backends.redis_connection import (
     NO_SCRIPT,
     RedisServer,
@@ -25,9 +24,10 @@ from dagster_adjunct.resources.backends.redis_script import BEGUN, DONE, MISSING
 from dagster_adjunct.resources.backends.rows import Key, Record, Row, key_columns
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, TableError
 from dagster_adjunct.resources.tables.changes import Changes
-from dagster_adjunct.resources.tables.layer import Capabilities
+from dagster_adjunct.resources.tables.layer import OF_A_STORE, Capabilities
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
+from dagster_adjunct.resources.tables.per_loop import PerLoop
 from dagster_adjunct.resources.tables.table_functions import StoreFunction, record_not_found
 
 _LARGEST = 512 * 1024 * 1024  # bytes of a value, by Redis' own limit
@@ -89,7 +89,7 @@ class RedisTable(StoreFunction[Key, Record, Record | Changes]):
         self._requests = RedisRequests(
             self._label, prefix, self.key, self.columns, largest_value, forget_deleted_after or 0
         )
-        self._servers: PerLoop[RedisServer] = PerLoop(self._server, lambda _: None)
+        self._servers: PerLoop[RedisServer] = PerLoop(self._server)
 
     def __repr__(self) -> str:
         where = f"url_env={self.url_env!r}" if self.url is None else f"url={self.url!r}"
@@ -106,14 +106,7 @@ class RedisTable(StoreFunction[Key, Record, Record | Changes]):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            updates=True,
-            changes=frozenset({"set", "add", "append", "remove"}),
-            puts_if_absent=True,
-            updates_with_defaults=True,
-            newest_by=True,
-            idempotent=True,
-        )
+        return OF_A_STORE
 
     def column_types(self) -> dict[str, str]:
         return dict(self.columns)

@@ -17,11 +17,11 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from decimal import Context, Decimal, InvalidOperation
+from decimal import Context, Decimal
 from functools import lru_cache
 from typing import Any
 
-from dagster_adjunct.resources.backends.column_values import Column, Kind, integer_bits
+from dagster_adjunct.resources.backends.column_values import Column, Kind, decimal_digits, integer_bits
 
 NULL = b"\0"
 _EXACT = Context(prec=2100)
@@ -32,7 +32,7 @@ _LONGEST_DECIMAL = 1000  # digits on either side of the point, where none are de
 class RedisColumn:
     """How a checked value of a column is stored and read back, and what the script has to know of it.
 
-    `encode` raises ValueError, saying what was expected, for a decimal that its column can't hold. `compares`: how two
+    `encode` raises ValueError, saying what was expected, for a decimal of too many digits. `compares`: how two
     stored texts are compared, "n" as numbers by their digits, "f" as doubles, "b" by bytes, "-" not at all. `least` and
     `most` bound what adding may come to.
     """
@@ -85,7 +85,8 @@ def _items(element: Column) -> tuple[Callable[[Any], Any] | None, Callable[[Any]
 
 
 def _decimal_column(column: Column) -> RedisColumn:
-    if not column.size:
+    digits = decimal_digits(column)
+    if digits is None:
 
         def any_scale(number: Decimal) -> bytes:
             exponent = number.as_tuple().exponent
@@ -95,20 +96,13 @@ def _decimal_column(column: Column) -> RedisColumn:
             return _digits(number)
 
         return RedisColumn(column.name, column.kind, any_scale, _decimal_of, "n")
-    precision, _, scale_text = column.size[1:-1].partition(",")
-    digits, scale = int(precision), int(scale_text or 0)
-    unit, most = Decimal(1).scaleb(-scale), Decimal(10**digits - 1).scaleb(-scale, _EXACT)
+    precision, scale = digits
+    unit = Decimal(1).scaleb(-scale)
+    limit = _digits(Decimal(10**precision - 1).scaleb(-scale, _EXACT))
 
     def fixed_scale(number: Decimal) -> bytes:
-        try:
-            exact = number.quantize(unit, context=_EXACT)
-        except InvalidOperation:
-            exact = None
-        if exact is None or exact != number or not -most <= exact <= most:
-            raise ValueError(f"expected at most {digits} digits, {scale} of them behind the point")
-        return _digits(exact)
+        return _digits(number.quantize(unit, context=_EXACT))
 
-    limit = _digits(most)
     return RedisColumn(column.name, column.kind, fixed_scale, _decimal_of, "n", b"-" + limit, limit)
 
 

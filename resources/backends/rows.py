@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from dagster_adjunct.resources.backends.column_values import Column, Kind, checker_of
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.tables.changes import Changes, changes_of
+from dagster_adjunct.resources.tables.keys_in_own_order import in_own_order, no_key
 
 Key = Any  # one value, or a tuple of values where the key has several columns
 Row = tuple[Any, ...]
@@ -88,22 +89,8 @@ class RowCodec:
 
     def keys_by(self, names: Sequence[str]) -> Callable[[Key], Row]:
         """The function that checks a key whose parts have these names, in this order; none: the store's own order."""
-        if not names or tuple(names) == self.key:
-            return self.key_row
-        if set(names) != set(self.key) or len(names) != len(self.key):
-            raise ConfigurationError(
-                f"{self.table} has the key {', '.join(self.key)}, and the request's key is {', '.join(names)}.",
-                "Declare the same key columns for the table and for its function.",
-                argument="key",
-            )
-        places = [list(names).index(name) for name in self.key]
-
-        def key_row(key: Key) -> Row:
-            if not isinstance(key, tuple) or len(key) != len(places):
-                raise self._no_key(key, names)
-            return self.key_row(tuple(key[place] for place in places))
-
-        return key_row
+        ordered = in_own_order(self.table, self.key, names)
+        return self.key_row if ordered is None else lambda key: self.key_row(ordered(key))
 
     def key_row(self, key: Key) -> Row:
         """The key's checked values, in the store's order."""
@@ -112,19 +99,13 @@ class RowCodec:
         elif isinstance(key, tuple) and len(key) == len(self.key):
             row = tuple(map(self.checked, self.key, key))
         else:
-            raise self._no_key(key, self.key)
+            raise no_key(self.table, key, self.key)
         if None in row:
             raise SchemaMismatchError(
                 f"{self.table} got {key!r} as a key; {' and '.join(self.key)} must not be null.",
                 "Filter such records out before they reach the table.",
             )
         return row
-
-    def _no_key(self, key: Key, names: Sequence[str]) -> SchemaMismatchError:
-        return SchemaMismatchError(
-            f"{self.table} got {key!r} as a key; expected a tuple of {', '.join(names)}.",
-            "Give the key's values in that order.",
-        )
 
     def whole(self, key: Row, record: Record) -> dict[str, Any]:
         """All that the record says, checked, with the key's columns."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dagster_adjunct.resources.backends.column_values import Column, check_identifier, declared_column
-from dagster_adjunct.resources.backends.per_loop import PerLoop
 from dagster_adjunct.resources.backends.rows import Key, Record, RowCodec, key_columns
 from dagster_adjunct.resources.backends.sqlite_requests import CommitFailed, SqliteRequests, transaction
 from dagster_adjunct.resources.backends.sqlite_schema import create_table, read_columns
@@ -25,9 +24,10 @@ from dagster_adjunct.resources.errors import (
     TableUnavailableError,
 )
 from dagster_adjunct.resources.tables.changes import Changes
-from dagster_adjunct.resources.tables.layer import Capabilities
+from dagster_adjunct.resources.tables.layer import OF_A_STORE, Capabilities
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
+from dagster_adjunct.resources.tables.per_loop import PerLoop
 from dagster_adjunct.resources.tables.table_functions import StoreFunction
 
 T = TypeVar("T")
@@ -123,14 +123,7 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            updates=True,
-            changes=frozenset({"set", "add", "append", "remove"}),
-            puts_if_absent=True,
-            updates_with_defaults=True,
-            newest_by=True,
-            idempotent=True,
-        )
+        return OF_A_STORE
 
     def column_types(self) -> dict[str, str] | None:
         return None if self.columns is None else dict(self.columns)

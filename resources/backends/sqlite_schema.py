@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from dagster_adjunct.resources.backends.applied import COLUMNS
+from dagster_adjunct.resources.backends.applied import COLUMNS, check_columns_beside
 from dagster_adjunct.resources.backends.column_values import Column, Kind, check_declared, column_of, not_unique
 from dagster_adjunct.resources.errors import TableAccessError
 
@@ -40,13 +40,7 @@ def create_beside(connection: sqlite3.Connection, beside: str, key: Sequence[Col
 def check_beside(connection: sqlite3.Connection, label: str, beside: str, key: Sequence[str]) -> None:
     """TableAccessError where the table that keeps what was applied to keys is missing or another."""
     names = [name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (beside,))]
-    if set(names) != {*key, *COLUMNS, "at"}:
-        raise TableAccessError(
-            f"{label}: newest_by and idempotent need the table {beside!r} with the columns {', '.join(key)}, "
-            f"{', '.join(COLUMNS)}, at; " + (f"it has {', '.join(names)}." if names else "there is none."),
-            "Declare it with create=True, or make that table.",
-            table=label,
-        )
+    check_columns_beside(label, beside, list(key), names)
 
 
 def read_columns(

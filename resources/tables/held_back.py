@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from dagster_adjunct.resources.tables.layer import Layer
+from dagster_adjunct.resources.tables.layer import Layer, send_others
 from dagster_adjunct.resources.tables.operation import Operation
 from dagster_adjunct.resources.tables.order_of_a_key import Turn
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
@@ -67,10 +67,4 @@ async def _others(operation: Operation[Any], held: Mapping[_Line, Problem], belo
         for place, line in enumerate(lines)
         if line in held
     }
-    if not problems:
-        return await below.send(operation)
-    places = [place for place in range(len(lines)) if place not in problems]
-    outcomes = Outcomes(len(lines), problems=problems)
-    if not places:
-        return outcomes
-    return outcomes.amended(places, await below.send(operation.with_entries(operation.entries.take(places))))
+    return await send_others(operation, problems, below.send)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dagster_adjunct.resources.tables.operation import Operation
-from dagster_adjunct.resources.tables.outcomes import Outcomes
+from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem
 
 
 class Layer(Protocol):
@@ -21,6 +22,19 @@ class Layer(Protocol):
     async def close(self) -> None:
         """Give back what is open, after what is under way; the next operation opens it again."""
         ...
+
+
+async def send_others(
+    operation: Operation[Any], problems: Mapping[int, Problem], send: Callable[[Operation[Any]], Awaitable[Outcomes]]
+) -> Outcomes:
+    """The outcomes of an operation of which the entries with `problems` are not sent."""
+    if not problems:
+        return await send(operation)
+    places = [place for place in range(len(operation)) if place not in problems]
+    outcomes = Outcomes(len(operation), problems=problems)
+    if not places:
+        return outcomes
+    return outcomes.amended(places, await send(operation.with_entries(operation.entries.take(places))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +53,14 @@ class Capabilities:
     takes_args: bool = False
     takes_arrow: bool = False  # ArrowEntries without making Python values of them
     largest: int | None = None
+
+
+# What a store can do that checks conditions itself and takes all changes.
+OF_A_STORE = Capabilities(
+    updates=True,
+    changes=frozenset({"set", "add", "append", "remove"}),
+    puts_if_absent=True,
+    updates_with_defaults=True,
+    newest_by=True,
+    idempotent=True,
+)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dagster_adjunct.resources.tables.changes import Changes, changes_of
-from dagster_adjunct.resources.tables.layer import Capabilities
+from dagster_adjunct.resources.tables.layer import OF_A_STORE, Capabilities
 from dagster_adjunct.resources.tables.operation import Mark, Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 from dagster_adjunct.resources.tables.table_functions import StoreFunction, record_not_found
@@ -45,14 +45,7 @@ class MemoryTable(StoreFunction[Hashable, Record, Record | Changes]):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            updates=True,
-            changes=frozenset({"set", "add", "append", "remove"}),
-            puts_if_absent=True,
-            updates_with_defaults=True,
-            newest_by=True,
-            idempotent=True,
-        )
+        return OF_A_STORE
 
     def to_dict(self) -> dict[str, Any]:
         """The declaration as plain values."""

@@ -10,7 +10,7 @@ from typing import Any
 from dagster_adjunct.resources.errors import AdjunctError, TransientError
 from dagster_adjunct.resources.tables.clock import Clock, SystemClock
 from dagster_adjunct.resources.tables.credit_source import READ, WRITE, Budget, CreditSource
-from dagster_adjunct.resources.tables.layer import Layer
+from dagster_adjunct.resources.tables.layer import Layer, send_others
 from dagster_adjunct.resources.tables.metrics import Meter
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State, joined
@@ -111,9 +111,8 @@ class RateLayer:
         """Send what has no key in `held`."""
         keys = part.entries.keys
         problems = {place: held[key] for place, key in enumerate(keys) if key in held}
-        free = [place for place in range(len(keys)) if place not in problems]
-        outcomes = Outcomes(len(keys), problems=problems)
-        if not free:
-            return outcomes
-        allowed = part.with_entries(part.entries.take(free))
-        return outcomes.amended(free, await self._attempt(allowed, budget, self.limit.credits(allowed, None)))
+
+        async def attempt(allowed: Operation[Any]) -> Outcomes:
+            return await self._attempt(allowed, budget, self.limit.credits(allowed, None))
+
+        return await send_others(part, problems, attempt)

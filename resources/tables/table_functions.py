@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Sequence
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from dagster_adjunct.resources.errors import RecordNotFoundError, TableError, TransientError
@@ -90,8 +89,8 @@ class TableReadFunction(TableFunction, Generic[K, V]):
 
     async def get_all(self, keys: Sequence[K], *args: object) -> dict[K, V]:
         """The records of those `keys` that have one. Built on `get` unless the store can do better."""
-        values = await _several([partial(self.get, key, *args) for key in keys])
-        return {key: value for key, value in zip(keys, values, strict=True) if value is not None}
+        gets = Operation(OperationKind.GET, RowEntries(list(keys)), args)
+        return _found(gets, await _one_by_one(self, gets, lambda key, _: self.get(key, *args)))
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
         if operation.kind.writes:  # of a function of both kinds
@@ -150,11 +149,13 @@ class TableWriteFunction(TableFunction, Generic[K, V, U]):
 
     async def put_all(self, entries: Sequence[tuple[K, V]], *args: object) -> None:
         """`put` for each entry, in order for each key."""
-        await _key_by_key(entries, lambda key, value: self.put(key, value, *args))
+        puts = Operation(OperationKind.PUT, _rows(entries), args)
+        _well(puts, await _one_by_one(self, puts, lambda key, value: self.put(key, value, *args)))
 
     async def delete_all(self, keys: Sequence[K], *args: object) -> None:
         """`delete` for each key."""
-        await _key_by_key([(key, None) for key in keys], lambda key, _: self.delete(key, *args))
+        deletes = Operation(OperationKind.DELETE, RowEntries(list(keys)), args)
+        _well(deletes, await _one_by_one(self, deletes, lambda key, _: self.delete(key, *args)))
 
     async def update_all(self, entries: Sequence[tuple[K, U]], *args: object) -> None:
         """`update` for each entry, in order for each key.
@@ -162,7 +163,8 @@ class TableWriteFunction(TableFunction, Generic[K, V, U]):
         Entries whose key has a record are applied. Then, if there are others, RecordNotFoundError
         names all their keys; the entries of those keys had no effect.
         """
-        await _key_by_key(entries, lambda key, update: self.update(key, update, *args))
+        updates = Operation(OperationKind.UPDATE, _rows(entries), args)
+        _well(updates, await _one_by_one(self, updates, lambda key, update: self.update(key, update, *args)))
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
         if not operation.kind.writes:
@@ -254,41 +256,49 @@ class StoreFunction(TableReadFunction[K, V], TableWriteFunction[K, V, U]):
         return (await self.get_all([key], *args)).get(key)
 
     async def get_all(self, keys: Sequence[K], *args: object) -> dict[K, V]:
-        outcomes = await self._sent(OperationKind.GET, RowEntries(list(keys)), args)
-        records = outcomes.records or []
-        return {key: record for key, record in zip(keys, records, strict=True) if record is not None}
+        gets = Operation(OperationKind.GET, RowEntries(list(keys)), args)
+        return _found(gets, await self._sent(gets))
 
     async def put(self, key: K, value: V, *args: object) -> None:
         await self.put_all([(key, value)], *args)
 
     async def put_all(self, entries: Sequence[tuple[K, V]], *args: object) -> None:
-        await self._sent(OperationKind.PUT, _rows(entries), args)
+        await self._sent(Operation(OperationKind.PUT, _rows(entries), args))
 
     async def put_if_absent(self, key: K, value: V, *args: object) -> bool:
-        return not (await self._sent(OperationKind.PUT_IF_ABSENT, RowEntries([key], [value]), args)).problems
+        return not (await self._sent(Operation(OperationKind.PUT_IF_ABSENT, RowEntries([key], [value]), args))).problems
 
     async def delete(self, key: K, *args: object) -> None:
         await self.delete_all([key], *args)
 
     async def delete_all(self, keys: Sequence[K], *args: object) -> None:
-        await self._sent(OperationKind.DELETE, RowEntries(list(keys)), args)
+        await self._sent(Operation(OperationKind.DELETE, RowEntries(list(keys)), args))
 
     async def update(self, key: K, update: U, *args: object) -> None:
         await self.update_all([(key, update)], *args)
 
     async def update_all(self, entries: Sequence[tuple[K, U]], *args: object) -> None:
-        await self._sent(OperationKind.UPDATE, _rows(entries), args)
+        await self._sent(Operation(OperationKind.UPDATE, _rows(entries), args))
 
-    async def _sent(self, kind: OperationKind, entries: RowEntries[Any], args: tuple[object, ...]) -> Outcomes:
+    async def _sent(self, operation: Operation[Any]) -> Outcomes:
         await self.open()
-        outcomes = await self.send(Operation(kind, entries, args))
-        missing = outcomes.places(State.MISSING)
-        for problem in outcomes.problems.values():
-            if problem.error is not None and problem.state not in (State.MISSING, State.SKIPPED):
-                raise problem.error
-        if missing:
-            raise record_not_found([entries.keys[place] for place in missing])
-        return outcomes
+        return _well(operation, await self.send(operation))
+
+
+def _well(operation: Operation[Any], outcomes: Outcomes) -> Outcomes:
+    """The outcomes; what was wrong is raised: missing records as one error, any other first, as it says more."""
+    for problem in outcomes.problems.values():
+        if problem.error is not None and not problem.is_answer:
+            raise problem.error
+    missing = outcomes.places(State.MISSING)
+    if missing:
+        raise record_not_found(list(dict.fromkeys(operation.entries.keys[place] for place in missing)))
+    return outcomes
+
+
+def _found(gets: Operation[Any], outcomes: Outcomes) -> dict[Any, Any]:
+    records = _well(gets, outcomes).records or ()
+    return {key: record for key, record in zip(gets.entries.keys, records, strict=True) if record is not None}
 
 
 def _rows(entries: Sequence[tuple[Any, Any]]) -> RowEntries[Any]:
@@ -340,43 +350,6 @@ async def _one_by_one(
     if operation.kind is OperationKind.PUT_IF_ABSENT:
         problems |= {p: Problem(State.SKIPPED) for p, made in enumerate(answers) if not made and p not in problems}
     return Outcomes(len(keys), problems=problems)
-
-
-async def _several(requests: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    slots = asyncio.Semaphore(_AT_ONCE)
-
-    async def one(request: Callable[[], Awaitable[T]]) -> T:
-        async with slots:
-            return await request()
-
-    return await asyncio.gather(*map(one, requests))
-
-
-async def _key_by_key(entries: Sequence[tuple[K, T]], request: Callable[[K, T], Awaitable[Any]]) -> None:
-    """Send one request per entry: in sequence for one key, several keys at a time.
-
-    Every key gets its turn before an error is raised. Missing records are collected into one error;
-    any other error comes first, because it says more.
-    """
-    by_key: dict[K, list[T]] = {}
-    for key, item in entries:
-        by_key.setdefault(key, []).append(item)
-    slots = asyncio.Semaphore(_AT_ONCE)
-
-    async def in_sequence(key: K, items: list[T]) -> None:
-        async with slots:
-            for item in items:
-                await request(key, item)
-
-    answers = await asyncio.gather(*(in_sequence(*pair) for pair in by_key.items()), return_exceptions=True)
-    missing: list[object] = []
-    for key, answer in zip(by_key, answers, strict=True):
-        if isinstance(answer, BaseException) and first_cause(answer, RecordNotFoundError) is None:
-            raise answer
-        if isinstance(answer, BaseException):
-            missing.append(key)
-    if missing:
-        raise record_not_found(missing)
 
 
 def record_not_found(keys: Sequence[object], table: str = "the table") -> RecordNotFoundError:

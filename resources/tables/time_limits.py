@@ -32,7 +32,7 @@ class TimeLimits:
 
     def enter(self) -> _Place:
         """Begin the time of what the current task does until it leaves."""
-        loop = asyncio.get_running_loop()  # not kept: whoever keeps limits by loop would keep the loop with them
+        loop = asyncio.get_running_loop()
         task = asyncio.current_task(loop)
         assert task is not None
         place = _Place(task, loop.time() + self._seconds)

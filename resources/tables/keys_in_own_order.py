@@ -1,0 +1,40 @@
+"""Keys of several columns, brought into the order that a store has them in. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+
+
+def in_own_order(store: str, own: Sequence[str], given: Sequence[str]) -> Callable[[Any], Any] | None:
+    """The function that brings a key whose parts are named `given` into the order `own`; None where it is in that.
+
+    No names are the store's own order. ConfigurationError where they are others, SchemaMismatchError for a key that is
+    no tuple of so many parts.
+    """
+    if not given or list(given) == list(own):
+        return None
+    if sorted(given) != sorted(own):
+        raise ConfigurationError(
+            f"{store} has the key {', '.join(own)}, and the request's key is {', '.join(given)}.",
+            "Declare the same key columns for the table and for its function.",
+            argument="key",
+        )
+    places = [list(given).index(name) for name in own]
+
+    def ordered(key: Any) -> tuple[Any, ...]:
+        if not isinstance(key, tuple) or len(key) != len(places):
+            raise no_key(store, key, given)
+        return tuple([key[place] for place in places])
+
+    return ordered
+
+
+def no_key(store: str, key: Any, names: Sequence[str]) -> SchemaMismatchError:
+    """The error for a key that is not as long as it has columns."""
+    return SchemaMismatchError(
+        f"{store} got {key!r} as a key; expected a tuple of {', '.join(names)}.",
+        "Give the key's values in that order.",
+    )
