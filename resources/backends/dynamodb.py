@@ -26,9 +26,9 @@ from dagster_adjunct.resources.backends.dynamodb_requests import (
 )
 from dagster_adjunct.resources.backends.dynamodb_schema import usable_key
 from dagster_adjunct.resources.backends.dynamodb_values import key_type
-from dagster_adjunct.resources.backends.rows import key_columns
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, check_whole_number
 from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.key_columns import key_columns
 from dagster_adjunct.resources.tables.layer import OF_A_STORE, Capabilities
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
@@ -95,7 +95,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
         read_timeout: float = 15.0,
     ) -> None:
         self.table = table
-        self.key = key_columns(tuple(key) if isinstance(key, Mapping) else key)
+        self.key = key_columns(table, tuple(key) if isinstance(key, Mapping) else key)
         self.columns = None if columns is None else dict(columns)
         self.create = create
         self.consistent_reads = consistent_reads

@@ -26,7 +26,7 @@ from dagster_adjunct.resources.backends.dynamodb_values import (
 )
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.tables.changes import Changes, changes_of
-from dagster_adjunct.resources.tables.keys_in_own_order import in_own_order, no_key
+from dagster_adjunct.resources.tables.key_columns import in_own_order, no_key
 
 OWN_PREFIX = "adjunct_"
 DELETED = "adjunct_deleted"

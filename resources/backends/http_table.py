@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote, urlsplit
 
 from dagster_adjunct.resources.backends.http_answers import HttpUnavailableError, error_of, lost
-from dagster_adjunct.resources.backends.rows import Key, Record, key_columns
+from dagster_adjunct.resources.backends.rows import Key, Record
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, TableError
 from dagster_adjunct.resources.tables.error_chain import first_cause
-from dagster_adjunct.resources.tables.keys_in_own_order import in_own_order, no_key
+from dagster_adjunct.resources.tables.key_columns import in_own_order, key_columns, no_key
 from dagster_adjunct.resources.tables.layer import Capabilities
 from dagster_adjunct.resources.tables.operation import Operation, RowEntries
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
@@ -98,7 +98,7 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
         connections: int = 10,
         timeout: float = 10.0,
     ) -> None:
-        self.base_url, self.path, self.key = base_url.rstrip("/"), path, key_columns(key)
+        self.base_url, self.path, self.key = base_url.rstrip("/"), path, key_columns(path, key)
         self.headers, self.secret_headers = dict(headers or {}), dict(secret_headers or {})
         self.puts_if_absent, self.connections, self.timeout = puts_if_absent, connections, timeout
         self._label = f"HTTP table {path}"

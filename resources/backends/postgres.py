@@ -27,10 +27,11 @@ from dagster_adjunct.resources.backends.postgres_requests import PostgresRequest
 from dagster_adjunct.resources.backends.postgres_schema import create_table, open_beside, read_shape
 from dagster_adjunct.resources.backends.postgres_values import decode, keep
 from dagster_adjunct.resources.backends.postgres_waves import in_waves
-from dagster_adjunct.resources.backends.rows import Key, Record, RowCodec, key_columns
+from dagster_adjunct.resources.backends.rows import Key, Record, RowCodec
 from dagster_adjunct.resources.backends.write_plan import Halving, checked
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.key_columns import key_columns
 from dagster_adjunct.resources.tables.layer import OF_A_STORE, Capabilities
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
@@ -67,7 +68,7 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
     ) -> None:
         self.table = check_identifier("table", table)
         self.schema = check_identifier("schema", schema)
-        self.key = key_columns(key)
+        self.key = key_columns(table, key)
         self.dsn_env = dsn_env
         self.connect = check_keywords(connect or {})
         self.columns = None if columns is None else dict(columns)

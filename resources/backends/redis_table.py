@@ -21,9 +21,10 @@ from dagster_adjunct.resources.backends.redis_connection import (
 )
 from dagster_adjunct.resources.backends.redis_requests import RedisRequests, command, script_call
 from dagster_adjunct.resources.backends.redis_script import BEGUN, DONE, MISSING, SKIPPED, script
-from dagster_adjunct.resources.backends.rows import Key, Record, Row, key_columns
+from dagster_adjunct.resources.backends.rows import Key, Record, Row
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, TableError
 from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.key_columns import key_columns
 from dagster_adjunct.resources.tables.layer import OF_A_STORE, Capabilities
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
@@ -63,7 +64,7 @@ class RedisTable(StoreFunction[Key, Record, Record | Changes]):
         connections: int = 8,
         timeout: float = 10.0,
     ) -> None:
-        self.prefix, self.key, self.columns = prefix, key_columns(key), dict(columns)
+        self.prefix, self.key, self.columns = prefix, key_columns(prefix, key), dict(columns)
         self.url, self.url_env, self.password_env = url, url_env, password_env
         self.forget_deleted_after, self.largest_value = forget_deleted_after, largest_value
         self.connections, self.timeout = connections, timeout

@@ -14,9 +14,9 @@ from decimal import Context, Decimal
 from typing import Any, NamedTuple
 
 from dagster_adjunct.resources.backends.column_values import Column, Kind, checker_of
-from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.tables.changes import Changes, changes_of
-from dagster_adjunct.resources.tables.keys_in_own_order import in_own_order, no_key
+from dagster_adjunct.resources.tables.key_columns import in_own_order, no_key
 
 Key = Any  # one value, or a tuple of values where the key has several columns
 Row = tuple[Any, ...]
@@ -32,16 +32,6 @@ class CheckedChanges(NamedTuple):
     set: dict[str, Any]
     add: dict[str, Any]
     append: dict[str, list[Any]]
-
-
-def key_columns(key: str | Sequence[str]) -> tuple[str, ...]:
-    """The key's columns, from one name or several."""
-    names = (key,) if isinstance(key, str) else tuple(key)
-    if not names or len(set(names)) != len(names):
-        raise ConfigurationError(
-            f"{names!r} is no key: expected one column or several.", "Name them once.", argument="key"
-        )
-    return names
 
 
 class RowCodec:

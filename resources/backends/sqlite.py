@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dagster_adjunct.resources.backends.column_values import Column, check_identifier, declared_column
-from dagster_adjunct.resources.backends.rows import Key, Record, RowCodec, key_columns
+from dagster_adjunct.resources.backends.rows import Key, Record, RowCodec
 from dagster_adjunct.resources.backends.sqlite_requests import CommitFailed, SqliteRequests, transaction
 from dagster_adjunct.resources.backends.sqlite_schema import create_table, read_columns
 from dagster_adjunct.resources.backends.sqlite_values import appended, decode, keep
@@ -24,6 +24,7 @@ from dagster_adjunct.resources.errors import (
     TableUnavailableError,
 )
 from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.key_columns import key_columns
 from dagster_adjunct.resources.tables.layer import OF_A_STORE, Capabilities
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
@@ -79,7 +80,7 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
     ) -> None:
         self.path = str(path)
         self.table = check_identifier("table", table)
-        self.key = key_columns(key)
+        self.key = key_columns(table, key)
         self.columns = None if columns is None else dict(columns)
         self.create = create
         self.busy_timeout = busy_timeout

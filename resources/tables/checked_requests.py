@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dagster_adjunct.resources.errors import ConfigurationError, NullKeyError, TableError
+from dagster_adjunct.resources.errors import NullKeyError, TableError
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
 from dagster_adjunct.resources.tables.partial_update import UpdateMessage
 
@@ -83,16 +83,3 @@ def messages_of(table: str, entries: Iterable[tuple[Any, Any]]) -> tuple[list[An
                 table=table,
             )
     return keys, messages
-
-
-def key_columns(table: str, key: str | Sequence[str]) -> tuple[str, ...]:
-    """The names of a table's key columns, in order."""
-    names: tuple[Any, ...] = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, list | tuple) else ()
-    if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
-        raise ConfigurationError(
-            f"table {table}: key={key!r}; expected at least one key column, by name and in order, each once.",
-            "Give a name, or a list of names.",
-            argument="key",
-            table=table,
-        )
-    return names

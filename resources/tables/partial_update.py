@@ -35,7 +35,3 @@ class UpdateMessage(Generic[U, V]):
                 "an UpdateMessage has None as its update; it must say what to change.",
                 "Drop the message, or use delete() to remove a record.",
             )
-
-    @property
-    def has_default(self) -> bool:
-        return self.default is not None

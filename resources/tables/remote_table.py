@@ -17,7 +17,6 @@ from dagster_adjunct.resources.tables.cache_layer import CacheLayer
 from dagster_adjunct.resources.tables.checked_requests import (
     check_request,
     each_once,
-    key_columns,
     messages_of,
     pairs_of,
 )
@@ -25,6 +24,7 @@ from dagster_adjunct.resources.tables.clock import Clock, SystemClock
 from dagster_adjunct.resources.tables.credit_source import CreditSource
 from dagster_adjunct.resources.tables.declared_conditions import DeclaredConditions
 from dagster_adjunct.resources.tables.function_layer import FunctionLayer
+from dagster_adjunct.resources.tables.key_columns import key_columns
 from dagster_adjunct.resources.tables.layer import Layer
 from dagster_adjunct.resources.tables.metrics import Meter, TableMetrics
 from dagster_adjunct.resources.tables.metrics_hooks import anyone_listens, report

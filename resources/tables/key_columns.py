@@ -1,4 +1,4 @@
-"""Keys of several columns, brought into the order that a store has them in. Pure."""
+"""The columns of keys: their names, and keys of several brought into the order that a store has them in. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+
+
+def key_columns(table: str, key: str | Sequence[str]) -> tuple[str, ...]:
+    """The names of a table's key columns, in order."""
+    names: tuple[Any, ...] = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, list | tuple) else ()
+    if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        raise ConfigurationError(
+            f"table {table}: key={key!r}; expected at least one key column, by name and in order, each once.",
+            "Give a name, or a list of names.",
+            argument="key",
+            table=table,
+        )
+    return names
 
 
 def in_own_order(store: str, own: Sequence[str], given: Sequence[str]) -> Callable[[Any], Any] | None:
