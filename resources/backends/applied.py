@@ -32,8 +32,8 @@ _READ: dict[Kind, Any] = {
 _WRITTEN: dict[Kind, Any] = {Kind.STRING: str, Kind.INTEGER: str, Kind.DECIMAL: str, Kind.FLOAT: repr}
 
 
-def beside(table: str) -> str:
-    """The name of the table that keeps it."""
+def beside(table: str, key: Sequence[str]) -> str:
+    """The name of the table that keeps it, by the columns `key`."""
     name = f"{table}__adjunct"
     if len(name.encode()) > 63:
         raise ConfigurationError(
@@ -41,6 +41,14 @@ def beside(table: str) -> str:
             "Give the table a shorter name, or leave newest_by and idempotent out.",
             table=table,
         )
+    for part in key:
+        if part in (*COLUMNS, "at"):
+            raise ConfigurationError(
+                f"table {table!r} can have no conditions: its key has a column {part!r}, and so has {name!r}, "
+                "where their state lies.",
+                "Rename the key's column, or leave newest_by and idempotent out.",
+                table=table,
+            )
     return name
 
 

@@ -252,7 +252,9 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
             return
         codec = requests.codec
         key = {name: requests.casts[name] for name in codec.key}
-        await open_beside(requests.connection, self._label, self.schema, beside(self.table), key, create=self.create)
+        await open_beside(
+            requests.connection, self._label, self.schema, beside(self.table, codec.key), key, create=self.create
+        )
         requests.beside_open = True
 
     async def _connected(self) -> PostgresRequests:

@@ -42,14 +42,16 @@ class Statements:
     """Statements for one table, composed once for what reads its shape. `beside`: where what was applied lies."""
 
     def __init__(self, schema: str, table: str, beside: str, codec: RowCodec, casts: Mapping[str, str]) -> None:
-        self._codec, self._casts = codec, {**casts, **dict.fromkeys(COLUMNS, "text")}
+        self._codec, self._casts = codec, casts
         self._texts = {name for name, column in codec.columns.items() if column.kind in AS_TEXT}
         self._key, self._names = codec.key, codec.names
         self._table = _identifier(schema, table)
         rest = [name for name in self._names if name not in self._key]
         changes = _joined(", ", (sql.SQL("{0} = excluded.{0}").format(_identifier(n)) for n in rest))
         action = sql.SQL("UPDATE SET {}").format(changes) if rest else sql.SQL("NOTHING")
-        begin = "INSERT INTO {table} ({names}) SELECT {typed} FROM unnest({given}) AS s ({names}) ORDER BY {ordered} "
+        begin = (
+            "INSERT INTO {table} AS t ({names}) SELECT {typed} FROM unnest({given}) AS s ({names}) ORDER BY {ordered} "
+        )
         self.insert = self._made(begin + "ON CONFLICT ({keys}) DO NOTHING")
         self.upsert = self._made(begin + "ON CONFLICT ({keys}) DO {action}", action=action)
         self.delete = self._made("DELETE FROM {table} AS t USING unnest({given_keys}) AS s ({keys}) WHERE {same}")
@@ -87,7 +89,7 @@ class Statements:
                     for n in COLUMNS
                 ),
             ),
-            given=self._given(names),
+            given=_joined(", ", (self._given(self._key), *(sql.SQL("%s::text[]") for _ in COLUMNS))),
             all=_listed(names),
         )
         self.forget = self._made(

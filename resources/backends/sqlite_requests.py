@@ -129,7 +129,8 @@ class SqliteRequests:
     def _open_beside(self) -> None:
         if self._beside is not None:
             return
-        name, codec = beside(self._name), self.codec
+        codec = self.codec
+        name = beside(self._name, [part.lower() for part in codec.key])  # as SQLite compares names
         if self._create:
             with transaction(self.connection, "IMMEDIATE"):
                 create_beside(self.connection, name, [codec.columns[part] for part in codec.key])

@@ -261,3 +261,46 @@ def test_a_decimal_that_a_column_can_not_hold_as_it_is_is_refused_and_not_rounde
     assert "2 behind the point" in str(outcomes.problems[0].error)
     records = used(store, lambda s: s.get_all(list(given)))
     assert {key: record["price"] for key, record in records.items()} == {"c": Decimal("9999.99"), "d": Decimal(12)}
+
+
+def test_columns_may_have_the_names_of_what_conditions_keep(table_of):
+    columns = {"id": "string", "newest": "bigint", "tie": "boolean", "applied": "timestamp", "newest_of": "double"}
+    store = table_of("namesakes", columns=columns)
+    table = RemoteTable("t", key="id", read_function=store, write_function=store, newest_by="newest", idempotent=True)
+    plain = RemoteTable("t", key="id", read_function=store, write_function=store)
+    record = {"id": "k", "newest": 9, "tie": True, "applied": AT, "newest_of": 0.5}
+    newer, other = {**record, "newest": 10, "tie": False}, {**record, "id": "other", "newest_of": None}
+    with BlockingTable(plain) as blocking:
+        blocking.put_all([("other", record | {"id": "other"}), ("other", other)])
+    for offset, value in enumerate((record, newer, record)):  # as texts, 9 is greater than 10
+        entries = RowEntries(["k"], [value], None, [Mark("s.0", position_of(0, offset))], [value["newest"]])
+        with BlockingTable(table) as blocking:
+            blocking.send(Operation(OperationKind.PUT, entries))
+            assert blocking.metrics.skipped == (offset == 2)
+    with BlockingTable(plain) as blocking:
+        assert blocking.get_all(["k", "other"]) == {"k": newer, "other": other}
+
+
+@pytest.mark.parametrize("name", ["at", "applied"])
+def test_a_key_with_a_name_of_what_conditions_keep_is_refused_under_them_and_well_without(table_of, name):
+    store = table_of(f"key_{name}", ["id", name], columns={"id": "string", name: "bigint", "n": "bigint"})
+    record = {"id": "k", name: 1, "n": 2}
+    with BlockingTable(RemoteTable("t", key=["id", name], read_function=store, write_function=store)) as table:
+        table.put(("k", 1), record)
+    guarded = RemoteTable("t", key=["id", name], read_function=store, write_function=store, newest_by="n")
+    with BlockingTable(guarded) as table:
+        with pytest.raises(ConfigurationError, match=f"can have no conditions: its key has a column '{name}'"):
+            table.put(("k", 1), {**record, "n": 3})
+        assert table.get(("k", 1)) == record
+
+
+@pytest.mark.server
+def test_a_postgres_table_may_be_named_as_the_row_of_a_conflict(postgres_server):
+    connect = {"host": "127.0.0.1", "port": str(postgres_server.port), "user": "adjunct", "dbname": "adjunct"}
+    store = PostgresTable("excluded", "id", columns=COLUMNS, create=True, connect=connect)
+    with BlockingTable(RemoteTable("t", key="id", read_function=store, write_function=store)) as table:
+        table.put_all([("k", {"id": "k", "n": 1}), ("k", {"id": "k", "n": 2})])
+        table.put("k", {"id": "k", "n": 3})
+        record = table.get("k")
+    assert record is not None
+    assert record["n"] == 3
