@@ -15,6 +15,7 @@ from dagster_adjunct.resources.backends import (
 )
 from dagster_adjunct.resources.tables import (
     Backoff,
+    BatchProvider,
     BlockingTable,
     Cache,
     MetricsHook,
@@ -33,6 +34,7 @@ from dagster_adjunct.resources.tables import (
 
 __all__ = [
     "Backoff",
+    "BatchProvider",
     "BlockingTable",
     "Cache",
     "DatasetTable",

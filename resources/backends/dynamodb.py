@@ -26,6 +26,7 @@ from dagster_adjunct.resources.backends.dynamodb_requests import (
 )
 from dagster_adjunct.resources.backends.dynamodb_schema import usable_key
 from dagster_adjunct.resources.backends.dynamodb_values import key_type
+from dagster_adjunct.resources.backends.travelling import as_declared
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, check_whole_number
 from dagster_adjunct.resources.tables.changes import Changes
 from dagster_adjunct.resources.tables.key_columns import key_columns
@@ -143,7 +144,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (type(self), self.to_dict()))
+        return as_declared(self, DynamoDbTable, DynamoDbTable.to_dict(self))
 
     @property
     def capabilities(self) -> Capabilities:
@@ -364,7 +365,3 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
                 table=self.table,
             )
         return types
-
-
-def _rebuild(kind: type[DynamoDbTable], settings: dict[str, Any]) -> DynamoDbTable:
-    return kind(**settings)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dagster_adjunct.resources.backends.environment_variables import variable_name
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
@@ -78,6 +79,8 @@ class Connection:
                 'Write credentials_env=("MY_KEY_ID", "MY_SECRET").',
                 argument="credentials_env",
             )
+        for name in named or ():
+            variable_name("credentials_env", name, '("MY_KEY_ID", "MY_SECRET")', label=label)
         if self.session is not None and (named is not None or self.profile is not None):
             raise ConfigurationError(
                 f"{label}: it is given a session and credentials besides.", "Give one of them.", argument="session"

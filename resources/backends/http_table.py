@@ -24,6 +24,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote, urlsplit
 
+from dagster_adjunct.resources.backends.environment_variables import variable_name
 from dagster_adjunct.resources.backends.http_answers import HttpUnavailableError, error_of, lost
 from dagster_adjunct.resources.backends.rows import Key, Record
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, TableError
@@ -102,6 +103,8 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
         self.headers, self.secret_headers = dict(headers or {}), dict(secret_headers or {})
         self.puts_if_absent, self.connections, self.timeout = puts_if_absent, connections, timeout
         self._label = f"HTTP table {path}"
+        for header, name in self.secret_headers.items():
+            variable_name(f"secret_headers[{header!r}]", name, label=self._label)
         _check(self)
         self._clients: PerLoop[_Client] = PerLoop(self._client)
 

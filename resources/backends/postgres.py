@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.backends.applied import beside
 from dagster_adjunct.resources.backends.column_values import check_identifier, declared_column
+from dagster_adjunct.resources.backends.environment_variables import variable_name
 from dagster_adjunct.resources.backends.postgres_batches import Batch, as_batch
 from dagster_adjunct.resources.backends.postgres_connection import (
     about_data,
@@ -28,6 +29,7 @@ from dagster_adjunct.resources.backends.postgres_schema import create_table, ope
 from dagster_adjunct.resources.backends.postgres_values import decode, keep
 from dagster_adjunct.resources.backends.postgres_waves import in_waves
 from dagster_adjunct.resources.backends.rows import Key, Record, RowCodec
+from dagster_adjunct.resources.backends.travelling import as_declared
 from dagster_adjunct.resources.backends.write_plan import Halving, checked
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.tables.changes import Changes
@@ -69,7 +71,7 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
         self.table = check_identifier("table", table)
         self.schema = check_identifier("schema", schema)
         self.key = key_columns(table, key)
-        self.dsn_env = dsn_env
+        self.dsn_env = None if dsn_env is None else variable_name("dsn_env", dsn_env)
         self.connect = check_keywords(connect or {})
         self.columns = None if columns is None else dict(columns)
         self.create = create
@@ -113,7 +115,7 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (self.to_dict(),))
+        return as_declared(self, PostgresTable, PostgresTable.to_dict(self))
 
     @property
     def capabilities(self) -> Capabilities:
@@ -283,7 +285,3 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
                 raise translated(error, self._label, self._place) from error
             raise
         return requests
-
-
-def _rebuild(settings: dict[str, Any]) -> PostgresTable:
-    return PostgresTable(**settings)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dagster_adjunct.resources.backends.environment_variables import variable_name
 from dagster_adjunct.resources.backends.redis_connection import (
     NO_SCRIPT,
     RedisServer,
@@ -22,6 +23,7 @@ from dagster_adjunct.resources.backends.redis_connection import (
 from dagster_adjunct.resources.backends.redis_requests import RedisRequests, command, script_call
 from dagster_adjunct.resources.backends.redis_script import BEGUN, DONE, MISSING, SKIPPED, script
 from dagster_adjunct.resources.backends.rows import Key, Record, Row
+from dagster_adjunct.resources.backends.travelling import as_declared
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, TableError
 from dagster_adjunct.resources.tables.changes import Changes
 from dagster_adjunct.resources.tables.key_columns import key_columns
@@ -73,6 +75,9 @@ class RedisTable(StoreFunction[Key, Record, Record | Changes]):
             raise ConfigurationError(
                 f"a Redis table has {prefix!r} as its prefix; expected printable text.", "Name it.", argument="prefix"
             )
+        for name in ("url_env", "password_env"):
+            if getattr(self, name) is not None:
+                variable_name(name, getattr(self, name), label=self._label)
         check_url(self._label, url, url_env)
         numbers = {
             "forget_deleted_after": forget_deleted_after is None or forget_deleted_after >= 1,
@@ -103,7 +108,7 @@ class RedisTable(StoreFunction[Key, Record, Record | Changes]):
         return declared | {name: getattr(self, name) for name in names}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (self.to_dict(),))
+        return as_declared(self, RedisTable, RedisTable.to_dict(self))
 
     @property
     def capabilities(self) -> Capabilities:
@@ -222,7 +227,3 @@ class RedisTable(StoreFunction[Key, Record, Record | Changes]):
             connections=self.connections,
             timeout=self.timeout,
         )
-
-
-def _rebuild(settings: dict[str, Any]) -> RedisTable:
-    return RedisTable(**settings)

@@ -15,6 +15,7 @@ from dagster_adjunct.resources.backends.rows import Key, Record, RowCodec
 from dagster_adjunct.resources.backends.sqlite_requests import CommitFailed, SqliteRequests, transaction
 from dagster_adjunct.resources.backends.sqlite_schema import create_table, read_columns
 from dagster_adjunct.resources.backends.sqlite_values import appended, decode, keep
+from dagster_adjunct.resources.backends.travelling import as_declared
 from dagster_adjunct.resources.backends.write_plan import Halving, checked
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -120,7 +121,7 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # An executor has another working directory, so a relative path travels as an absolute one.
-        return (_rebuild, ({**self.to_dict(), "path": str(Path(self.path).absolute())},))
+        return as_declared(self, SqliteTable, {**SqliteTable.to_dict(self), "path": str(Path(self.path).absolute())})
 
     @property
     def capabilities(self) -> Capabilities:
@@ -262,7 +263,3 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
         return TableError(
             f"{self._label} refused the request: {error}.", "Correct the data or the table.", table=self._label
         )
-
-
-def _rebuild(settings: dict[str, Any]) -> SqliteTable:
-    return SqliteTable(**settings)

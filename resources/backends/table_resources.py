@@ -7,7 +7,6 @@ show in a run's configuration, in its logs, or in what is pickled for a task.
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -16,16 +15,15 @@ from dagster import ConfigurableResource, EnvVar
 from pydantic import Field
 
 from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
+from dagster_adjunct.resources.backends.environment_variables import variable_name
 from dagster_adjunct.resources.backends.http_table import HttpTable
 from dagster_adjunct.resources.backends.postgres import PostgresTable
 from dagster_adjunct.resources.backends.redis_table import RedisTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
-from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.tables.blocking_table import BlockingTable
 from dagster_adjunct.resources.tables.remote_table import RemoteTable
 
 _COLUMNS = "Types of the columns by name."
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class TableResource(ConfigurableResource):  # type: ignore[type-arg]
@@ -196,10 +194,4 @@ def variable(field: str, value: object) -> object:
     """Return the name of an environment variable that was given as such, or as its name. Never tells another value."""
     if isinstance(value, EnvVar):
         return "".join(value)  # as plain text, or Dagster would put the variable's value in its place
-    if value is not None and not (isinstance(value, str) and _VARIABLE.fullmatch(value)):
-        raise ConfigurationError(
-            f"{field} is no name of an environment variable.",
-            f'Put the value into one and give its name: {field}=EnvVar("NAME").',
-            argument=field,
-        )
-    return value
+    return None if value is None else variable_name(field, value, 'EnvVar("NAME")')
