@@ -1,7 +1,8 @@
 """Adjunct's errors on their way through Spark: raised in a task or by a plan, met again where the job was started.
 
 Spark wraps what a task raises into errors of its own, with the text of the first. So the error travels as a text
-within that text, and `unwrapped` finds it there. What Spark says of a damaged file becomes an error of ours too.
+within that text, and `unwrapped` finds it there. What Spark says of a damaged file, or of a worker that is gone,
+becomes an error of ours too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.errors import AdjunctError, ManifestMismatchError, StoreUnavailableError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ManifestMismatchError,
+    StoreUnavailableError,
+    TransientError,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -42,6 +48,8 @@ _CUT_OFF = re.compile(
     r"): (?P<cause>[^\n]*)",
     re.MULTILINE,
 )
+# What the JVM says where a task's Python process has closed its connection without a word.
+_WORKER_LOST = "Python worker exited unexpectedly"
 _DAMAGED = re.compile(
     r"^Caused by: (?:java\.lang\.\w+|java\.io\.(?:EOF|FileNotFound)Exception|[\w.$]*\b(?:parquet|zstd)\b[\w.$]*"
     r"|[\w.]+\.SchemaColumnConvertNotSupportedException): (?P<cause>[^\n]*)",
@@ -126,13 +134,24 @@ def unwrapped() -> Iterator[None]:
 
 
 def adjunct_error(error: BaseException) -> AdjunctError | None:
-    """Return the error of ours that this is, that a Spark task raised, or that a damaged file is; None for others."""
+    """Return the error of ours that this is, that a task raised, or that a lost worker or damaged file is; or None."""
     if isinstance(error, AdjunctError):
         return error
     if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
         return None
     text = str(error)
-    return find(text) or _cut_off(text) or _damaged(text) or _raised(text)
+    return find(text) or _worker_lost(text) or _cut_off(text) or _damaged(text) or _raised(text)
+
+
+def _worker_lost(text: str) -> AdjunctError | None:
+    """Return the error of a task whose Python process is gone, whatever the JVM met on its connection to it."""
+    if _WORKER_LOST not in text:
+        return None
+    return TransientError(
+        "a Python worker of Spark ended in the middle of its task: it was killed, ran out of memory, or crashed.",
+        "Run it again: a batch that was begun is repeated as it was written down. If that goes on, look at the memory "
+        "of the machine and of its container, and at what its system log says of ended processes.",
+    )
 
 
 def _cut_off(text: str) -> AdjunctError | None:

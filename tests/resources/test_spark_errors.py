@@ -82,3 +82,16 @@ def test_a_damaged_file_and_missing_credentials_are_not_taken_for_a_broken_netwo
     assert isinstance(damaged, ManifestMismatchError)
     said = "software.amazon.awssdk.core.exception.SdkClientException: Unable to load credentials"
     assert adjunct_error(Py4JJavaError(f"{READ}Caused by: {said}\n")) is None
+
+
+@pytest.mark.parametrize("met", ["java.io.EOFException", "java.net.SocketException: Connection reset"])
+def test_a_worker_that_was_killed_is_transient_and_is_no_fault_of_the_store(met: str) -> None:
+    lost = (
+        "An error occurred while calling o217.collectToPython.\n: org.apache.spark.SparkException: Job aborted due to "
+        "stage failure: Task 1 in stage 1.0 failed 1 times, most recent failure: Lost task 1.0 in stage 1.0 (TID 5) "
+        "(localhost executor driver): org.apache.spark.SparkException: Python worker exited unexpectedly (crashed). "
+        f"Consider setting 'x' to 'true'.\n\tat a.B.c(B.java:1)\nCaused by: {met}\n\tat a.B.d(B.java:2)\n"
+    )
+    found = adjunct_error(Py4JJavaError(lost))
+    assert type(found) is TransientError
+    assert found.problem.startswith("a Python worker of Spark ended in the middle of its task")
