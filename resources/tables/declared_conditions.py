@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.resources.errors import ConfigurationError, TableError
 from dagster_adjunct.resources.tables.changes import Changes
 from dagster_adjunct.resources.tables.layer import Capabilities
 from dagster_adjunct.resources.tables.operation import DIRECT, Conditions, Entries, Operation, OperationKind, RowEntries
+
+if TYPE_CHECKING:
+    from dagster_adjunct.resources.tables.table_functions import TableFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,29 @@ class DeclaredConditions:
 
 
 _ONCE, _MARKED = Conditions(None, True), Conditions(keeps_marks=True)
+
+
+def check_conditions(table: str, function: TableFunction, operation: Operation[Any]) -> None:
+    """Raise for conditions of a request that its function would leave out, or that have nothing to go by."""
+    conditions, entries = operation.conditions, operation.entries
+    capabilities, what = function.capabilities, f"table {table}: a {operation.kind.value}"
+    for name, wanted in (("newest_by", conditions.newest_by is not None), ("idempotent", conditions.idempotent)):
+        if wanted and not getattr(capabilities, name):
+            raise ConfigurationError(
+                f"{what} came with the condition {name}, and {type(function).__name__} can't check it.",
+                f"Leave it out, or send it to a table whose store can check {name}.",
+                argument=name,
+                table=table,
+            )
+    if isinstance(entries, RowEntries):  # of a stream they are made together
+        needed = ["marks"] if conditions.newest_by is None else ["marks", "newest"]
+        for name in needed:
+            if getattr(entries, name) is None:
+                raise TableError(
+                    f"{what} came with conditions, and its entries have no {name}.",
+                    f"Give RowEntries(…, {name}=…), or let the table declare its conditions.",
+                    table=table,
+                )
 
 
 def _time(value: Any, column: str) -> Any:

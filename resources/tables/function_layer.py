@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagster_adjunct.resources.errors import ConfigurationError, TableError
+from dagster_adjunct.resources.tables.declared_conditions import check_conditions
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 from dagster_adjunct.resources.tables.own_cancellation import ended_itself
@@ -70,6 +71,8 @@ class FunctionLayer:
                 "Leave them out, or give the table a function of your own that takes them.",
                 table=self.table,
             )
+        if operation.conditions:
+            check_conditions(self.table, function, operation)
         return function
 
 

@@ -10,7 +10,14 @@ import pytest
 from dagster_adjunct.resources.errors import ConfigurationError, TableError
 from dagster_adjunct.resources.tables import BatchProvider, MemoryTable, RemoteTable, UpdateContract, UpdateMessage
 from dagster_adjunct.resources.tables.changes import Changes
-from dagster_adjunct.resources.tables.operation import Mark, Operation, OperationKind, RowEntries, position_of
+from dagster_adjunct.resources.tables.operation import (
+    Conditions,
+    Mark,
+    Operation,
+    OperationKind,
+    RowEntries,
+    position_of,
+)
 from dagster_adjunct.resources.tables.outcomes import State
 from tests.resources.tables.slow_store import SlowStore
 
@@ -126,3 +133,23 @@ def test_conditions_travel_with_the_table(store):
     assert (copy.newest_by, copy.idempotent, copy.on_replay) == ("at", True, "skip")
     run(copy.put("a", {"at": 5}), table.put("a", {"at": 4}))
     assert run(table.get("a")) == [{"at": 5}]
+
+
+@pytest.mark.parametrize("conditions", [Conditions(idempotent=True), Conditions(newest_by="at")])
+def test_conditions_of_a_request_that_its_store_can_not_check_are_refused_and_not_left_out(conditions):
+    store = SlowStore()
+    entries = RowEntries(["a"], [{"at": 1}], marks=[Mark("s.0", position_of(0, 1))], newest=[1])
+    with pytest.raises(ConfigurationError, match="SlowStore can't check it"):
+        run(table_over(store).send(Operation(OperationKind.PUT, entries, conditions=conditions)))
+    assert not store.requests
+
+
+@pytest.mark.parametrize("conditions", [Conditions(idempotent=True), Conditions(newest_by="at")])
+def test_conditions_of_a_request_need_marks_and_times(store, conditions):
+    marks = [Mark("s.0", position_of(0, 1))]
+    for entries in (RowEntries(["a"], [{"at": 1}], newest=[1]), RowEntries(["a"], [{"at": 1}], marks=marks)):
+        if conditions.idempotent and entries.marks:
+            continue
+        with pytest.raises(TableError, match=r"have no (marks|newest)"):
+            run(table_over(store).send(Operation(OperationKind.PUT, entries, conditions=conditions)))
+    assert run(store.get("a")) == [None]
