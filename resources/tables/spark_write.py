@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     NullKeyError,
+    PermanentError,
     SchemaMismatchError,
     TableError,
 )
@@ -150,7 +151,7 @@ def _summed(reports: Sequence[dict[str, Any]], write: TableWrite, what: str) -> 
     metrics_hooks.report(write.table.name, total)
     failed = [report for report in reports if report["error"] is not None]
     if failed:
-        raise _failure(failed, write)
+        raise _failure(failed, sum(min(len(each["letters"]), write.dead_letters or 0) for each in reports), write)
     letters = tuple(letter for report in reports for letter in report["letters"])
     if write.dead_letters is not None and len(letters) > write.dead_letters:
         raise _too_many(letters, write, what)
@@ -160,16 +161,24 @@ def _summed(reports: Sequence[dict[str, Any]], write: TableWrite, what: str) -> 
     return Written({**total.counts(), **counters}, letters, total)
 
 
-def _failure(failed: Sequence[dict[str, Any]], write: TableWrite) -> AdjunctError:
-    """Return the first task's error, with how many records failed in all tasks and the first of their keys."""
+def _failure(failed: Sequence[dict[str, Any]], letters: int, write: TableWrite) -> AdjunctError:
+    """Return the first task's error, with how many records failed in all tasks and the first of their keys.
+
+    `letters` are those that were refused, too, and would have gone to the dead letters.
+    """
     error = from_document(failed[0]["error"])
     count = sum(report["failed"] for report in failed)
     if not count:
         return error
-    keys = [key for report in failed for key in report["keys"]][:KEYS_SHOWN]
+    count += letters
+    keys = list(dict.fromkeys(key for report in failed for key in report["keys"]))[:KEYS_SHOWN]
     shown = ", ".join(keys) + (", …" if count > len(keys) else "")
     told = f"table {write.table.name} did not take {count} of the records, the first of the keys {shown}"
-    return error.reworded(f"{told}: {error.problem}", error.next_step)
+    next_step, bound = error.next_step, write.dead_letters
+    if bound is not None and count > bound and isinstance(error, PermanentError):
+        told += f", and its dead letters may take {bound} of a batch"
+        next_step = f"{next_step} Or let more of them through with at_most=…."
+    return error.reworded(f"{told}: {error.problem}", next_step)
 
 
 def _too_many(letters: Sequence[dict[str, Any]], write: TableWrite, what: str) -> TableError:

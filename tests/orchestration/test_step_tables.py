@@ -249,6 +249,22 @@ def test_a_failure_names_the_first_keys_and_how_many_there_are(step_world: StepW
         step_world.run(app)
 
 
+def test_more_refused_records_than_dead_letters_may_take_are_counted_with_them_and_the_bound_is_named(
+    step_world: StepWorld,
+) -> None:
+    step_world.stream("changes", "k", 1, k="string", v="double")
+    step_world.send("changes", *[(f"k{number % 3}", math.inf) for number in range(12)])
+    app = Application("app")
+    letters = app.output_stream("lake.letters", partitions=1)
+    table = app.table(of_doubles(step_world.folder))
+    app.input_stream("lake.changes").send_to(table, dead_letters=letters, at_most=4)
+    with pytest.raises(AdjunctError) as told:
+        step_world.run(app)
+    assert "did not take 12 of the records, the first of the keys 'k1', 'k2', 'k0', …, and its" in told.value.problem
+    assert "its dead letters may take 4 of a batch" in told.value.problem
+    assert told.value.next_step.endswith("at_most=….")
+
+
 @pytest.mark.parametrize(
     ("map", "update", "says"),
     [
