@@ -111,7 +111,17 @@ class BlockingTable(Generic[K, V, U]):
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(
-                    target=self._loop.run_forever, name=f"table-{self.table.name}", daemon=True
+                    target=_run_until_stopped, args=(self._loop,), name=f"table-{self.table.name}", daemon=True
                 )
                 self._thread.start()
             return self._loop
+
+
+def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
+    while True:
+        try:
+            loop.run_forever()
+        except (KeyboardInterrupt, SystemExit):
+            # A function raised it. That ends the loop's run, and its caller is yet to be told.
+            continue
+        return

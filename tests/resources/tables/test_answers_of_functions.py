@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from dagster_adjunct.resources.errors import AdjunctError, TableError, TableUnavailableError
-from dagster_adjunct.resources.tables import Cache, MemoryTable, RemoteTable, RetryPolicy, TableReadFunction
+from dagster_adjunct.resources.tables import (
+    BlockingTable,
+    Cache,
+    MemoryTable,
+    RemoteTable,
+    RetryPolicy,
+    TableReadFunction,
+)
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 from tests.resources.tables.user_function import UserFunction
 
@@ -125,3 +133,32 @@ def test_a_caller_that_is_cancelled_stays_cancelled():
 
     assert asyncio.run(cancelled(1))
     assert asyncio.run(cancelled(3))
+
+
+@pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt])
+def test_what_ends_programs_reaches_the_caller_of_a_blocking_table(raised):
+    class Leaving(UserFunction):
+        leaving = True
+
+        async def put(self, key, value, *args):
+            if self.leaving:
+                raise raised
+            await super().put(key, value, *args)
+
+    function = Leaving()
+    table = BlockingTable(table_over(function))
+
+    def put_twice() -> Any:
+        try:
+            table.put_all([(1, {"n": 1}), (2, {"n": 1})])
+        except raised:
+            function.leaving = False
+        table.put(1, {"n": 2})
+        table.close()
+        return function.records
+
+    pool = ThreadPoolExecutor(1)
+    try:
+        assert pool.submit(put_twice).result(timeout=20) == {1: {"n": 2}}
+    finally:
+        pool.shutdown(wait=False)
