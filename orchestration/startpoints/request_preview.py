@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
     from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +27,9 @@ class Preview:
 
     `tasks` are those that it is for: of the plan, or `dataset NAME`. It reads `offsets` offsets, from `start` up to
     `end`: that of the bounded replay, else the stream's end as it is now. `checkpoint` is where reading would go on
-    without it, and `moved` by how many offsets it moves that, below 0 for backwards; None for a replay, which moves
-    nothing, and where there is nothing to compare. With an `error` it can't be followed: the run would fail, unless the
-    request says to go on from the checkpoint then (`falls_back`).
+    without it, once a batch that is open has ended, and `moved` by how many offsets it moves that, below 0 for
+    backwards; None for a replay, which moves nothing, and where there is nothing to compare. With an `error` it can't
+    be followed: the run would fail, unless the request says to go on from the checkpoint then (`falls_back`).
     """
 
     request: StartpointRequest
@@ -75,6 +76,14 @@ class Preview:
         }
 
 
+def _goes_on_at(state: ApplicationState, ssp: SystemStreamPartition) -> str | None:
+    """Return where reading goes on without a request: a batch that is open is ended before any request is followed."""
+    batch = state.open
+    if batch is not None and not batch.replays and ssp in batch.ranges:
+        return batch.ranges[ssp].end
+    return state.checkpoint.get(ssp)
+
+
 def preview_request(
     look: Callable[[str], StreamSnapshot],
     state: ApplicationState | None,
@@ -91,7 +100,7 @@ def preview_request(
             error=f"{ssp} is read by {', '.join(tasks)}, and a table has no replay beside it: it is what its stream "
             "says up to where it has read. Leave the end (until) out.",
         )
-    checkpoint = None if state is None else state.checkpoint.get(ssp)
+    checkpoint = None if state is None else _goes_on_at(state, ssp)
     try:
         stream = look(ssp.qualified_stream)
         start = resolve_request(stream, request, now=now)

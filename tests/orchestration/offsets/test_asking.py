@@ -37,7 +37,8 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
 )
 from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from tests.orchestration.offsets.offsets_world import OffsetsWorld
+from tests.faulty_store import Crash
+from tests.orchestration.offsets.offsets_world import Batch, OffsetsWorld
 
 WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}
 
@@ -213,6 +214,17 @@ def test_a_preview_says_where_reading_would_begin_and_how_much_there_is(world: O
         ("@9", "@11", "@11", 0, 2),
     ]
     assert said(world, app, asked(StartpointSpecific(offset="@7"), 1)) == [("@9", "@7", "@11", 4, -2)]
+
+
+def test_a_batch_that_is_open_is_ended_before_a_request_is_followed(world: OffsetsWorld, app: Application) -> None:
+    def die(batch: Batch) -> None:
+        raise Crash("in the middle")
+
+    world.output.before = die
+    with pytest.raises(Crash):
+        world.run(app)
+    assert application_state(world.lake, app.name).open is not None
+    assert said(world, app, asked(StartpointSpecific(offset="@7"), 1)) == [("@9", "@7", "@9", 2, -2)]
 
 
 def test_a_bounded_replay_counts_its_own_offsets_and_moves_nothing(world: OffsetsWorld, app: Application) -> None:
