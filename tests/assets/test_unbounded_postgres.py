@@ -78,7 +78,10 @@ def follow_to_the_end(world: World, spec: AdjunctDataset) -> None:
         pass
 
 
-@pytest.mark.parametrize("order_by", [None, "source.lsn"], ids=["by offset", "by log position"])
+@pytest.mark.parametrize(
+    "order_by",
+    [pytest.param(None, id="by offset", marks=pytest.mark.long), pytest.param("source.lsn", id="by log position")],
+)
 def test_a_dataset_that_followed_a_busy_table_equals_it(order_by: str | None, bank: Bank, sparkling: World) -> None:
     capture, spec = capture_of(bank, sparkling), accounts(order_by=order_by)
     capture.start()
@@ -98,7 +101,10 @@ def test_a_dataset_that_followed_a_busy_table_equals_it(order_by: str | None, ba
     check_equal(sparkling, spec, bank, keys)
 
 
-@pytest.mark.parametrize("order_by", [None, "source.lsn"], ids=["by offset", "by log position"])
+@pytest.mark.parametrize(
+    "order_by",
+    [pytest.param(None, id="by offset"), pytest.param("source.lsn", id="by log position", marks=pytest.mark.long)],
+)
 def test_a_bulk_snapshot_and_the_stream_from_its_position_give_the_table(
     order_by: str | None, bank: Bank, sparkling: World, tmp_path: Path
 ) -> None:

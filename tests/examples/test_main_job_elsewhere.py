@@ -66,6 +66,7 @@ def assert_counters(lake: str, every: int) -> None:
     assert counters["aircraft-state"]["defaults_put"] == facts["defaults put"]
 
 
+@pytest.mark.long  # an application of a project of its own runs on a cluster in tests/packaging
 def test_the_main_job_on_a_cluster_equals_the_oracle(spark_cluster: str, tmp_path: Path) -> None:
     """Two executors, each a process of its own, write to the lake and to the table."""
     lake, state = str(tmp_path / "lake"), tmp_path / "state.sqlite"

@@ -33,7 +33,9 @@ from tests.servers.postgres import PostgresServer
 pytestmark = pytest.mark.spark
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.server)])
+@pytest.fixture(
+    params=[pytest.param("sqlite", marks=pytest.mark.long), pytest.param("postgres", marks=pytest.mark.server)]
+)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if request.param == "sqlite":
         return sqlite_store(tmp_path)

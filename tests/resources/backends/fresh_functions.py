@@ -83,11 +83,9 @@ def dynamodb(request: pytest.FixtureRequest, folder: Path) -> NewStore:
 # They leave marks alone where they are told that there are some.
 MARKS_IN_THE_RECORD = {DynamoDbTable}
 SMALLER_FLOATS = {DynamoDbTable}  # of 1E-130 to 9.9E+125
-BACKENDS: Sequence[Any] = [
-    single_requests,
-    memory,
-    sqlite,
-    pytest.param(postgres, marks=pytest.mark.server),
-    pytest.param(redis, marks=pytest.mark.server),
-    pytest.param(dynamodb, marks=pytest.mark.server),
-]
+_SERVERS: Sequence[Any] = [pytest.param(make, marks=pytest.mark.server) for make in (postgres, redis, dynamodb)]
+WHOLE_STORES: Sequence[Any] = [memory, sqlite, *_SERVERS]
+"""Those that do all that a store may do."""
+ARROW_STORES: Sequence[Any] = _SERVERS[:1]
+"""Those that take Arrow batches as they are."""
+BACKENDS: Sequence[Any] = [single_requests, *WHOLE_STORES]

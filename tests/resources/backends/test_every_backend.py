@@ -25,7 +25,14 @@ from dagster_adjunct.resources.tables.operation import (
     position_of,
 )
 from dagster_adjunct.resources.tables.outcomes import Outcomes
-from tests.resources.backends.fresh_functions import BACKENDS, MARKS_IN_THE_RECORD, SMALLER_FLOATS, NewStore
+from tests.resources.backends.fresh_functions import (
+    ARROW_STORES,
+    BACKENDS,
+    MARKS_IN_THE_RECORD,
+    SMALLER_FLOATS,
+    WHOLE_STORES,
+    NewStore,
+)
 from tests.resources.backends.plain_store import Message, PlainStore, without_nulls
 
 NONE = Conditions()
@@ -76,12 +83,9 @@ async def records_of(store, keys=EVERY_KEY) -> dict:
     return {key: without_nulls(record) for key, record in found.items()}
 
 
-def in_a_loop(new_store: NewStore, body, *needed: str) -> None:
-    """Run `body` with a new store; skip where the backend does not declare what is needed."""
+def in_a_loop(new_store: NewStore, body) -> None:
+    """Run `body` with a new store."""
     store = new_store()
-    for capability in needed:
-        if not getattr(store.capabilities, capability):
-            pytest.skip(f"{type(store).__name__} declares no {capability}")
 
     async def run() -> None:
         await store.open()
@@ -205,6 +209,7 @@ def batches(draw):
 EACH = [NONE, Conditions("at"), Conditions(None, True), Conditions("at", True)]
 
 
+@pytest.mark.parametrize("new_store", WHOLE_STORES, indirect=True)
 @settings(max_examples=80, deadline=None, suppress_health_check=SLOW)
 @given(requests=st.lists(st.tuples(st.booleans(), batches(), st.sampled_from(EACH)), min_size=1, max_size=5))
 def test_arrow_batches_do_what_plain_python_would(new_store, monkeypatch, requests):
@@ -227,7 +232,7 @@ def test_arrow_batches_do_what_plain_python_would(new_store, monkeypatch, reques
             assert said(outcomes) == plain.send(kind, messages, conditions.newest_by, conditions.idempotent)
             assert await records_of(store, every_key) == plain.records
 
-    in_a_loop(new_store, compare, "updates", "updates_with_defaults", "newest_by", "idempotent")
+    in_a_loop(new_store, compare)
 
 
 def smaller(columns: dict) -> dict:
@@ -275,6 +280,7 @@ def arrow(keys, sets, adds, defaults) -> tuple[ArrowEntries, list[Message]]:
     return entries, messages
 
 
+@pytest.mark.parametrize("new_store", ARROW_STORES, indirect=True)
 def test_large_arrow_batches_are_written_without_a_python_value_of_a_row(new_store):
     count = 3000
     keys = pa.array([f"k{n}" for n in range(count)])
@@ -287,7 +293,7 @@ def test_large_arrow_batches_are_written_without_a_python_value_of_a_row(new_sto
             assert said(outcomes) == ["done"] * count
         assert await records_of(store, ["k7", "k2999"]) == {f"k{n}": {"a": n, "at": START, "n": 2} for n in (7, 2999)}
 
-    in_a_loop(new_store, write, "takes_arrow")
+    in_a_loop(new_store, write)
 
 
 def never(array) -> list:

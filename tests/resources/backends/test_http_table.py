@@ -131,7 +131,7 @@ def test_calls_hand_query_parameters_and_headers_through(service):
     assert "expected an HttpExtra" in str(wrong.problems[0].error)
 
 
-_DATE = format_datetime(datetime.now(UTC) + timedelta(seconds=1000), usegmt=True)
+IN_1000_SECONDS = "in 1000 seconds, as a date"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ _DATE = format_datetime(datetime.now(UTC) + timedelta(seconds=1000), usegmt=True
     [
         (429, {"Retry-After": "7"}, State.FAILED, State.FAILED, 7),
         (429, {}, State.FAILED, State.FAILED, None),
-        (503, {"Retry-After": _DATE}, State.FAILED, State.FAILED, 1000),
+        (503, {"Retry-After": IN_1000_SECONDS}, State.FAILED, State.FAILED, 1000),
         (503, {}, State.UNKNOWN, State.FAILED, None),
         (503, {"Retry-After": "soon"}, State.UNKNOWN, State.FAILED, None),
         (500, {"Retry-After": "3"}, State.UNKNOWN, State.FAILED, 3),
@@ -152,6 +152,8 @@ _DATE = format_datetime(datetime.now(UTC) + timedelta(seconds=1000), usegmt=True
     ],
 )
 def test_every_answer_says_whether_it_had_an_effect_and_may_pass(service, status, headers, of_write, of_read, wait):
+    if IN_1000_SECONDS in headers.values():
+        headers = {"Retry-After": format_datetime(datetime.now(UTC) + timedelta(seconds=1000), usegmt=True)}
     service.bend = lambda method, path: (status, headers, b"because   of\nthis") if path.endswith("/bad") else None
     put, updated, got = send(
         new_table(service),
