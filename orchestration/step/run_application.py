@@ -14,6 +14,7 @@ from dagster_adjunct.orchestration.application.remembered_tables import remember
 from dagster_adjunct.orchestration.application.runtime import Runtime
 from dagster_adjunct.orchestration.batchlog.run_lease import WAIT, Claim, RunLease, checked_wait
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
+from dagster_adjunct.orchestration.planner.table_order import order_notes
 from dagster_adjunct.orchestration.startpoints.dataset_requests import (
     DatasetOutcome,
     apply_dataset_startpoints,
@@ -147,6 +148,8 @@ def run_application(
     claim = Claim(wait=checked_wait(wait), take_over=take_over, say=say)
     with RunLease(lake, app.name, run, claim) as lease:
         plan = plan_application(app, systems)  # over the streams as they are now, not before a wait
+        for note in order_notes(plan.tables):
+            _log.warning("application %s: %s", app.name, note)
         advanced = advance_datasets(runtime, app, plan, on_report=on_event, on_stage=on_stage)
         datasets = [*advanced.reports]
         remember_tables(lake, app, by=run)

@@ -47,13 +47,14 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     indirect=["store"],
 )
 def test_counters_are_exact_where_a_worker_is_killed_before_or_after_the_store_took_a_write(
-    step_world: StepWorld, store: Store, when: str, tmp_path: Path
+    step_world: StepWorld, store: Store, when: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.function.when = when
     send(step_world, scanned(11, 300))
     app = counting(store, batch_size=20)
     with pytest.raises(TransientError, match="a Python worker of Spark ended in the middle of its task"):
         run_application(step_world.lake, step_world.systems, app, step_world.spark, run="killed")
+    assert "Table tags: order holds per source partition only" in caplog.text, "the run says it, as the plan does"
     assert (tmp_path / "killed").exists()
     there = sum(store.counts().values())
     assert 0 < there < 600

@@ -108,7 +108,7 @@ def outputs_asset(
             report, planned = _run_batches(op, app, config, adjunct_spark)
             if report.batches > 1:
                 _report_datasets(op, app, datasets)
-            written = Outputs(lake, op.systems, app, preview_rows)
+            written = Outputs(lake, op.systems, app, preview_rows, planned.tables)
             described = _described(written, planned, outputs, {**inputs, **datasets})
         if not report.state.batch:
             context.log.warning(f"{app.name} has run no batch yet: its inputs hold no records.")
@@ -136,6 +136,7 @@ def _run_batches(
     from dagster_adjunct.orchestration.application.runtime import Runtime
     from dagster_adjunct.orchestration.batchlog.run_lease import Claim, RunLease, checked_wait
     from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
+    from dagster_adjunct.orchestration.planner.table_order import order_notes
     from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
     from dagster_adjunct.orchestration.step.advancing import follow_meanwhile
     from dagster_adjunct.orchestration.step.step import run_step
@@ -158,6 +159,8 @@ def _run_batches(
     )
     with RunLease(op.lake, app.name, run, claim) as lease:
         planned = plan_application(app, op.systems)
+        for note in order_notes(planned.tables):
+            log.warning(note)
         remember_tables(op.lake, app, by=run)
         handed = hand_out(runtime, app, planned)
         step = StepContext(runtime, app, planned, handed, tell, between_batches=follow, still_ours=lease.check)

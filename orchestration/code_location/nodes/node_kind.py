@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.column_lineage import Kind, Made
+    from dagster_adjunct.orchestration.planner.plan_parts import PlannedTable
     from dagster_adjunct.resources.declared_place import Place
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
@@ -21,12 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Where the outputs of an application's run can be looked at; so many rows of each are shown."""
+    """Where the outputs of an application's run can be looked at; so many rows of each are shown.
+
+    `tables` is what the run's plan says of the remote tables.
+    """
 
     lake: Lake
     systems: Mapping[str, StreamSystem]
     app: Application
     preview_rows: int
+    tables: tuple[PlannedTable, ...] = ()
 
 
 class NodeKind(ABC):

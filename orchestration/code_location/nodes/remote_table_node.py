@@ -35,4 +35,9 @@ class RemoteTableNode(NodeKind):
         return table_metadata(app.tables[name])
 
     def output_metadata(self, outputs: Outputs, name: str, columns: Made) -> dict[str, Any]:
-        return table_metadata(outputs.app.tables[name], descriptions_of(outputs.app, columns))
+        sends = [table for table in outputs.tables if table.table == name]
+        planned = {
+            "adjunct/order": "; ".join(dict.fromkeys(f"{send.order}: {send.why}" for send in sends)),
+            "adjunct/after_replay": "; ".join(dict.fromkeys(send.replay for send in sends)),
+        }
+        return table_metadata(outputs.app.tables[name], descriptions_of(outputs.app, columns)) | planned

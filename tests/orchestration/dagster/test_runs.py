@@ -119,6 +119,8 @@ def test_metadata_tells_rows_schemas_versions_offsets_and_counters(lake: Lake, t
     assert [column.name for column in priced["dagster/column_schema"].columns][-2:] == ["label", "rate"]
     assert (table["adjunct/updates"], table["adjunct/null_keys"]) == (20, 1)
     assert table["dagster/table_name"] == "item_state"
+    assert table["adjunct/order"].startswith("per key: all records of a key come from one partition")
+    assert table["adjunct/after_replay"].startswith("older while it runs, and as before at its end")
     assert len(table["dagster/column_schema"].columns) == 3
     assert observed(result)["lake/orders"]["dagster/row_count"] == 21
 
