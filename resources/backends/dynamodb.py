@@ -103,7 +103,8 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
         self.forget_deleted_after = forget_deleted_after
         self.threads = threads
         self._label = f"DynamoDB table {table!r}"
-        named = None if credentials_env is None else tuple(credentials_env)
+        one = (credentials_env,) if isinstance(credentials_env, str) else credentials_env
+        named = None if one is None else tuple(one)
         self.connection = Connection(
             region, endpoint_url, profile, named, connect_timeout, read_timeout, session=session
         )

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     import httpx
 
 _PLACE = re.compile(r"{(\w+)}")
+_SECRET_HEADERS = ("authorization", "proxy-authorization", "cookie", "x-api-key")
 
 
 @dataclass(frozen=True)
@@ -331,6 +332,14 @@ def _check(table: HttpTable) -> None:
             "Leave it out, and name an environment variable for the header: secret_headers={'Authorization': …}.",
             argument="base_url",
         )
+    for header in table.headers:
+        if header.lower() in _SECRET_HEADERS:
+            raise ConfigurationError(
+                f"HTTP table {table.path} was declared with a value for its header {header}, which would travel in "
+                "pickles and stored documents.",
+                f"Name the environment variable that holds it: secret_headers={{{header!r}: …}}.",
+                argument="headers",
+            )
     named = _PLACE.findall(table.path)
     if sorted(named) != sorted(table.key) or not table.path.startswith("/"):
         raise ConfigurationError(

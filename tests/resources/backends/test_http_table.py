@@ -243,6 +243,13 @@ def test_secrets_come_from_the_environment_and_show_nowhere(service, monkeypatch
         asyncio.run(table.open())
 
 
+@pytest.mark.parametrize("header", ["Authorization", "cookie", "X-API-Key"])
+def test_a_header_that_holds_a_secret_is_named_by_its_variable_only(header):
+    with pytest.raises(ConfigurationError, match="secret_headers=") as error:
+        HttpTable("http://h", "/{k}", "k", headers={header: "Bearer hush"})
+    assert "hush" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
