@@ -200,7 +200,7 @@ def _task(write: TableWrite, what: str) -> Callable[[Iterator[Any]], Iterator[An
         except AdjunctError as error:
             # As a result and not as an exception: the table's own retries are over, and Spark would try the task
             # again and wrap the error in its own.
-            report = {"error": to_document(error), "failed": 0, "keys": []}
+            report = {"error": to_document(error), "failed": 0, "keys": [], "letters": []}
         if report["error"] is not None:
             for _ in batches:  # a worker whose input is not drained is not used again
                 pass
