@@ -134,6 +134,21 @@ def test_what_is_read_again_can_not_be_skipped_behind_an_output_of_several_strea
     plan(merged(tags(idempotent=True), before=False), facts)
 
 
+def test_dead_letters_need_an_output_stream_that_is_as_it_is_declared() -> None:
+    def letting(key: str | None) -> Application:
+        app = Application("gates")
+        letters = app.output_stream("lake.refused", partitions=2, key=key)
+        app.input_stream("lake.scans").map("tag", "place", "at").send_to(app.table(tags()), dead_letters=letters)
+        return app
+
+    there = {"lake.scans": scans(), "lake.refused": StreamFacts("lake.refused", 3, (), SPARK)}
+    with pytest.raises(PlanningError, match=r"'lake.refused' exists with 3 partitions .* declared with 2"):
+        plan(letting(None), there)
+    with pytest.raises(PlanningError, match=r"a dead letter .*'tag'"):
+        plan(letting("tag"), {"lake.scans": scans()})
+    plan(letting("table"), {"lake.scans": scans()})
+
+
 def refused(
     table: RemoteTable[Any, Any, Any], says: str, *, map: Any = (), send: Any = None, update: Any = None
 ) -> None:
