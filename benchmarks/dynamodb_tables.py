@@ -6,47 +6,19 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import Any
 
+from benchmarks.flight_messages import COLUMNS, Ours, Row, rows
 from benchmarks.timing import alternate, show
 from dagster_adjunct.resources.backends import DynamoDbTable
-from dagster_adjunct.resources.tables.changes import Changes
-from dagster_adjunct.resources.tables.operation import (
-    Conditions,
-    Mark,
-    Operation,
-    OperationKind,
-    RowEntries,
-    position_of,
-)
 from tests.servers.dynamodb import DynamoDbServer, start_dynamodb
 
 ROWS = 5000
 UPDATED = 1500
 ONE_BY_ONE = 500
 THREADS = 16
-COLUMNS = {"tail": "string", "seen": "timestamp", "origin": "string", "flights": "bigint", "delay": "double"}
-Row = tuple[str, dict[str, Any], str]  # key, record, position
-
-
-def rows(turn: int, number: int) -> list[Row]:
-    """The same keys each turn, in messages that are newer than those of the turn before."""
-    start = datetime(2013, 1, 1 + turn, tzinfo=UTC)
-    return [
-        (
-            f"N{n:06d}",
-            {
-                "seen": start + timedelta(seconds=n, milliseconds=n % 1000),
-                "origin": ("EWR", "JFK", "LGA")[n % 3],
-                "flights": n,
-                "delay": n / 7,
-            },
-            position_of(turn, n),
-        )
-        for n in range(number)
-    ]
 
 
 class ByHand:
@@ -115,39 +87,11 @@ class ByHand:
         )  # fmt: skip
 
 
-class Ours:
-    def __init__(self, server: DynamoDbServer, table: str) -> None:
-        self.table = DynamoDbTable(table, "tail", columns=COLUMNS, create=True, threads=THREADS, **server.session())
-
-    async def put(self, given: Sequence[Row]) -> None:
-        entries = RowEntries([key for key, _, _ in given], [record for _, record, _ in given])
-        await self._send(OperationKind.PUT, entries, Conditions())
-
-    async def get(self, given: Sequence[Row]) -> None:
-        await self._send(OperationKind.GET, RowEntries([key for key, _, _ in given]), Conditions())
-
-    async def update(self, given: Sequence[Row]) -> None:
-        entries = RowEntries(
-            [key for key, _, _ in given],
-            [
-                Changes(set={name: record[name] for name in ("seen", "origin", "delay")}, add={"flights": 1})
-                for _, record, _ in given
-            ],
-            None,
-            [Mark("flights.3", position) for _, _, position in given],
-            [record["seen"] for _, record, _ in given],
-        )
-        await self._send(OperationKind.UPDATE, entries, Conditions("seen", True))
-
-    async def _send(self, kind: OperationKind, entries: RowEntries[str], conditions: Conditions) -> None:
-        outcomes = await self.table.send(Operation(kind, entries, conditions=conditions))
-        assert not outcomes.problems, outcomes.problems
-
-
 def run(rounds: int) -> None:
     print(f"dynamodb tables: {ROWS:,} rows put and read, {UPDATED:,} updated under conditions, {THREADS} threads")
     with start_dynamodb() as server, asyncio.Runner() as runner:
-        ours, hand = Ours(server, "ours"), ByHand(server, "hand")
+        table = DynamoDbTable("ours", "tail", columns=COLUMNS, create=True, threads=THREADS, **server.session())
+        ours, hand = Ours(table), ByHand(server, "hand")
         runner.run(ours.table.open())
         runner.run(DynamoDbTable("hand", "tail", columns=COLUMNS, create=True, **server.session()).open())
         for do in (partial(runner.run, ours.put(rows(0, ROWS))), partial(hand.put, rows(0, ROWS))):

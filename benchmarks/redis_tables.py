@@ -5,27 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
+from benchmarks.flight_messages import COLUMNS, Ours, Row, rows
 from benchmarks.timing import alternate, show
 from dagster_adjunct.resources.backends import RedisTable
-from dagster_adjunct.resources.tables.changes import Changes
-from dagster_adjunct.resources.tables.operation import (
-    Conditions,
-    Mark,
-    Operation,
-    OperationKind,
-    RowEntries,
-    position_of,
-)
 from tests.servers.redis import running_redis
 
 ROWS = 40_000
 BATCH = 1000
 IN_FLIGHT = 4
 ONE_BY_ONE = 4000  # rows of the slow way
-COLUMNS = {"tail": "string", "seen": "timestamp", "origin": "string", "flights": "bigint", "delay": "double"}
 NEWEST = """
 local known = redis.call("HMGET", KEYS[1], "at", "mark:" .. ARGV[2])
 if known[1] and known[1] > ARGV[1] or known[2] and known[2] >= ARGV[3] then return 0 end
@@ -33,24 +24,6 @@ redis.call("HINCRBY", KEYS[1], "flights", ARGV[4])
 redis.call("HSET", KEYS[1], "at", ARGV[1], "mark:" .. ARGV[2], ARGV[3], unpack(ARGV, 5))
 return 1
 """  # as somebody would write it for these columns: texts that sort, no tombstones, no checks
-Row = tuple[str, dict[str, Any], str]  # key, record, position
-
-
-def rows() -> list[Row]:
-    start = datetime(2013, 1, 1, tzinfo=UTC)
-    return [
-        (
-            f"N{number:06d}",
-            {
-                "seen": start + timedelta(seconds=number, milliseconds=number % 1000),
-                "origin": ("EWR", "JFK", "LGA")[number % 3],
-                "flights": number,
-                "delay": number / 7,
-            },
-            position_of(0, number),
-        )
-        for number in range(ROWS)
-    ]
 
 
 async def in_batches(given: Sequence[Row], request: Callable[[Sequence[Row]], Awaitable[Any]]) -> None:
@@ -110,51 +83,12 @@ class ByHand:
         return (seen, "flights.3", position, 1, *own)
 
 
-class Ours:
-    def __init__(self, url: str) -> None:
-        self.table = RedisTable("ours", "tail", columns=COLUMNS, url=url, connections=IN_FLIGHT)
-
-    async def put(self, given: Sequence[Row]) -> None:
-        entries = RowEntries([key for key, _, _ in given], [record for _, record, _ in given])
-        await self._send(OperationKind.PUT, entries, Conditions())
-
-    async def update(self, given: Sequence[Row]) -> None:
-        entries = RowEntries(
-            [key for key, _, _ in given],
-            [
-                Changes(set={name: record[name] for name in ("seen", "origin", "delay")}, add={"flights": 1})
-                for _, record, _ in given
-            ],
-            None,
-            [Mark("flights.3", position) for _, _, position in given],
-            [record["seen"] for _, record, _ in given],
-        )
-        await self._send(OperationKind.UPDATE, entries, Conditions("seen", True))
-
-    async def get(self, given: Sequence[Row]) -> None:
-        await self._send(OperationKind.GET, RowEntries([key for key, _, _ in given]), Conditions())
-
-    async def _send(self, kind: OperationKind, entries: RowEntries[str], conditions: Conditions) -> None:
-        await self.table.open()
-        outcomes = await self.table.send(Operation(kind, entries, conditions=conditions))
-        assert not outcomes.problems, outcomes.problems
-
-
 def run(rounds: int) -> None:
-    given = rows()
-
-    def later(turn: int) -> list[Row]:
-        """The same records as messages that nobody has seen."""
-        return [
-            (key, {**record, "seen": record["seen"] + timedelta(days=turn)}, position_of(turn, 0))
-            for key, record, _ in given
-        ]
-
-    fresh = [later(turn) for turn in range(1, rounds + 2)]
+    given, fresh = rows(0, ROWS), [rows(turn, ROWS) for turn in range(1, rounds + 2)]
     with running_redis("--appendonly", "no") as server:
         url = server.url()
         loop = asyncio.new_event_loop()
-        hand, ours = ByHand(url), Ours(url)
+        hand, ours = ByHand(url), Ours(RedisTable("ours", "tail", columns=COLUMNS, url=url, connections=IN_FLIGHT))
         print(f"redis: {ROWS} records x {len(COLUMNS)} columns, {BATCH} a request, {IN_FLIGHT} in flight")
 
         def timed(way: Callable[[Sequence[Row]], Awaitable[None]]) -> Callable[[int], None]:

@@ -183,12 +183,17 @@ def _exactly(expected: type, word: str) -> Callable[[Any], Any]:
 def _string(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError("expected a str")
+    return encodable(value)
+
+
+def encodable(text: str) -> str:
+    """The text itself, if all of it can be encoded; else TypeError."""
     try:
-        if not value.isascii():
-            value.encode()
+        if not text.isascii():
+            text.encode()
     except UnicodeEncodeError:
         raise TypeError("expected text without lone surrogates") from None
-    return value
+    return text
 
 
 def _integers_of(bits: int) -> Callable[[Any], Any]:

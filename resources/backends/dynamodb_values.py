@@ -24,7 +24,7 @@ from datetime import UTC, date, datetime
 from decimal import Context, Decimal, DecimalException, Inexact, Overflow, Underflow
 from typing import Any
 
-from dagster_adjunct.resources.backends.column_values import Column, Kind, checker_of
+from dagster_adjunct.resources.backends.column_values import Column, Kind, checker_of, encodable
 
 AttributeValue = dict[str, Any]
 Item = dict[str, AttributeValue]
@@ -134,12 +134,7 @@ _NULL: AttributeValue = {"NULL": True}
 def _text(value: str) -> str:
     if not isinstance(value, str):
         raise TypeError(f"expected str as names in a map, found {value!r}")
-    try:
-        if not value.isascii():
-            value.encode()
-    except UnicodeEncodeError:
-        raise TypeError("expected text without lone surrogates") from None
-    return value
+    return encodable(value)
 
 
 def _number(value: float | Decimal) -> AttributeValue:
