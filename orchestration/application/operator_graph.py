@@ -6,6 +6,7 @@ Input -> Filter / Map / Join / PartitionBy -> SendToStream / SendToTable -> ...
 from __future__ import annotations
 
 from dagster_adjunct.orchestration.operators.operator_spec import Operator, Spec
+from dagster_adjunct.resources.declared_place import caller
 from dagster_adjunct.resources.errors import PlanningError
 
 
@@ -25,7 +26,7 @@ class Graph:
 
     def add(self, spec: Spec, inputs: tuple[str, ...], name: str = "") -> str:
         """Add an operator behind others, and return its id."""
-        operator = Operator(self.next_id(spec.kind, name), inputs, spec)
+        operator = Operator(self.next_id(spec.kind, name), inputs, spec, caller())
         if len(inputs) > 1 and (spec.writes is not None or spec.match is not None):
             raise PlanningError(
                 f"{operator.id} has the inputs {', '.join(inputs)}: expected one, because it writes records, or looks "

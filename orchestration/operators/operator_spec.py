@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         StreamEdge,
     )
     from dagster_adjunct.orchestration.operators.table_sends import TableSend
+    from dagster_adjunct.resources.declared_place import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,7 @@ class PassesRecords(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One node: `id` ("join-2-weather"), the ids of its inputs, and what it does.
+    """One node: `id` ("join-2-weather"), the ids of its inputs, what it does, and the line of the user's file that says so.
 
     Operators stand in the order in which they were defined, so an operator's inputs always come before it. A record
     stays in the partition of the stream that it is in until the next operator that begins one.
@@ -167,6 +168,7 @@ class Operator:
     id: str
     inputs: tuple[str, ...]
     spec: Spec
+    declared_at: Place | None = field(default=None, compare=False)
 
     @property
     def kind(self) -> str:
