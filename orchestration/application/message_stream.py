@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.operator_graph import Graph
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
     from dagster_adjunct.orchestration.operators.declared_sinks import KeyedTable
-    from dagster_adjunct.orchestration.operators.join import How, On
+    from dagster_adjunct.orchestration.operators.join_arguments import How, On
     from dagster_adjunct.orchestration.operators.operator_spec import Spec
     from dagster_adjunct.orchestration.operators.update_columns import Columns, Update
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.assets.sources.entries_of_records import schema_of_entries
-from dagster_adjunct.orchestration.operators.arguments import column_names, first_double
 from dagster_adjunct.orchestration.operators.column_lineage import Node
-from dagster_adjunct.orchestration.operators.expressions import plain_column, split_alias
+from dagster_adjunct.orchestration.operators.join_arguments import (
+    How,
+    On,
+    Selected,
+    check_how,
+    key_pairs,
+    selected,
+)
 from dagster_adjunct.orchestration.operators.known_columns import (
     Columns,
     Types,
@@ -21,7 +27,6 @@ from dagster_adjunct.orchestration.operators.operator_spec import Match, Spec
 from dagster_adjunct.orchestration.operators.planning_values import Flow, Requirement
 from dagster_adjunct.resources.errors import (
     AdjunctError,
-    ConfigurationError,
     PlanningError,
     SchemaMismatchError,
 )
@@ -37,17 +42,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.planning_values import PlanContext
     from dagster_adjunct.orchestration.operators.stream_facts import Catalog
     from dagster_adjunct.resources.schemas.schema import Schema
-
-How = Literal["inner", "left"]
-On: TypeAlias = str | Sequence[str] | Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Selected:
-    """A dataset's `column`, and the `name` that it has in the joined record."""
-
-    column: str
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,92 +204,9 @@ def checked_join(
     min_match_rate: float | None,
 ) -> Join:
     """Return the join that a user's arguments ask for; `operator` is the id that it will have."""
-    if how not in ("inner", "left"):
-        raise PlanningError(
-            f"{operator} has how={how!r}: expected inner or left.", "Choose one of them.", operator=operator
-        )
-    _check_rate(operator, min_match_rate)
-    pairs = _key_pairs(operator, dataset, on)
-    return Join(dataset.name, pairs, how, _selected(operator, select, prefix), prefix, min_match_rate)
-
-
-def _check_rate(operator: str, rate: float | None) -> None:
-    if rate is None:
-        return
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
-        raise ConfigurationError(
-            f"{operator} has min_match_rate={rate!r}: expected 0 to 1.",
-            "It is a fraction: 0.95 is 95 %.",
-            argument="min_match_rate",
-        )
-
-
-def _key_pairs(operator: str, dataset: AdjunctDataset, on: On) -> tuple[tuple[str, str], ...]:
-    """Return pairs (stream column, dataset column) in the order of the dataset's key."""
-    if isinstance(on, Mapping):
-        pairs = [(str(stream), str(entry)) for stream, entry in on.items()]
-    else:
-        pairs = [(name, name) for name in column_names(f"{operator}: on=", on)]
-    key = ", ".join(dataset.key)
-    by_column: dict[str, str] = {}
-    for stream, entry in pairs:
-        if entry in by_column:
-            raise PlanningError(
-                f"{operator}: on= compares dataset column {entry!r} twice.",
-                "Keep one of them.",
-                column=entry,
-                operator=operator,
-            )
-        if entry not in dataset.key:
-            raise PlanningError(
-                f"{operator}: on= names {entry!r}, which is not in the key of dataset {dataset.name!r} ({key}).",
-                f"Join on the key; for other names on the stream write on={{stream column: {dataset.key[0]!r}}}.",
-                dataset=dataset.name,
-                operator=operator,
-            )
-        by_column[entry] = stream
-    missing = ", ".join(repr(name) for name in dataset.key if name not in by_column)
-    if missing:
-        raise PlanningError(
-            f"{operator}: on= lacks {missing} of the key of dataset {dataset.name!r} ({key}), "
-            "so a record could meet several entries.",
-            "Name every column of the key in on=.",
-            dataset=dataset.name,
-            operator=operator,
-        )
-    column_names(f"{operator}: on=", list(by_column.values()))
-    return tuple((by_column[name], name) for name in dataset.key)
-
-
-def _selected(operator: str, select: Sequence[str] | None, prefix: str) -> tuple[Selected, ...] | None:
-    """Return what `select` asks for: "year as plane_year" as it says, plain names after `prefix`."""
-    if select is None:
-        return None
-    if isinstance(select, str):
-        raise ConfigurationError(
-            f"{operator}: select={select!r} is one string: expected a list.",
-            f"Write select=[{select!r}].",
-            argument="select",
-        )
-    chosen = []
-    for item in select:
-        what, alias = split_alias(str(item))
-        name = plain_column(what)
-        if name is None:
-            raise ConfigurationError(
-                f"{operator}: select names {item!r}: expected a column, or 'column as name'.",
-                "Compute other values with map() after the join.",
-                argument="select",
-            )
-        chosen.append(Selected(name, alias or prefix + name))
-    double = first_double([item.name for item in chosen])
-    if double:
-        raise PlanningError(
-            f"{operator}: select gives two columns the name {double!r}.",
-            f"Rename one: '{double} as other_name'.",
-            operator=operator,
-        )
-    return tuple(chosen)
+    check_how(operator, how, min_match_rate)
+    pairs = key_pairs(operator, "dataset", dataset.name, dataset.key, on)
+    return Join(dataset.name, pairs, how, selected(operator, select, prefix), prefix, min_match_rate)
 
 
 def _records_of(dataset: AdjunctDataset, catalog: Catalog) -> Schema | None:
