@@ -159,7 +159,7 @@ class PassesRecords(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One node: `id` ("join-2-weather"), the ids of its inputs, what it does, and the line of the user's file that says so.
+    """One node: `id` ("join-2-weather"), the ids of its inputs, what it does, and the line of the user's file.
 
     Operators stand in the order in which they were defined, so an operator's inputs always come before it. A record
     stays in the partition of the stream that it is in until the next operator that begins one.

@@ -186,7 +186,7 @@ def test_planning_takes_steps_in_proportion_to_the_operators(auto):
 
 
 def steps_of_planning(joins: int, *, auto: bool) -> int:
-    """Return how many functions are called to plan three operators for each join: a count, which no busy machine changes."""
+    """Return how many functions are called to plan three operators a join: a count, which no busy machine changes."""
     app = application(auto_repartition=auto)
     table = app.table(dataset("t", 8))
     streams = [app.input_stream("lake.s")]
