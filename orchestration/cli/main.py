@@ -1,4 +1,4 @@
-"""The root command, and those about applications: plan, run, demo, ui."""
+"""The root command, and those about applications: run, demo, ui."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from dagster_adjunct.orchestration.cli.output import (
     show_line,
     show_table,
 )
+from dagster_adjunct.orchestration.cli.plan_command import plan
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -49,28 +50,12 @@ def root() -> None:
     """Streams joined with versioned reference data and written as partial updates, on Dagster and Spark."""
 
 
+root.add_command(plan)
 root.add_command(streams.stream)
 root.add_command(datasets.dataset)
 root.add_command(tables.table)
 root.add_command(startpoints.startpoint)
 root.add_command(checkpoints.checkpoint)
-
-
-@root.command()
-@click.argument("reference", metavar="MODULE:APP")
-@lake_url
-@as_json
-def plan(reference: str, lake_url: str | None, json_output: bool) -> None:
-    """Prove an application's partition counts and show its plan; reads no data and starts no Spark."""
-    from dagster_adjunct.orchestration.planner.lake_catalog import plan_application, systems_for
-    from dagster_adjunct.resources.objects import open_lake
-
-    app = load_application(reference)
-    planned = plan_application(app, systems_for(app, open_lake(lake_url)))
-    if json_output:
-        show_json(planned.to_json())
-    else:
-        console.print(planned.render(), markup=False, highlight=False)
 
 
 @root.command()

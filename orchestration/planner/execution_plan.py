@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
+from dagster_adjunct.orchestration.drawing.graph import Graph
+from dagster_adjunct.orchestration.drawing.mermaid import mermaid
+from dagster_adjunct.orchestration.drawing.svg import svg
 from dagster_adjunct.orchestration.operators.planning_values import Exchange, StreamEdge
+from dagster_adjunct.orchestration.planner.plan_document import document_of, read_document
+from dagster_adjunct.orchestration.planner.plan_graph import plan_graph
 from dagster_adjunct.orchestration.planner.plan_parts import JoinGroup, PlannedOperator, PlannedTable, Task
 from dagster_adjunct.orchestration.planner.plan_text import render
 from dagster_adjunct.resources.errors import PlanningError
@@ -64,8 +69,27 @@ class ExecutionPlan:
         return self.operator(operator_id).partitions
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as plain JSON values."""
-        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        """Return the plan as plain JSON values, with the number of their format."""
+        return document_of(self)
+
+    @classmethod
+    def from_json(cls, document: object) -> ExecutionPlan:
+        """Return the plan that `to_json` gave, also that of an earlier version.
+
+        Raises MalformedDocumentError for what is none, and for a format of a later version.
+        """
+        return read_document(cls, document)
+
+    def to_mermaid(self) -> str:
+        """Return the plan as a flowchart of Mermaid."""
+        return mermaid(self._graph())
+
+    def to_svg(self) -> str:
+        """Return the plan as a drawing, one SVG document that fetches nothing."""
+        return svg(self._graph())
+
+    def _graph(self) -> Graph:
+        return plan_graph(self.application, self.operators, self.streams, self.exchanges, self.tables)
 
     def render(self) -> str:
         """Return the plan as plain text for people."""
@@ -79,13 +103,3 @@ class ExecutionPlan:
             self.tasks,
             self.notes,
         )
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, SystemStreamPartition):
-        return str(value)
-    if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +23,11 @@ class JoinGroup:
 
 @dataclass(frozen=True, slots=True)
 class PlannedOperator:
-    """What is known of the records that leave an operator. `columns` None: not known before it runs."""
+    """What is known of the records that leave an operator. `columns` None: not known before it runs.
+
+    `reads` is the stream whose records enter here, `looks_up` what they are joined with, `writes` what they are sent
+    to, by name.
+    """
 
     id: str
     kind: str
@@ -34,6 +36,9 @@ class PlannedOperator:
     partitions: int
     partitioned_by: tuple[str, ...]
     columns: tuple[str, ...] | None
+    reads: str | None = None
+    looks_up: str | None = None
+    writes: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

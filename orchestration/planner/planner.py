@@ -141,7 +141,8 @@ def _operators(app: Application, flows: Flows, counts: dict[str, int]) -> tuple[
         planned.append(
             PlannedOperator(
                 operator.id, operator.kind, operator.inputs, operator.spec.summary(), counts[flow.stream],
-                flow.partitioned_by, flow.columns,
+                flow.partitioned_by, flow.columns, operator.spec.reads,
+                None if operator.spec.match is None else operator.spec.match.dataset, operator.spec.writes,
             )
         )  # fmt: skip
     return tuple(planned)

@@ -1,0 +1,111 @@
+"""Plans as JSON: what is written is read again, also by later versions, and anything else is refused by name."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from dagster_adjunct.orchestration.planner import ExecutionPlan, plan
+from dagster_adjunct.resources.errors import MalformedDocumentError
+from tests.orchestration.planner.planning import application, catalog, dataset
+from tests.orchestration.planner.test_planned_tables import last_seen, planned, tags
+
+
+def several() -> ExecutionPlan:
+    app = application(auto_repartition=True)
+    stream = app.input_stream("lake.s").join(app.table(dataset("t", 8)), on="k", select=[])
+    stream.map(lambda frame: frame).join(app.table(dataset("u", 4)), on="k", select=[])
+    stream.join(app.table(dataset("b")), on="k").send_to(app.output_stream("lake.out", partitions=4))
+    app.input_stream("lake.r", broadcast=True).filter("true")
+    return plan(app, catalog(s=8, t=1, u=1, b=1, r=3))
+
+
+def stored(found: ExecutionPlan) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(json.dumps(found.to_json()))
+    return document
+
+
+@pytest.mark.parametrize("found", [several(), planned(last_seen(tags()))], ids=["joins", "tables"])
+def test_a_plan_is_what_was_written_of_it(found: ExecutionPlan) -> None:
+    again = ExecutionPlan.from_json(stored(found))
+    assert again == found
+    assert (again.render(), again.to_svg(), again.to_mermaid()) == (found.render(), found.to_svg(), found.to_mermaid())
+
+
+def test_the_document_of_a_plan_is_what_it_was_in_earlier_versions() -> None:
+    """Whoever has to change these lists changes the format: only additions with a default keep its number."""
+    document = several().to_json()
+    assert document["format"] == 1
+    members = {
+        "plan": "format application operators streams join_groups exchanges tasks notes tables",
+        "operators": "id kind inputs summary partitions partitioned_by columns",
+        "streams": "name role partitions partitioned_by partitioner count_from operator dataset",
+        "join_groups": "join dataset streams partitions partitioned_by",
+        "exchanges": "operator reason partitioned_by partitions why",
+        "tasks": "name ssps buckets broadcast",
+    }
+    for part, names in members.items():
+        assert set({"plan": [document], **document}[part][0]) >= set(names.split(" ")), part
+    assert document["tasks"][2]["ssps"][0] == "lake.s.2"
+    (table,) = planned(last_seen(tags())).to_json()["tables"]
+    assert set(table) >= {"operator", "table", "order", "why", "replay", "streams"}
+
+
+def test_what_a_later_version_adds_is_ignored_and_what_an_earlier_one_lacks_has_its_default() -> None:
+    found = several()
+    document = stored(found)
+    document["colour"] = "green"
+    for item in document["operators"]:
+        item["mood"] = "calm"
+        del item["reads"], item["looks_up"], item["writes"]
+    del document["tables"]
+    again = ExecutionPlan.from_json(document)
+    assert again.streams == found.streams
+    assert {item.reads for item in again.operators} == {None}
+
+
+@pytest.mark.parametrize("number", [2, 17])
+def test_a_later_format_is_refused_by_its_number(number: int) -> None:
+    document = {**stored(several()), "format": number, "operators": "another thing"}
+    with pytest.raises(MalformedDocumentError, match=rf"it has format {number}, and this version .* up to 1"):
+        ExecutionPlan.from_json(document)
+
+
+WRONG: list[tuple[list[str | int], Any, str]] = [
+    (["format"], None, "its format is None"),
+    (["format"], True, "its format is True"),
+    (["format"], 0, "its format is 0"),
+    (["operators"], "x", "operators"),
+    (["operators", 1, "partitions"], "8", "operators.1.partitions"),
+    (["operators", 1, "partitions"], 8.5, "operators.1.partitions"),
+    (["streams", 0, "role"], "outlet", "streams.0.role"),
+    (["tasks", 0, "ssps", 0], "lake.s.02", "lake.s.02"),
+    (["tasks", 0, "ssps", 0], 7, "7"),
+    (["notes"], [3], "notes.0"),
+    (["application"], ..., "application"),
+    (["exchanges", 0, "why"], ..., "exchanges.0.why"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "named"), WRONG, ids=[str(path) for path, *_ in WRONG])
+def test_what_is_no_plan_is_refused_and_the_wrong_member_named(path: list[str | int], value: Any, named: str) -> None:
+    document: Any = copy.deepcopy(stored(several()))
+    part = document
+    for step in path[:-1]:
+        part = part[step]
+    if value is ...:
+        del part[path[-1]]
+    else:
+        part[path[-1]] = value
+    with pytest.raises(MalformedDocumentError) as refused:
+        ExecutionPlan.from_json(document)
+    assert named in refused.value.problem
+
+
+@pytest.mark.parametrize("document", [None, [], "plan", 3, {}, {"format": {}}])
+def test_what_is_no_object_of_a_plan_is_refused(document: object) -> None:
+    with pytest.raises(MalformedDocumentError, match=r"adjunct plan MODULE:APP --format json"):
+        ExecutionPlan.from_json(document)
