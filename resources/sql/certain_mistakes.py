@@ -1,0 +1,32 @@
+"""What Spark is certain to refuse in an expression, whatever its grammar makes of the rest."""
+
+from __future__ import annotations
+
+import re
+
+_TOKEN = re.compile(
+    r"""(?P<unsure>--|/\*|\$\$|\b[rR](?=['"]))|(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`(?:[^`]|``)*`)"""
+    r"""|(?P<open>[(\[])|(?P<close>[)\]])|(?P<unclosed>['"`])""",
+    re.DOTALL,
+)
+_PAIRS = {")": "(", "]": "["}
+
+
+def certain_mistake(text: str) -> str:
+    """Return what is not closed, or closes nothing; "" where nothing is certainly wrong, or comments or raw texts make it unsure."""
+    if not text.strip():
+        return "it is empty"
+    opened: list[str] = []
+    found = ""
+    for match in _TOKEN.finditer(text):
+        if match["unsure"]:
+            return ""
+        if found:
+            continue
+        if match["unclosed"]:
+            found = f"{match['unclosed']} is not closed"
+        elif match["open"]:
+            opened.append(match["open"])
+        elif match["close"] and (not opened or opened.pop() != _PAIRS[match["close"]]):
+            found = f"{match['close']!r} closes nothing"
+    return found or (f"{opened[-1]!r} is not closed" if opened else "")

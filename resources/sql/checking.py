@@ -1,0 +1,113 @@
+"""Expressions held against the columns that there are: what Spark would refuse is refused here, with the nearest name.
+
+Only what is certain is refused. What is not known of an expression is left to Spark, and its type is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.schemas.schema import TYPES
+from dagster_adjunct.resources.sql.expression import NILADIC, ColumnName, Expression, parsed
+from dagster_adjunct.resources.sql.expression_types import type_of
+from dagster_adjunct.resources.sql.nearest_names import did_you_mean
+
+_HIDDEN = "__"
+# Spark answers for these itself: the file of a record, and variables of the session.
+_SPARKS_OWN = frozenset({"_metadata", "session", "system"})
+_CORRECT = "Correct the expression."
+
+
+def checked_expression(
+    operator: str,
+    text: str,
+    columns: Sequence[str] | None,
+    types: Mapping[str, str | None] | None = None,
+    *,
+    side: str = "the stream",
+    next_step: str = _CORRECT,
+    aliases: Mapping[str, str | None] | None = None,
+) -> str | None:
+    """Return the type of an expression over records of these columns, in Spark's simple spelling; None: unproven.
+
+    `columns` None means that they are not known: then only what is certain without them is refused. `aliases` are
+    names that stand before it in the same list of expressions, with their types: Spark lets an expression use them.
+    Raises PlanningError, with operator and column, for a column that is not there, a field of what has none, a hidden
+    column, and for what is no expression.
+    """
+    expression = parsed(text)
+    if expression.mistake:
+        raise PlanningError(
+            f"{operator}: {text!r} is no expression of Spark SQL: {expression.mistake}.", next_step, operator=operator
+        )
+    known = aliases or {}
+    for name in expression.columns:
+        _check(operator, expression, name, columns, types or {}, known, side, next_step)
+    there = None if columns is None else {column.lower() for column in columns}
+    for excepted in expression.excepted:
+        if there is not None and excepted.lower() not in there:
+            raise _missing(operator, expression, ColumnName((excepted,)), columns or (), side, next_step)
+    return type_of(resolved(expression, columns), {**known, **(types or {})})
+
+
+def resolved(expression: Expression, columns: Iterable[str] | None) -> Expression:
+    """Return the expression where "current_date" is a column only if one of the columns has the name."""
+    if expression.column is None or expression.column.lower() not in NILADIC:
+        return expression
+    if columns is not None and expression.column.lower() in {column.lower() for column in columns}:
+        return expression
+    return replace(expression, name=expression.alias, column=None, columns=())
+
+
+def _check(
+    operator: str,
+    expression: Expression,
+    name: ColumnName,
+    columns: Sequence[str] | None,
+    types: Mapping[str, str | None],
+    aliases: Mapping[str, str | None],
+    side: str,
+    next_step: str,
+) -> None:
+    lower = name.name.lower()
+    if lower.startswith(_HIDDEN):
+        raise PlanningError(
+            f"{operator}: {expression.text!r} names {name.name!r}: columns that begin with '__' carry a record's own "
+            "position and marks.",
+            "Use columns of your own, such as a time that the record brings.",
+            operator=operator,
+            column=name.name,
+        )
+    if columns is None or lower in _SPARKS_OWN or any(lower == alias.lower() for alias in aliases):
+        return
+    found = next((column for column in columns if column.lower() == lower), None)
+    if found is None:
+        if lower in NILADIC and len(name.parts) == 1:
+            return
+        raise _missing(operator, expression, name, columns, side, next_step)
+    if len(name.parts) > 1 and _flat(types.get(found)):
+        raise PlanningError(
+            f"{operator}: {expression.text!r} takes {str(name)!r} of {side}{expression.place(name)}, and {found!r} is "
+            f"{types[found]}: it has no fields.",
+            f"Write {found!r}, or a name that has a dot in it within backticks: `{name}`.",
+            operator=operator,
+            column=found,
+        )
+
+
+def _missing(
+    operator: str, expression: Expression, name: ColumnName, columns: Sequence[str], side: str, next_step: str
+) -> PlanningError:
+    said = "" if expression.column is not None else f" ({expression.text!r}{expression.place(name)})"
+    return PlanningError(
+        f"{operator}: {side} has no column {name.name!r}{said}; its columns there are {', '.join(columns)}.",
+        did_you_mean(name.name, columns) + next_step,
+        operator=operator,
+        column=name.name,
+    )
+
+
+def _flat(kind: str | None) -> bool:
+    return kind is not None and (kind in TYPES or kind.startswith("decimal("))

@@ -1,0 +1,112 @@
+"""What is read off a Spark SQL expression without Spark."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from dagster_adjunct.resources.sql.expression import parsed
+
+
+def named(text: str) -> list[str]:
+    return [str(name) for name in parsed(text).columns]
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "name"),
+    [
+        ("spent", "spent", "spent"),
+        ("`a b`", "a b", "a b"),
+        ("`a``b` as c", "a`b", "c"),
+        ("dest AS faa", "dest", "faa"),
+        ("spent s", "spent", "s"),
+        ("order", "order", "order"),
+        ("address.city", None, "city"),
+        ("upper(model) as model", None, "model"),
+        ("spent + 1", None, None),
+        ("null", None, None),
+        ("true as seen", None, "seen"),
+        ("explode(xs) as (a, b)", None, None),
+    ],
+)
+def test_the_column_that_an_expression_is_and_the_name_that_it_gives(
+    text: str, column: str | None, name: str | None
+) -> None:
+    expression = parsed(text)
+    assert (expression.column, expression.name) == (column, name)
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        ("upper(`mo.del`) || s.b", ["mo.del", "s.b"]),
+        ("transform(xs, x -> x + y)", ["xs", "y"]),
+        ("transform(xs, X -> x.a + y)", ["xs", "y"]),
+        ("aggregate(xs, 0, (acc, x) -> acc + x.n, acc -> acc)", ["xs"]),
+        ("transform(xs, x -> transform(x, y -> y + x + z))", ["xs", "z"]),
+        ("timestampadd(DAY, 1, at)", ["at"]),
+        ("extract(year from at)", ["at"]),
+        ("struct(a as b, c)", ["a", "c"]),
+        ("'a' like `b` and c in (1, d)", ["b", "c", "d"]),
+        ("cast(a as struct<x: int>)", ["a"]),
+        ("at + interval 1 day", ["at"]),
+        ("mask(a, lowerChar => 'q')", ["a"]),
+        ("a collate utf8_lcase", ["a"]),
+        ("trim(both 'x' from a)", ["a"]),
+        ("sum(a) over (partition by b order by c)", ["a", "b", "c"]),
+        ("date '2020-01-01'", []),
+    ],
+)
+def test_the_columns_that_an_expression_names(text: str, columns: list[str]) -> None:
+    assert sorted(named(text)) == columns
+
+
+def test_all_columns_less_some() -> None:
+    assert parsed(" * ").star
+    assert parsed("* except (a, `b c`)").excepted == ("a", "b c")
+
+
+def test_the_fields_of_a_struct_that_is_made() -> None:
+    fields = parsed("named_struct('a', x, 'b', upper(y)) as update").fields()
+    assert [(name, [str(column) for column in value.columns]) for name, value in fields] == [("a", ["x"]), ("b", ["y"])]
+    assert parsed("upper(y)").fields() == ()
+
+
+@pytest.mark.parametrize("text", ["a in (select b from c)", "exists (select 1)", "a >", "x:y.z", "a b c", "select a"])
+def test_of_what_is_not_understood_nothing_is_known(text: str) -> None:
+    assert parsed(text).unread
+    assert not parsed(text).mistake
+    assert parsed(text).columns == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "mistake"),
+    [
+        ("upper(model", "'(' is not closed"),
+        ("upper(model))", "')' closes nothing"),
+        ("xs[1)", "')' closes nothing"),
+        ("model = 'a", "' is not closed"),
+        ("`model", "` is not closed"),
+        ("  ", "it is empty"),
+    ],
+)
+def test_what_is_not_closed_is_a_mistake(text: str, mistake: str) -> None:
+    assert parsed(text).mistake == mistake
+
+
+@pytest.mark.parametrize("text", ["a = ')'", r"a = 'it\'s ('", 'a = "\'("', "`a)` + 1", "a -- (", "r'\\' || a"])
+def test_brackets_within_texts_names_and_comments_are_none(text: str) -> None:
+    assert not parsed(text).mistake
+
+
+def test_the_parser_is_loaded_for_the_first_expression_that_is_more_than_a_name() -> None:
+    code = (
+        "import sys, dagster_adjunct\n"
+        "from dagster_adjunct.resources.sql.checking import checked_expression\n"
+        "checked_expression('map-1', 'a as b', ('a',), {'a': 'int'})\n"
+        "print('sqlglot' in sys.modules, 'pyspark' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
