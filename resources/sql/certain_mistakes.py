@@ -13,13 +13,13 @@ _PAIRS = {")": "(", "]": "["}
 
 
 def certain_mistake(text: str) -> str:
-    """Return what is not closed, or closes nothing; "" where nothing is certainly wrong, or comments or raw texts make it unsure."""
+    """Return what is not closed, or closes nothing; "" where nothing is certainly wrong."""
     if not text.strip():
         return "it is empty"
     opened: list[str] = []
     found = ""
     for match in _TOKEN.finditer(text):
-        if match["unsure"]:
+        if match["unsure"]:  # a comment, or a text that has no escapes
             return ""
         if found:
             continue

@@ -10,9 +10,10 @@ from dataclasses import replace
 
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import TYPES
-from dagster_adjunct.resources.sql.expression import NILADIC, ColumnName, Expression, parsed
+from dagster_adjunct.resources.sql.expression import NILADIC, ColumnName, Expression
 from dagster_adjunct.resources.sql.expression_types import type_of
 from dagster_adjunct.resources.sql.nearest_names import did_you_mean
+from dagster_adjunct.resources.sql.parsing import parsed
 
 _HIDDEN = "__"
 # Spark answers for these itself: the file of a record, and variables of the session.

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 _NUMBERS = (*_INTEGERS, "float", "double")
 _CAST_TO = {
-    "TINYINT": "tinyint", "SMALLINT": "smallint", "INT": "int", "BIGINT": "bigint", "FLOAT": "float",
-    "DOUBLE": "double", "BOOLEAN": "boolean", "DATE": "date", "TEXT": "string", "BINARY": "binary", "TIMESTAMP": "timestamp",
-    "TIMESTAMPTZ": "timestamp", "TIMESTAMPLTZ": "timestamp", "TIMESTAMPNTZ": "timestamp_ntz",
-}  # fmt: skip
+    **{name.upper(): name for name in (*_NUMBERS, "boolean", "date", "binary", "timestamp")},
+    "TEXT": "string",
+    "TIMESTAMPTZ": "timestamp",
+    "TIMESTAMPLTZ": "timestamp",
+    "TIMESTAMPNTZ": "timestamp_ntz",
+}
 
 
 def type_of(expression: Expression, types: Mapping[str, str | None]) -> str | None:

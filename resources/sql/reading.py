@@ -23,12 +23,9 @@ _UNDERSTOOD = (
     exp.WithinGroup, exp.IgnoreNulls, exp.RespectNulls, exp.Interval, exp.IntervalSpan, exp.DataType, exp.DataTypeParam,
     exp.Identifier, exp.Var, exp.Kwarg, exp.RawString, exp.ColumnDef, exp.JSONPath, exp.JSONPathPart,
 )  # fmt: skip
-_UNITS = frozenset(
-    {
-        "year", "quarter", "month", "week", "day", "dayofyear", "hour", "minute", "second", "millisecond",
-        "microsecond", "years", "quarters", "months", "weeks", "days", "hours", "minutes", "seconds", "milliseconds", "microseconds",
-    }
-)  # fmt: skip
+_UNIT = re.compile(
+    r"(?:year|quarter|month|week|day|hour|minute|second|millisecond|microsecond)s?|dayofyear", re.IGNORECASE
+)
 _TAKES_UNIT = re.compile(r"(?:timestamp_?add|timestamp_?diff|date_?add|date_?diff)\s*\(", re.IGNORECASE)
 
 
@@ -84,7 +81,7 @@ def _columns(text: str, tree: exp.Expr) -> Iterator[ColumnName]:
     takes_unit = _TAKES_UNIT.search(text) is not None
     for node in tree.find_all(exp.Column, bfs=False):
         parts = tuple(part.name for part in node.parts if not isinstance(part, exp.Star))
-        if not parts or parts[0].lower() in _variables(node) or (takes_unit and parts[0].lower() in _UNITS):
+        if not parts or parts[0].lower() in _variables(node) or (takes_unit and _UNIT.fullmatch(parts[0])):
             continue
         yield ColumnName(parts, int(node.parts[0].meta.get("start", 0)))
 

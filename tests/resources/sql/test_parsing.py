@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dagster_adjunct.resources.sql.expression import parsed
+from dagster_adjunct.resources.sql.parsing import parsed, struct_fields
 
 
 def named(text: str) -> list[str]:
@@ -69,9 +69,9 @@ def test_all_columns_less_some() -> None:
 
 
 def test_the_fields_of_a_struct_that_is_made() -> None:
-    fields = parsed("named_struct('a', x, 'b', upper(y)) as update").fields()
+    fields = struct_fields(parsed("named_struct('a', x, 'b', upper(y)) as update"))
     assert [(name, [str(column) for column in value.columns]) for name, value in fields] == [("a", ["x"]), ("b", ["y"])]
-    assert parsed("upper(y)").fields() == ()
+    assert struct_fields(parsed("upper(y)")) == ()
 
 
 @pytest.mark.parametrize("text", ["a in (select b from c)", "exists (select 1)", "a >", "x:y.z", "a b c", "select a"])

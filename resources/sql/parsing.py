@@ -1,0 +1,47 @@
+"""Reads expressions, each text once; the parser is loaded for the first that is more than a name."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from dagster_adjunct.resources.sql.certain_mistakes import certain_mistake
+from dagster_adjunct.resources.sql.expression import ColumnName, Expression
+
+_NAME = r"`(?:[^`]|``)+`|[A-Za-z_]\w*"
+_PLAIN = re.compile(rf"\s*(?P<column>{_NAME})(?:\s+as\s+(?P<alias>{_NAME}))?\s*", re.IGNORECASE | re.ASCII)
+_VALUES = frozenset({"true", "false", "null"})
+
+
+@lru_cache(maxsize=65_536)
+def parsed(text: str) -> Expression:
+    """Return what is read off an expression; it never fails, see `Expression.unread` and `mistake`."""
+    plain = _PLAIN.fullmatch(text)
+    if plain is not None and plain["column"].lower() not in _VALUES:
+        name, alias = _bare(plain["column"]), _bare(plain["alias"])
+        return Expression(
+            text, alias, alias or name, name, (ColumnName((name or "",), plain.start("column")),), tree=None
+        )
+    if text.strip() == "*":
+        return Expression(text, star=True)
+    mistake = certain_mistake(text)
+    if mistake:
+        return Expression(text, unread=mistake, mistake=mistake)
+    from dagster_adjunct.resources.sql.reading import read
+
+    return read(text)
+
+
+def _bare(name: str | None) -> str | None:
+    if name is None:
+        return None
+    return name[1:-1].replace("``", "`") if name.startswith("`") else name
+
+
+def struct_fields(expression: Expression) -> tuple[tuple[str, Expression], ...]:
+    """Return the fields of a struct that is made (`named_struct('a', x)`), () of anything else."""
+    if expression.tree is None:
+        return ()
+    from dagster_adjunct.resources.sql.reading import fields_of
+
+    return tuple(fields_of(expression.text, expression.tree))
