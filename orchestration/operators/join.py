@@ -80,11 +80,12 @@ class Join(Spec):
         on = ", ".join(stream if stream == name else f"{stream} = {name}" for stream, name in self.on)
         return f"{self.how} join {self.dataset} on {on}"
 
-    def requirement(self, app: Declarations) -> Requirement | None:
+    def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
         dataset = app.dataset(self.dataset)
-        if dataset.partitions is None:
-            return None
-        return Requirement(dataset.name, dataset.partitions, tuple(map(self.stream_column, dataset.partition_by)))
+        if dataset.partitions is None:  # every task reads all of it
+            return ()
+        columns = tuple(map(self.stream_column, dataset.partition_by))
+        return (Requirement(dataset.name, dataset.partitions, columns),)
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving

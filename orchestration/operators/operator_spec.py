@@ -110,9 +110,9 @@ class Spec(ABC):
         """Return the asset that the records are sent to."""
         return None
 
-    def requirement(self, app: Declarations) -> Requirement | None:
-        """Return what a partitioned dataset asks of the records; None without one, or with a broadcast one."""
-        return None
+    def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
+        """Return what is asked of the records of each input, None where nothing is; () where no input is asked."""
+        return ()
 
     def declared_partitions(self, context: PlanContext) -> int | None:
         """Return the declared count of the stream that begins here, None where it is open."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
+
+from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.declared_sinks import Declarations
@@ -16,17 +19,22 @@ Reason = Literal["partition_by", "auto_repartition", "output", "remote table", "
 
 @dataclass(frozen=True, slots=True)
 class PlanContext:
-    """Where an operator is planned: its id, the application that it is of, and the facts of the streams."""
+    """Where an operator is planned: its id, the application that it is of, and the facts of the streams.
+
+    `counts` has how many partitions there are of what `Flow.stream` names, once that is decided.
+    """
 
     operator: str
     app: Declarations
     catalog: Catalog
+    counts: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Records between two operators. `stream` is the id of the operator (or inserted exchange) whose
-    partitions they are in; `partitioned_by` is () when that is not known, since `lost_at`."""
+    """Records between two operators. `stream` is the id of what has the partitions that they are in: the operator
+    that begins a stream, an inserted exchange, or an operator that brings streams together (`agreed`).
+    `partitioned_by` is () when that is not known, since `lost_at`."""
 
     stream: str
     columns: Columns
@@ -35,26 +43,47 @@ class Flow:
     lost_at: str = ""
 
 
+def agreed(context: PlanContext, flows: Sequence[Flow]) -> Flow:
+    """Return where the records of several inputs lie together, with the columns of the first.
+
+    Where all inputs lie by the same columns with the same hash, the records do so, too, in as many partitions as each
+    input has: what relies on it makes these counts agree. Where nothing does, and they turn out to differ, and where
+    the inputs lie differently, nothing is known of it. The types of these columns have to be the same in all inputs,
+    which is the operator's to see to.
+    """
+    first = flows[0]
+    one_stream = all(flow.stream == first.stream for flow in flows)
+    stream = first.stream if one_stream else context.operator
+    alike = all((flow.partitioned_by, flow.partitioner) == (first.partitioned_by, first.partitioner) for flow in flows)
+    if context.counts is not None and len({context.counts[flow.stream] for flow in flows}) > 1:
+        alike = False
+    if alike and first.partitioned_by:
+        return replace(first, stream=stream)
+    lost = next((flow.lost_at for flow in flows if flow.lost_at), context.operator)
+    return Flow(stream, first.columns, (), UNKNOWN, lost)
+
+
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What a partitioned dataset asks of the stream that meets it: its count, and the stream's columns
-    that stand for the dataset's partition columns (None where only the count matters: it is fed, not joined)."""
+    """What an operator asks of the records of one of its inputs: that they lie by `columns` in `partitions`.
 
-    dataset: str
-    partitions: int
+    `columns` None asks for the count only; `partitions` None leaves the count open. Whatever the count is, it is the
+    same for all inputs of the operator that it asks something of. `dataset` names the partitioned dataset that the
+    records are looked up in, or, with `feeds`, sent to: then it asks for nothing unless some join reads the dataset.
+    So two inputs that are joined with each other have a Requirement(None, None, columns) each, and a window has one.
+    """
+
+    dataset: str | None
+    partitions: int | None
     columns: tuple[str, ...] | None
-
-    @property
-    def joins(self) -> bool:
-        """Whether the records are looked up in the dataset; else they are sent to the stream that feeds it."""
-        return self.columns is not None
+    feeds: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """Records move before (or, for partition_by, at) `operator`, into `partitions` by `partitioned_by`.
 
-    With `partitioned_by` () they are spread evenly.
+    With `partitioned_by` () they are spread evenly. `input` is which of the operator's inputs moves, from 0.
     """
 
     operator: str
@@ -62,6 +91,7 @@ class Exchange:
     partitioned_by: tuple[str, ...]
     partitions: int
     why: str
+    input: int = 0
 
 
 @dataclass(frozen=True, slots=True)

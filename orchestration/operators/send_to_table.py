@@ -144,9 +144,11 @@ class SendToDataset(PassesRecords):
     def summary(self) -> str:
         return f"dataset {self.table}"
 
-    def requirement(self, app: Declarations) -> Requirement | None:
+    def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
         dataset = app.dataset(self.table)
-        return None if dataset.partitions is None else Requirement(dataset.name, dataset.partitions, None)
+        if dataset.partitions is None:
+            return ()
+        return (Requirement(dataset.name, dataset.partitions, None, feeds=True),)
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving

@@ -2,20 +2,22 @@
 
 A dataset lies in its buckets already, so it is always the stream that moves. One exchange serves all
 later joins that need the same. An intermediate stream whose count is open gets the count that most
-of the branches behind it ask for first, so that the fewest of them need another exchange.
+of the branches behind it ask for first, so that the fewest of them need another exchange. Streams that
+are joined with each other move to the count that most of them have.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, TASK_NUMBER, Catalog
-from dagster_adjunct.orchestration.planner.join_groups import exchange_node
+from dagster_adjunct.orchestration.planner.equal_counts import EqualCounts
+from dagster_adjunct.orchestration.planner.join_groups import Needs, exchange_node
 from dagster_adjunct.orchestration.planner.partition_counts import declared_counts
-from dagster_adjunct.orchestration.planner.record_flows import Flows, follow
+from dagster_adjunct.orchestration.planner.record_flows import Arriving, Flows, follow
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
@@ -25,47 +27,82 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Inserted:
-    """An exchange before `operator` by `columns` into `partitions`, and why it is needed.
+    """An exchange before the operator's input of this number (from 0) by `columns`, and why it is needed.
 
-    `stream` is the id that the flow of the records had before.
+    `stream` is the id that the flow of the records had before; `partitions` None is a count that is open.
     """
 
     operator: str
+    input: int
     stream: str
     columns: tuple[str, ...]
-    partitions: int
+    partitions: int | None
     why: str
 
+    @property
+    def node(self) -> str:
+        return exchange_node(self.operator, self.input)
 
-def repartitioned(app: Application, catalog: Catalog) -> tuple[Flows, dict[str, Inserted]]:
-    """Return the flows with exchanges in place, and the exchanges by the operator that they stand before."""
+    def moved(self, flow: Flow) -> Flow:
+        """Return the records behind it."""
+        return replace(flow, stream=self.node, partitioned_by=self.columns, partitioner=SPARK, lost_at="")
+
+
+Insertions = Mapping[tuple[str, int], Inserted]
+"""The exchanges by operator and input."""
+
+
+def repartitioned(app: Application, catalog: Catalog, needs: Needs) -> Insertions:
+    """Return the exchanges that make every join of an application provable."""
     counts = declared_counts(app, catalog)
-    joined = {operator.spec.match.dataset for operator in app.operators if operator.spec.match}
-    for stream, partitions in _preferred(app, follow(app, catalog), joined).items():
+    for stream, partitions in _preferred(app, follow(app, catalog), needs).items():
         if counts[stream] is None:
             counts[stream] = partitions
-    inserted: dict[str, Inserted] = {}
+    equal = EqualCounts(counts)
+    inserted: dict[tuple[str, int], Inserted] = {}
 
-    def decide(operator: Operator, needed: Requirement, flow: Flow) -> Flow:
-        if _asks_nothing(needed, joined):
-            return flow
-        why = mismatch(needed, flow)
-        if not why and counts[flow.stream] != needed.partitions:
-            why = f"it has {counts[flow.stream]} partitions"
-        if not why:
-            return flow
-        dataset = app.dataset(needed.dataset)
-        columns = needed.columns or dataset.partition_by
-        node = exchange_node(operator.id)
-        counts[node] = needed.partitions
-        inserted[operator.id] = Inserted(operator.id, flow.stream, columns, needed.partitions, why)
-        return replace(flow, stream=node, partitioned_by=columns, partitioner=SPARK)
+    def decide(operator: Operator, arriving: Arriving) -> Arriving:
+        moved = list(arriving)
+        asked = [(number, needed) for number, needed in enumerate(needs.get(operator.id, ())) if needed]
+        wrong = {number: mismatch(needed, arriving[number]) for number, needed in asked}
+        target = next((needed.partitions for _, needed in asked if needed.partitions is not None), None)
+        if target is None:
+            target = equal.most([arriving[number].stream for number, why in wrong.items() if not why])
+        together = []
+        for number, needed in asked:
+            flow, why = arriving[number], wrong[number]
+            if not why:
+                why = equal.differs(flow.stream, target)
+            if why:
+                columns = needed.columns
+                if columns is None:
+                    assert needed.dataset is not None
+                    columns = app.dataset(needed.dataset).partition_by
+                item = Inserted(operator.id, number, flow.stream, columns, target, why)
+                inserted[operator.id, number] = item
+                equal.add(item.node, target)
+                moved[number] = item.moved(flow)
+            together.append(moved[number].stream)
+        equal.join(together, target)
+        equal.note(operator.id, [flow.stream for flow in moved])
+        return tuple(moved)
 
-    return follow(app, catalog, decide), inserted
+    follow(app, catalog, decide)
+    return inserted
+
+
+def with_insertions(inserted: Insertions) -> Callable[[Operator, Arriving], Arriving]:
+    """Return what puts these exchanges before operators."""
+
+    def moved(operator: Operator, arriving: Arriving) -> Arriving:
+        found = [(inserted.get((operator.id, number)), flow) for number, flow in enumerate(arriving)]
+        return tuple(flow if item is None else item.moved(flow) for item, flow in found)
+
+    return moved
 
 
 def mismatch(needed: Requirement, flow: Flow) -> str:
-    """Return in words why the stream does not lie as the dataset does, "" when it does (counts aside)."""
+    """Return in words why the stream does not lie as it has to, "" when it does (counts aside)."""
     if flow.partitioner == TASK_NUMBER:
         return "it is a broadcast input, which every task reads whole"
     if needed.columns is None or (flow.partitioned_by == needed.columns and flow.partitioner == SPARK):
@@ -77,12 +114,7 @@ def mismatch(needed: Requirement, flow: Flow) -> str:
     return f"it is partitioned by ({', '.join(flow.partitioned_by)}) with {flow.partitioner}"
 
 
-def _asks_nothing(needed: Requirement, joined: Collection[str]) -> bool:
-    """Whether this is a sink to a dataset that nothing joins: its own exchange brings the records there."""
-    return not needed.joins and needed.dataset not in joined
-
-
-def _preferred(app: Application, flows: Flows, joined: Collection[str]) -> dict[str, int]:
+def _preferred(app: Application, flows: Flows, needs: Needs) -> dict[str, int]:
     """Return the count that most first joins behind each intermediate stream need; the earliest on a tie."""
     votes: dict[str, Counter[int]] = {}
     met: set[str] = set()  # operators whose records have met a partitioned dataset since their stream began
@@ -94,12 +126,11 @@ def _preferred(app: Application, flows: Flows, joined: Collection[str]) -> dict[
         if not met.isdisjoint(operator.inputs):
             met.add(operator.id)
             continue
-        needed = operator.spec.requirement(app)
-        if needed is None or _asks_nothing(needed, joined):
-            continue
-        flow = flows.before(operator.id)
-        if flow.stream in votes and not mismatch(needed, flow):
-            votes[flow.stream][needed.partitions] += 1
-        if needed.joins:
-            met.add(operator.id)
+        for needed, flow in zip(needs.get(operator.id, ()), flows.arriving[operator.id], strict=False):
+            if needed is None or needed.partitions is None:
+                continue
+            if flow.stream in votes and not mismatch(needed, flow):
+                votes[flow.stream][needed.partitions] += 1
+            if not needed.feeds:
+                met.add(operator.id)
     return {stream: count.most_common(1)[0][0] for stream, count in votes.items() if count}

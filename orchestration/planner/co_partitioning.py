@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK
 from dagster_adjunct.orchestration.planner.auto_repartition import mismatch
-from dagster_adjunct.orchestration.planner.join_groups import Groups, dataset_node
+from dagster_adjunct.orchestration.planner.join_groups import Groups, Needs, dataset_node
 from dagster_adjunct.resources.errors import PartitionCountMismatchError, PlanningError
 
 if TYPE_CHECKING:
@@ -20,22 +20,29 @@ _AUTO = "or set auto_repartition=True on the application"
 
 
 def check_counts(
-    app: Application, groups: Groups, counts: Counts, edges: Mapping[str, StreamEdge], flows: Flows
+    app: Application,
+    needs: Needs,
+    groups: Groups,
+    counts: Counts,
+    edges: Mapping[str, StreamEdge],
+    flows: Flows,
 ) -> None:
     """Raise PartitionCountMismatchError for the first join whose streams have different counts."""
-    join = counts.conflict
-    if join is None:
+    if not counts.conflicts:
         return
-    needed = app.operator(join).spec.requirement(app)
-    assert needed is not None
-    sides = [edges[member] for member in _involved(join, groups, counts)]
+    join = counts.conflicts[0]
+    sides = [edges[member] for member in _involved(join, groups, counts) if member in edges]
     counted = ", ".join(map(_counted, sides))
-    left = flows.before(join).stream
-    if counts.partitions[left] != needed.partitions:
-        where, columns = "before this join", needed.columns or ()
-        other = f", declare dataset {needed.dataset!r} with partitions={counts.partitions[left]}"
-    else:
-        where, columns, other = f"before send_to({needed.dataset})", app.dataset(needed.dataset).partition_by, ""
+    needed = next((needed for needed in needs.get(join, ()) if needed is not None), None)
+    where, other = "before this join", ""
+    columns: tuple[str, ...] = ()
+    if needed is not None and needed.dataset is not None and needed.feeds:
+        where, columns = f"before send_to({needed.dataset})", app.dataset(needed.dataset).partition_by
+    elif needed is not None:
+        columns = needed.columns or ()
+        if needed.dataset is not None:
+            partitions = counts.partitions[flows.before(join).stream]
+            other = f", declare dataset {needed.dataset!r} with partitions={partitions}"
     raise PartitionCountMismatchError(
         f"{join} needs equal partition counts: {counted}.",
         f"Repartition the stream {where} with {_partition_by(columns)}{other}, {_AUTO}.",
@@ -45,29 +52,35 @@ def check_counts(
     )
 
 
-def check_co_partitioned(app: Application, flows: Flows, edges: Mapping[str, StreamEdge]) -> None:
+def check_co_partitioned(app: Application, needs: Needs, flows: Flows, edges: Mapping[str, StreamEdge]) -> None:
     """Raise PlanningError for the first join whose stream does not lie in the buckets of its dataset.
 
     Equal counts are not enough: the same columns have to choose the partition, by the same hash.
     """
-    for operator in app.operators:
-        needed = operator.spec.requirement(app)
-        if needed is None or not needed.joins:
-            continue
-        flow = flows.before(operator.id)
-        why = mismatch(needed, flow)
-        if not why:
-            continue
-        dataset = app.dataset(needed.dataset)
-        columns = needed.columns or ()
-        raise PlanningError(
-            f"{operator.id}: stream {edges[flow.stream].name} does not lie as dataset {dataset.name} does, "
-            f"which is partitioned by ({', '.join(dataset.partition_by)}) with {SPARK}: {why}; needed is "
-            f"({', '.join(columns)}) with {SPARK}.",
-            f"Write {_partition_by(columns)} before this join, {_AUTO}.",
-            dataset=dataset.name,
-            operator=operator.id,
-        )
+    for operator, asked in needs.items():
+        for number, (needed, flow) in enumerate(zip(asked, flows.arriving[operator], strict=True)):
+            why = "" if needed is None else mismatch(needed, flow)
+            if needed is None or needed.feeds or not why:
+                continue
+            columns = needed.columns or ()
+            name = edges[flow.stream].name if flow.stream in edges else flow.stream
+            step = f"Write {_partition_by(columns)} before this join, {_AUTO}."
+            if needed.dataset is None:
+                raise PlanningError(
+                    f"{operator}: input {number + 1} ({name}) does not lie as the operator needs it: {why}; needed is "
+                    f"({', '.join(columns)}) with {SPARK}.",
+                    step,
+                    operator=operator,
+                )
+            dataset = app.dataset(needed.dataset)
+            raise PlanningError(
+                f"{operator}: stream {name} does not lie as dataset {dataset.name} does, "
+                f"which is partitioned by ({', '.join(dataset.partition_by)}) with {SPARK}: {why}; needed is "
+                f"({', '.join(columns)}) with {SPARK}.",
+                step,
+                dataset=dataset.name,
+                operator=operator,
+            )
 
 
 def _involved(join: str, groups: Groups, counts: Counts) -> list[str]:

@@ -9,9 +9,10 @@ from dagster_adjunct.orchestration.drawing.graph import Graph
 from dagster_adjunct.orchestration.drawing.mermaid import mermaid
 from dagster_adjunct.orchestration.drawing.svg import svg
 from dagster_adjunct.orchestration.operators.planning_values import Exchange, StreamEdge
+from dagster_adjunct.orchestration.planner.join_groups import traverse
 from dagster_adjunct.orchestration.planner.plan_document import document_of, read_document
 from dagster_adjunct.orchestration.planner.plan_graph import plan_graph
-from dagster_adjunct.orchestration.planner.plan_parts import JoinGroup, PlannedOperator, PlannedTable, Task
+from dagster_adjunct.orchestration.planner.plan_parts import FedDataset, JoinGroup, PlannedOperator, PlannedTable, Task
 from dagster_adjunct.orchestration.planner.plan_text import render
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
@@ -29,6 +30,7 @@ class ExecutionPlan:
     tasks: tuple[Task, ...]
     notes: tuple[str, ...]
     tables: tuple[PlannedTable, ...] = ()
+    fed: tuple[FedDataset, ...] = ()
 
     def stream(self, name: str) -> StreamEdge:
         """Return the edge of an input, output or intermediate stream, else of a side input."""
@@ -68,6 +70,35 @@ class ExecutionPlan:
         """Return the partition count of the records that leave an operator."""
         return self.operator(operator_id).partitions
 
+    def taking_part(self, join: str) -> tuple[str, ...]:
+        """Return the names of all streams whose records reach a join, in the order of the plan's streams: by way of
+        other joins and of tables, too, until they enter another stream; then the input of the join's dataset."""
+        operators = {operator.id: operator for operator in self.operators}
+        begins = {edge.operator for edge in self.streams if edge.operator and edge.count_from != "auto_repartition"}
+        moved = {(each.operator, each.input) for each in self.exchanges if each.reason == "auto_repartition"}
+        feeding = {
+            group.join: fed.sinks for group in self.join_groups for fed in self.fed if fed.dataset == group.dataset
+        }
+        found: set[tuple[str | None, bool]] = set()
+
+        def before(vertex: str) -> list[str]:
+            if vertex in begins and vertex != join:
+                found.add((vertex, False))
+                return []
+            here = [source for number, source in enumerate(operators[vertex].inputs) if (vertex, number) not in moved]
+            if len(here) < len(operators[vertex].inputs):
+                found.add((vertex, True))
+            return here + list(feeding.get(vertex, ()))
+
+        traverse([join], before, lambda vertex: None)
+        dataset = next((group.dataset for group in self.join_groups if group.join == join), None)
+        return tuple(
+            edge.name
+            for edge in self.streams
+            if (edge.operator, edge.count_from == "auto_repartition") in found
+            or (edge.dataset is not None and edge.dataset == dataset)
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON values, with the number of their format."""
         return document_of(self)
@@ -98,6 +129,7 @@ class ExecutionPlan:
             self.operators,
             self.streams,
             self.join_groups,
+            self.fed,
             self.exchanges,
             self.tables,
             self.tasks,

@@ -1,21 +1,26 @@
-"""Finds, by two walks over the operators, which streams take part in which join (SAMZA-1889).
+"""Finds which streams have to have equally many partitions, and because of which operator (SAMZA-1889).
 
-The first walk connects every sink to a dataset's table with the joins on that table. These
-connections are not in the graph, because a sink ends its branch; the second walk, from each stream
-to the joins that its records reach, follows them. Side inputs are not operators either: each join
-adds its dataset, with the dataset's own count, since a dataset is bucketed anew whatever its input has.
+Each operator says what it asks of its inputs; a group is what meets there. A sink to a dataset's table makes one, too,
+where some join reads the dataset: that connection is not in the graph, because a sink ends its branch. A dataset is a
+member of each group that it is met in, with a count of its own, since it is bucketed anew whatever its input has. So
+streams that take part in a join by way of a table, or of another join, are held together by what they have in common,
+and no group repeats the members of others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.operator_spec import Operator
+    from dagster_adjunct.orchestration.operators.planning_values import Requirement
+    from dagster_adjunct.orchestration.planner.record_flows import Flows
 
+Needs = Mapping[str, tuple["Requirement | None", ...]]
+"""What each operator that asks for anything asks of each of its inputs."""
 Groups = dict[str, tuple[str, ...]]
+"""Ids of what has to have equal counts, streams first, by the operator that makes them meet."""
 V = TypeVar("V", bound=Hashable)
 
 
@@ -42,86 +47,38 @@ def dataset_node(name: str) -> str:
     return f"dataset:{name}"
 
 
-def exchange_node(operator: str) -> str:
-    """Return the id of the exchange that the planner inserts before an operator."""
-    return f"exchange:{operator}"
+def exchange_node(operator: str, number: int) -> str:
+    """Return the id of the exchange that the planner inserts before an operator's input of this number."""
+    return f"exchange:{number}:{operator}"
 
 
-def consumers(operators: Iterable[Operator]) -> dict[str, list[str]]:
-    """Return the ids of the operators that take each operator's records, in the order of definition."""
-    following: dict[str, list[str]] = {}
-    for operator in operators:
-        following.setdefault(operator.id, [])
-        for source in operator.inputs:
-            following[source].append(operator.id)
-    return following
-
-
-def table_connections(app: Application, following: dict[str, list[str]]) -> dict[str, list[str]]:
-    """First walk: return the virtual connections, from sinks to partitioned datasets and on to their joins."""
-    connected: dict[str, list[str]] = {}
-
-    def note(vertex: str) -> None:
-        needed = app.operator(vertex).spec.requirement(app)
-        if needed is None:
-            return
-        # By way of the table, or sinks times joins would have to be followed one by one.
-        table = dataset_node(needed.dataset)
-        if needed.joins:
-            connected.setdefault(table, []).append(vertex)
-        else:
-            connected[vertex] = [table]
-
-    roots = [operator.id for operator in app.operators if not operator.inputs]
-    traverse(roots, lambda vertex: following[vertex], note)
-    return connected
-
-
-def join_groups(app: Application, inserted: Collection[str] = ()) -> Groups:
-    """Second walk: return, for each join with a partitioned dataset, the streams whose counts must agree.
-
-    `inserted` names the operators before which the planner has put an exchange; there an input ends
-    and a stream of its own begins. Streams come in the order of definition, the dataset last.
-    """
-    operators = {operator.id: operator for operator in app.operators}
-    following = consumers(operators.values())
-    onward = _connections(operators, following, table_connections(app, following), inserted)
-    wanted = {
-        operator.id: needed
-        for operator in operators.values()
-        if (needed := operator.spec.requirement(app)) and needed.joins
+def needs_of(app: Application) -> Needs:
+    """Return what operators ask; a sink to a dataset that nothing joins asks nothing, its own exchange suffices."""
+    asked = {operator.id: operator.spec.requirements(app) for operator in app.operators}
+    joined = {one.dataset for needs in asked.values() for one in needs if one is not None and not one.feeds}
+    needs = {
+        operator: tuple(None if one and one.feeds and one.dataset not in joined else one for one in each)
+        for operator, each in asked.items()
     }
-    reached: dict[str, list[str]] = {join: [] for join in wanted}
-    for operator in operators.values():
-        roots = [exchange_node(operator.id)] if operator.id in inserted else []
-        # What every task reads whole asks nobody for a count.
-        roots += [operator.id] if operator.begins_stream and operator.spec.role != "broadcast-input" else []
-        for root in roots:
-
-            def note(vertex: str, root: str = root) -> None:
-                if vertex in reached:
-                    reached[vertex].append(root)
-
-            traverse([root], lambda vertex: onward.get(vertex, ()), note)
-    return {join: (*streams, dataset_node(wanted[join].dataset)) for join, streams in reached.items()}
+    return {operator: each for operator, each in needs.items() if any(each)}
 
 
-def _connections(
-    operators: dict[str, Operator],
-    following: dict[str, list[str]],
-    connected: dict[str, list[str]],
-    inserted: Collection[str],
-) -> dict[str, list[str]]:
-    """Return where records go from each vertex without entering another stream, virtual connections among it."""
-    onward = dict(connected)
-    for vertex, after in following.items():
-        same = [name for name in after if not operators[name].begins_stream]
-        same = [name for name in same if name not in inserted or name in connected]
-        if vertex not in inserted:
-            onward[vertex] = same + connected.get(vertex, [])
-        elif vertex in connected:
-            # An exchange before a sink serves the sink only; what follows the sink goes on without it.
-            onward[vertex], onward[exchange_node(vertex)] = same, connected[vertex]
-        else:
-            onward[vertex], onward[exchange_node(vertex)] = same, [vertex]
-    return onward
+def join_groups(app: Application, needs: Needs, flows: Flows) -> Groups:
+    """Return what has to have equal counts, by the operators that ask for it.
+
+    Where such a group has an operator in it that brings streams together (`agreed`), these are a group as well.
+    """
+    groups: Groups = {}
+    relied_on: set[str] = set()
+    for operator in reversed(app.operators):  # so that what brings streams together comes after what relies on it
+        arriving = flows.arriving[operator.id]
+        members: dict[str, None] = {}
+        if operator.id in relied_on and flows.together(operator):
+            members = dict.fromkeys([operator.id, *(flow.stream for flow in arriving)])
+        asked = list(zip(needs.get(operator.id, ()), arriving, strict=False))
+        members |= dict.fromkeys(flow.stream for needed, flow in asked if needed)
+        members |= dict.fromkeys(dataset_node(needed.dataset) for needed, _ in asked if needed and needed.dataset)
+        if members:
+            relied_on.update(members)
+            groups[operator.id] = tuple(members)
+    return dict(reversed(groups.items()))

@@ -19,6 +19,7 @@ from dagster_adjunct.resources.errors import PlanningError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.planner.record_flows import Flows
 
 MOST_BY_DEFAULT = 256
 """What nothing decides gets no more partitions than this, however many its inputs have."""
@@ -34,12 +35,12 @@ class Inference:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The count of every stream; `inferred` says of some where it comes from, `conflict` is the first
-    group (if any) whose members differ."""
+    """The count of every stream; `inferred` says of some where it comes from, `conflicts` are the
+    groups whose members differ."""
 
     partitions: dict[str, int]
     inferred: dict[str, Inference]
-    conflict: str | None
+    conflicts: tuple[str, ...]
 
 
 def declared_counts(app: Application, catalog: Catalog) -> dict[str, int | None]:
@@ -73,9 +74,10 @@ def default_count(app: Application, catalog: Catalog) -> tuple[int, str]:
 def assign(counts: Mapping[str, int | None], groups: Mapping[str, Sequence[str]], default: int) -> Counts:
     """Return the count of every stream.
 
-    `counts` holds every member of every group. Groups are looked at in their order, so the answer does
-    not depend on chance.
+    Members of groups that `counts` does not hold are open. Groups are looked at in their order, so the answer
+    does not depend on chance.
     """
+    counts = dict.fromkeys(member for members in groups.values() for member in members) | dict(counts)
     known = {stream: count for stream, count in counts.items() if count is not None}
     inferred: dict[str, Inference] = {}
     containing: dict[str, list[str]] = {}
@@ -100,7 +102,7 @@ def assign(counts: Mapping[str, int | None], groups: Mapping[str, Sequence[str]]
     for stream in counts:
         known.setdefault(stream, default)
     differing = (join for join, members in groups.items() if len({known[member] for member in members}) > 1)
-    return Counts(known, inferred, next(differing, None))
+    return Counts(known, inferred, tuple(differing))
 
 
 def with_broadcast(app: Application, counts: Counts) -> Counts:
@@ -120,3 +122,13 @@ def with_broadcast(app: Application, counts: Counts) -> Counts:
     others = [node for node in counts.partitions if roles.get(node) != "output"]
     tasks = max(counts.partitions[node] for node in others if node not in broadcast)
     return replace(counts, partitions={**counts.partitions, **dict.fromkeys(broadcast, tasks)})
+
+
+def with_merged(app: Application, flows: Flows, counts: Counts) -> Counts:
+    """Return the counts with those of operators that bring streams together and whose count no join needs to know: the
+    most of their inputs."""
+    partitions = dict(counts.partitions)
+    for operator in app.operators:
+        if flows.together(operator) and operator.id not in partitions:
+            partitions[operator.id] = max(partitions[flow.stream] for flow in flows.arriving[operator.id])
+    return replace(counts, partitions=partitions)

@@ -34,7 +34,7 @@ def plan_graph(
     counts = {edge.name: edge for edge in streams if edge.dataset is None}
     datasets = {edge.dataset: edge for edge in streams if edge.dataset is not None}
     remote = {table.table for table in tables}
-    before = {item.operator: item for item in exchanges if item.reason not in _AT_THE_TARGET}
+    before = {(item.operator, item.input): item for item in exchanges if item.reason not in _AT_THE_TARGET}
     written = {item.operator: item for item in exchanges if item.reason in _AT_THE_TARGET}
     moves = {item.operator for item in exchanges if item.reason == "partition_by"}
     nodes: dict[str, Node] = {}
@@ -54,8 +54,8 @@ def plan_graph(
         if item.reads is not None:
             links.append(Link(touched(item.reads), item.id))
         nodes[item.id] = _box(item, moves)
-        for source in item.inputs:
-            links.append(_link(source, item.id, before.get(item.id)))
+        for number, source in enumerate(item.inputs):
+            links.append(_link(source, item.id, before.get((item.id, number))))
         if item.looks_up is not None:
             links.append(Link(touched(item.looks_up), item.id))
         if item.writes is not None:

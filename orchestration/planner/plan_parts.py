@@ -9,16 +9,29 @@ from dagster_adjunct.resources.streams.interface.system_stream_partition import 
 
 @dataclass(frozen=True, slots=True)
 class JoinGroup:
-    """The streams that meet in a join with a partitioned dataset; all have `partitions` partitions.
+    """What meets in an operator that needs its inputs co-partitioned; all of it has `partitions` partitions.
 
-    `streams` are names of edges, `partitioned_by` the stream's columns that choose the partition.
+    `streams` are the names of what arrives there (of an operator that brings streams together: its id), and of the
+    input of the `dataset`, where one is joined; `partitioned_by` the columns of the first input that choose the
+    partition. What takes part by way of a table is in `FedDataset`, once for all joins; `ExecutionPlan.taking_part`
+    has it all.
     """
 
     join: str
-    dataset: str
+    dataset: str | None
     streams: tuple[str, ...]
     partitions: int
     partitioned_by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FedDataset:
+    """A joined dataset that the application itself feeds, with as many partitions: by which streams, at which sinks."""
+
+    dataset: str
+    streams: tuple[str, ...]
+    sinks: tuple[str, ...]
+    partitions: int
 
 
 @dataclass(frozen=True, slots=True)

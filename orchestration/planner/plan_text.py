@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.planning_values import Exchange, StreamEdge
-    from dagster_adjunct.orchestration.planner.plan_parts import JoinGroup, PlannedOperator, PlannedTable, Task
+    from dagster_adjunct.orchestration.planner.plan_parts import (
+        FedDataset,
+        JoinGroup,
+        PlannedOperator,
+        PlannedTable,
+        Task,
+    )
 
 
 def render(
@@ -15,12 +21,13 @@ def render(
     operators: Sequence[PlannedOperator],
     streams: Sequence[StreamEdge],
     join_groups: Sequence[JoinGroup],
+    fed: Sequence[FedDataset],
     exchanges: Sequence[Exchange],
     tables: Sequence[PlannedTable],
     tasks: Sequence[Task],
     notes: Sequence[str],
 ) -> str:
-    """Return a plan as lines: the graph, streams, joins, exchanges, tables, tasks and notes."""
+    """Return a plan as lines: the graph, streams, joins and what feeds them, exchanges, tables, tasks, notes."""
     lines = [f"Application {application}", "", "Operators", *_graph(operators), "", "Streams"]
     rows = [("name", "role", "partitions", "by", "partitioner", "count from")]
     for edge in streams:
@@ -38,12 +45,14 @@ def render(
                 for group in join_groups
             ]
         )
+        for each in fed:
+            lines.append(f"  {each.dataset} ({each.partitions}) is fed by {', '.join(each.streams)}")
     if exchanges:
         lines += ["", "Exchanges"]
         lines += _table(
             [("at", "reason", "partitions", "by", "why")]
             + [
-                (item.operator, item.reason, str(item.partitions), ", ".join(item.partitioned_by) or "-", item.why)
+                (_at(item), item.reason, str(item.partitions), ", ".join(item.partitioned_by) or "-", item.why)
                 for item in exchanges
             ]
         )
@@ -105,10 +114,17 @@ def _owned(task: Task) -> tuple[tuple[str, ...], tuple[str, ...]]:
     )
 
 
+def _at(exchange: Exchange) -> str:
+    return exchange.operator if not exchange.input else f"{exchange.operator}, input {exchange.input + 1}"
+
+
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
-    return [f"  {'  '.join(row)}".rstrip() for row in padded]
+    *aligned, last = zip(*rows, strict=True)
+    columns = []
+    for cells in aligned:
+        width = max(map(len, cells))
+        columns.append([cell.ljust(width) for cell in cells])
+    return [f"  {'  '.join(row)}".rstrip() for row in zip(*columns, last, strict=True)]
 
 
 def _short(text: str) -> str:

@@ -1,28 +1,30 @@
 """Plans an application: proves that its joins need no shuffle, finds the counts that are open, and says
 which task owns what.
 
-    operators -> flows (columns, and where records lie) -> join groups -> counts -> proof -> plan
+    what operators ask -> flows (columns, and where records lie) -> join groups -> counts -> proof -> plan
 
 It is pure: an application, facts and settings in, a plan or an error out. After SAMZA-1889.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.application.advance_units import partitions_note
 from dagster_adjunct.orchestration.operators.planning_values import Exchange, PlanContext, StreamEdge
-from dagster_adjunct.orchestration.planner.auto_repartition import Inserted, repartitioned
+from dagster_adjunct.orchestration.planner.auto_repartition import Insertions, repartitioned, with_insertions
 from dagster_adjunct.orchestration.planner.co_partitioning import check_co_partitioned, check_counts
 from dagster_adjunct.orchestration.planner.execution_plan import ExecutionPlan
-from dagster_adjunct.orchestration.planner.join_groups import Groups, join_groups
+from dagster_adjunct.orchestration.planner.join_groups import Needs, dataset_node, join_groups, needs_of
 from dagster_adjunct.orchestration.planner.partition_counts import (
     assign,
     declared_counts,
     default_count,
     with_broadcast,
+    with_merged,
 )
-from dagster_adjunct.orchestration.planner.plan_parts import JoinGroup, PlannedOperator, Task
+from dagster_adjunct.orchestration.planner.plan_parts import FedDataset, JoinGroup, PlannedOperator, Task
 from dagster_adjunct.orchestration.planner.record_flows import Flows, follow
 from dagster_adjunct.orchestration.planner.stored_columns import check_stored_columns
 from dagster_adjunct.orchestration.planner.stream_edges import stream_edges
@@ -50,21 +52,22 @@ def plan(app: Application, catalog: Catalog) -> ExecutionPlan:
             'Declare one: app.input_stream("…").',
             application=app.name,
         )
-    inserted: dict[str, Inserted] = {}
-    if app.auto_repartition:
-        flows, inserted = repartitioned(app, catalog)
-    else:
-        flows = follow(app, catalog)
+    needs = needs_of(app)
+    inserted: Insertions = repartitioned(app, catalog, needs) if app.auto_repartition else {}
+    flows = follow(app, catalog, with_insertions(inserted))
     check_budgets(budgets_of(app.tables.values()))
     check_stored_columns(app, catalog)
-    groups = join_groups(app, inserted)
+    groups = join_groups(app, needs, flows)
     default, default_from = default_count(app, catalog)
     open_counts = declared_counts(app, catalog)
-    open_counts |= {flows.before(item.operator).stream: item.partitions for item in inserted.values()}
-    counts = with_broadcast(app, assign(open_counts, groups, default))
+    open_counts |= {item.node: item.partitions for item in inserted.values()}
+    counts = with_merged(app, flows, with_broadcast(app, assign(open_counts, groups, default)))
     edges = stream_edges(app, catalog, flows, counts, inserted, default_from)
-    check_counts(app, groups, counts, edges, flows)
-    check_co_partitioned(app, flows, edges)
+    check_counts(app, needs, groups, counts, edges, flows)
+    check_co_partitioned(app, needs, flows, edges)
+    if any(flows.together(operator) for operator in app.operators):
+        # Whether what is brought together lies in equally many partitions is known only now.
+        flows = follow(app, catalog, with_insertions(inserted), counts.partitions)
     exchanges = _exchanges(app, catalog, flows, counts.partitions, edges, inserted)
     streams = tuple(edges.values())
     tables = planned_tables(app, catalog)
@@ -72,11 +75,12 @@ def plan(app: Application, catalog: Catalog) -> ExecutionPlan:
         application=app.name,
         operators=_operators(app, flows, counts.partitions),
         streams=streams,
-        join_groups=_groups(app, groups, edges, counts.partitions),
+        join_groups=_groups(app, needs, flows, edges, counts.partitions),
         exchanges=exchanges,
         tasks=tasks(streams),
         notes=(*_notes(app, edges, inserted), *order_notes(tables)),
         tables=tables,
+        fed=_fed(app, needs, flows, edges),
     )
 
 
@@ -113,15 +117,15 @@ def _exchanges(
     flows: Flows,
     counts: dict[str, int],
     edges: dict[str, StreamEdge],
-    inserted: dict[str, Inserted],
+    inserted: Insertions,
 ) -> tuple[Exchange, ...]:
     exchanges: list[Exchange] = []
     for operator in app.operators:
-        if operator.id in inserted:
-            item = inserted[operator.id]
-            exchanges.append(
-                Exchange(operator.id, "auto_repartition", item.columns, item.partitions, f"the stream: {item.why}")
-            )
+        for number in range(len(operator.inputs)):
+            item = inserted.get((operator.id, number))
+            if item is not None:
+                why, partitions = f"the stream: {item.why}", counts[item.node]
+                exchanges.append(Exchange(operator.id, "auto_repartition", item.columns, partitions, why, number))
         if operator.spec.role == "intermediate":
             edge = edges[operator.id]
             why = f"count: {edge.count_from}"
@@ -149,23 +153,52 @@ def _operators(app: Application, flows: Flows, counts: dict[str, int]) -> tuple[
 
 
 def _groups(
-    app: Application, groups: Groups, edges: dict[str, StreamEdge], counts: dict[str, int]
+    app: Application, needs: Needs, flows: Flows, edges: Mapping[str, StreamEdge], counts: Mapping[str, int]
 ) -> tuple[JoinGroup, ...]:
     result = []
-    for join, members in groups.items():
-        needed = app.operator(join).spec.requirement(app)
-        assert needed is not None
-        names = tuple(edges[member].name for member in members)
-        result.append(JoinGroup(join, needed.dataset, names, needed.partitions, needed.columns or ()))
+    for join, asked in needs.items():
+        met = [
+            (needed, flow)
+            for needed, flow in zip(asked, flows.arriving[join], strict=True)
+            if needed is not None and not needed.feeds
+        ]
+        if not met:
+            continue
+        nodes = dict.fromkeys(flow.stream for _, flow in met)
+        nodes |= {dataset_node(needed.dataset): None for needed, _ in met if needed.dataset}
+        names = tuple(_name(node, edges) for node in nodes)
+        needed, flow = met[0]
+        result.append(JoinGroup(join, needed.dataset, names, counts[flow.stream], needed.columns or ()))
     return tuple(result)
 
 
-def _notes(app: Application, edges: dict[str, StreamEdge], inserted: dict[str, Inserted]) -> tuple[str, ...]:
+def _fed(app: Application, needs: Needs, flows: Flows, edges: Mapping[str, StreamEdge]) -> tuple[FedDataset, ...]:
+    """Return the joined datasets that are fed, in the order of their declaration."""
+    sinks: dict[str, list[str]] = {}
+    streams: dict[str, dict[str, None]] = {}
+    for operator, asked in needs.items():
+        for needed, flow in zip(asked, flows.arriving[operator], strict=True):
+            if needed is not None and needed.feeds and needed.dataset is not None:
+                sinks.setdefault(needed.dataset, []).append(operator)
+                streams.setdefault(needed.dataset, {})[_name(flow.stream, edges)] = None
+    return tuple(
+        FedDataset(dataset.name, tuple(streams[dataset.name]), tuple(sinks[dataset.name]), dataset.partitions or 0)
+        for dataset in app.datasets
+        if dataset.name in sinks
+    )
+
+
+def _name(node: str, edges: Mapping[str, StreamEdge]) -> str:
+    """Return the name of a stream, or the id of the operator that brings several together."""
+    return edges[node].name if node in edges else node
+
+
+def _notes(app: Application, edges: Mapping[str, StreamEdge], inserted: Insertions) -> tuple[str, ...]:
     notes = []
     for item in inserted.values():
         notes.append(
-            f"auto_repartition: {edges[item.stream].name} moves before {item.operator} into {item.partitions} "
-            f"partitions by ({', '.join(item.columns)}), because {item.why}."
+            f"auto_repartition: {_name(item.stream, edges)} moves before {item.operator} into "
+            f"{edges[item.node].partitions} partitions by ({', '.join(item.columns)}), because {item.why}."
         )
     specs = [operator.spec for operator in app.operators]
     written = {spec.writes for spec in specs if spec.writes is not None}

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.operator_spec import Operator
-from dagster_adjunct.orchestration.operators.planning_values import Flow, PlanContext, Requirement
+from dagster_adjunct.orchestration.operators.planning_values import Flow, PlanContext
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.stream_facts import Catalog
 
-Repartition = Callable[[Operator, Requirement, Flow], Flow]
+Arriving = tuple[Flow, ...]
+"""The records of each input of an operator."""
+Repartition = Callable[[Operator, Arriving], Arriving]
 
 
 @dataclass(frozen=True, slots=True)
 class Flows:
     """For every operator the records that it works on (`arriving`, one for each input) and those `after` it."""
 
-    arriving: dict[str, tuple[Flow, ...]]
+    arriving: dict[str, Arriving]
     after: dict[str, Flow]
 
     def before(self, operator: str) -> Flow:
@@ -28,20 +30,26 @@ class Flows:
         (flow,) = self.arriving[operator]
         return flow
 
+    def together(self, operator: Operator) -> bool:
+        """Whether the operator brings streams together that have partitions of their own."""
+        return operator.spec.role is None and self.after[operator.id].stream == operator.id
 
-def follow(app: Application, catalog: Catalog, repartition: Repartition | None = None) -> Flows:
-    """Return the flows of all operators; `repartition` may put an exchange before one.
+
+def follow(
+    app: Application,
+    catalog: Catalog,
+    repartition: Repartition | None = None,
+    counts: Mapping[str, int] | None = None,
+) -> Flows:
+    """Return the flows of all operators; `repartition` may put exchanges before one, `counts` are those decided.
 
     Raises PlanningError for a stream that is not there, and for columns that are known to be missing or double.
     """
     flows = Flows({}, {})
     for operator in app.operators:
         arriving = tuple(flows.after[source] for source in operator.inputs)
-        needed = operator.spec.requirement(app)
-        moved = arriving
-        if repartition and needed:
-            moved = tuple(repartition(operator, needed, flow) for flow in arriving)
+        moved = arriving if repartition is None else repartition(operator, arriving)
         flows.arriving[operator.id] = moved
         onward = arriving if operator.spec.writes_aside else moved
-        flows.after[operator.id] = operator.spec.flow(PlanContext(operator.id, app, catalog), onward)
+        flows.after[operator.id] = operator.spec.flow(PlanContext(operator.id, app, catalog, counts), onward)
     return flows

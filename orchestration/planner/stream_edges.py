@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.planning_values import PlanContext, StreamEdge
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, Catalog, facts_of
-from dagster_adjunct.orchestration.planner.join_groups import dataset_node, exchange_node
+from dagster_adjunct.orchestration.planner.join_groups import dataset_node
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.planner.auto_repartition import Inserted
+    from dagster_adjunct.orchestration.planner.auto_repartition import Insertions
     from dagster_adjunct.orchestration.planner.partition_counts import Counts
     from dagster_adjunct.orchestration.planner.record_flows import Flows
 
@@ -22,18 +22,20 @@ def stream_edges(
     catalog: Catalog,
     flows: Flows,
     counts: Counts,
-    inserted: Mapping[str, Inserted],
+    inserted: Insertions,
     default_from: str,
 ) -> dict[str, StreamEdge]:
     """Return the edges by the ids that counts and groups use: streams as defined, then side inputs."""
     edges: dict[str, StreamEdge] = {}
     for operator in app.operators:
-        exchange = inserted.get(operator.id)
-        if exchange is not None:
-            edges[exchange_node(operator.id)] = StreamEdge(
-                f"{app.name}-before-{operator.id}", "intermediate", exchange.partitions, exchange.columns, SPARK,
-                "auto_repartition", operator.id,
-            )  # fmt: skip
+        for number in range(len(operator.inputs)):
+            item = inserted.get((operator.id, number))
+            if item is not None:
+                name = f"{app.name}-before-{operator.id}" + (f"-{number + 1}" if len(operator.inputs) > 1 else "")
+                edges[item.node] = StreamEdge(
+                    name, "intermediate", counts.partitions[item.node], item.columns, SPARK, "auto_repartition",
+                    operator.id,
+                )  # fmt: skip
         flow = flows.after[operator.id]
         context = PlanContext(operator.id, app, catalog)
         edge = operator.spec.edge(context, flow, counts.partitions[flow.stream])

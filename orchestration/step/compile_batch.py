@@ -126,7 +126,7 @@ class Batch:
         for exchange in self._exchanges.get(operator.id, ()):
             if exchange.reason == "auto_repartition":
                 columns = [column(name) for name in exchange.partitioned_by]
-                frames = [frame.repartition(exchange.partitions, *columns) for frame in frames]
+                frames[exchange.input] = frames[exchange.input].repartition(exchange.partitions, *columns)
         if len(frames) < 2:
             return frames
         one_stream = len(self._origins[operator.id].streams) == 1

@@ -160,4 +160,6 @@ def test_auto_repartition_serves_a_stream_that_feeds_a_joined_dataset():
     groups = {group.join: group.streams for group in planned.join_groups}
     # What follows the sink goes on with the stream as it was before the sink's own exchange.
     assert groups["join-3-u"] == ("lake.s1", "lake.u")
-    assert groups["join-5-t"] == ("app-before-send-to-table-2-t", "lake.s2", "lake.t")
+    assert groups["join-5-t"] == ("lake.s2", "lake.t")
+    assert planned.fed[0].streams == ("app-before-send-to-table-2-t",)
+    assert planned.taking_part("join-5-t") == ("app-before-send-to-table-2-t", "lake.s2", "lake.t")
