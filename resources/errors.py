@@ -21,6 +21,7 @@
     |   |-- DatasetNotFoundError, NoSealedVersionError, MarkerConflictError, DatasetError
     |   |-- VersionDiscardedError, LeaseLostError, ValidatorError, BadChangeError, StaleDatasetError
     |   |-- PlanningError, PartitionCountMismatchError
+    |   |-- OperatorFailedError        an expression or a function of the application failed
     |   `-- TableError, RecordNotFoundError, TableAccessError
     `-- TransientError                 the same call may succeed later: retry it
         |-- StoreUnavailableError
@@ -311,6 +312,20 @@ class PartitionCountMismatchError(PlanningError):
     """Streams of one join have partition counts that can't agree."""
 
     counts: tuple[tuple[str, int | None], ...] = ()  # the streams that must agree, and their partitions
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class OperatorFailedError(PermanentError):
+    """An expression or a function of the application failed: over a record, or where it was called."""
+
+    application: str | None = None
+    operator: str | None = None
+    file: str | None = None  # of the user's code that failed, or where the operator is declared
+    line: int | None = None
+    stream: str | None = None  # that the record's position is in
+    partition: int | None = None
+    offset: str | None = None
+    record: str | None = None  # a sample in words, with *** for what is sensitive
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

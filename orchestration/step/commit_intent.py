@@ -32,8 +32,8 @@ def commit_intent(step: OpenedStep, run: StepRun, planned: PlannedBatch) -> Open
     """Commit what the batch is going to do, once its outputs are known to take it; nothing is read before."""
     context, intent, state = step.context, planned.intent, run.logged.state
     views = {name: step.versions.view(name, version, state) for name, version in intent.versions.items()}
-    columns = {name: None if view is None else view.schema for name, view in views.items()}
-    if columns != run.columns:  # once a run, and for other columns of the datasets
+    columns = {**planned.records, **{name: None if view is None else view.schema for name, view in views.items()}}
+    if columns != run.columns:  # once a run, and for other columns of datasets or inputs
         check_outputs(context, views)
     run = replace(run, columns=columns, logged=step.log.open(run.logged, intent))
     spans = intent.ranges.items()

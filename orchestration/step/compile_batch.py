@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from dagster_adjunct.assets.sources.entries_of_records import schema_of_entries
-from dagster_adjunct.orchestration.operators.hidden_columns import ORIGIN, carried, tie_breakers
+from dagster_adjunct.orchestration.operators.hidden_columns import ORIGIN, tie_breakers
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.exchange_check import ProvenJoin, check_joins
 from dagster_adjunct.orchestration.step.join_counts import JoinCounts
@@ -21,6 +21,7 @@ from dagster_adjunct.orchestration.step.record_positions import (
 )
 from dagster_adjunct.orchestration.step.refused_records import as_records, check_all_there
 from dagster_adjunct.orchestration.step.table_marks import marking_of, streams_of_positions, summed, writer_of
+from dagster_adjunct.orchestration.step.user_functions import result_of
 from dagster_adjunct.resources.errors import PlanningError, StreamNotFoundError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.quoted_columns import column
@@ -29,6 +30,7 @@ from dagster_adjunct.resources.streams.interface.stream_system import AppendResu
 from dagster_adjunct.resources.streams.lake.source_ranges import SourceRange, Sources
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.spark_write import TableWrite, write_table
+from dagster_adjunct.resources.user_code import line_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -114,8 +116,9 @@ class Batch:
             return operator.spec.compile(operator.id, self._arriving(operator), self)
         except AnalysisException as error:
             problem = str(error).strip().partition("SQLSTATE")[0].strip().splitlines()[0].rstrip(" .")
+            place = line_of(error) or operator.declared_at
             raise PlanningError(
-                f"{operator.id}: {problem}.",
+                f"{operator.id}: {problem}{f' ({place.words()})' if place else ''}.",
                 "Correct the expression, or the function; adjunct plan shows the operators by these names.",
                 operator=operator.id,
             ) from error
@@ -166,17 +169,7 @@ class Batch:
         return with_epochs(streams.read(self._spark, ranges), epochs)
 
     def call(self, operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
-        result = function(frame)
-        lost = [name for name in carried(frame) if name not in result.columns]
-        if lost:
-            raise PlanningError(
-                f"{operator}: its function returned records without {', '.join(lost)}, which carry each record's "
-                "position in its stream and its epoch.",
-                'Keep them: add columns with withColumn or select("*", …), and drop only your own; or give '
-                "expressions instead of a function.",
-                operator=operator,
-            )
-        return result
+        return result_of(operator, function, frame)
 
     def entries(self, dataset: str) -> tuple[DataFrame, Schema]:
         view = self._inputs.views[dataset]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
     from dagster_adjunct.orchestration.startpoints.input_positions import InputPositions
     from dagster_adjunct.orchestration.step.step_context import StepContext
+    from dagster_adjunct.resources.schemas.schema import Schema
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 K = TypeVar("K", bound=Hashable)
@@ -22,10 +23,14 @@ Spans = Mapping[SystemStreamPartition, OffsetRange]
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """A batch that is not begun: what it is to do, and when planning it began, by the monotonic clock."""
+    """A batch that is not begun: what it is to do, and when planning it began, by the monotonic clock.
+
+    `records` are the columns of its input streams; None where they are not known.
+    """
 
     intent: Intent
     began: float
+    records: Mapping[str, Schema | None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,4 +35,5 @@ def plan_batch(step: OpenedStep, run: StepRun, seen: Seen) -> PlannedBatch | Not
     versions.check_fresh()
     served = served | versions.read_on(state, tell_table)
     met = {dataset.name: served[dataset.name] for dataset in context.app.datasets}
-    return PlannedBatch(intent.model_copy(update={"versions": met}), seen.began)
+    records = {name: snapshot.info.schema for name, snapshot in seen.streams.items()}
+    return PlannedBatch(intent.model_copy(update={"versions": met}), seen.began, records)

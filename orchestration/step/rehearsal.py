@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.orchestration.operators.table_checks import Sink, check_columns
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.compile_batch import Batch, Counted, sent_schema
-from dagster_adjunct.resources.errors import AdjunctError
+from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.tables.arrow_operations import DEFAULT, UPDATE
+from dagster_adjunct.resources.tables.spark_write import check_record_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction
+    from dagster_adjunct.orchestration.operators.operator_spec import Operator
     from dagster_adjunct.orchestration.operators.table_sends import TableSend
     from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.resources.schemas.schema import Schema
@@ -32,14 +34,10 @@ _log = logging.getLogger("adjunct.step")
 def check_outputs(context: StepContext, views: Mapping[str, VersionReader | TransientVersion | None]) -> None:
     """Raise what creating an output stream would raise for the columns that these dataset versions give it.
 
-    Functions of the application are called with a frame of no records. One that fails over that tells nothing: its
-    output is checked when it is written.
+    Functions of the application are called with a frame of no records, as a batch may be: one that fails over that is
+    refused.
     """
     Rehearsal(context, BatchInputs(0, {}, views), lambda name: None).run()
-
-
-class _UntriedError(Exception):
-    """A function of the application can't be tried without records."""
 
 
 class Rehearsal(Batch):
@@ -51,16 +49,28 @@ class Rehearsal(Batch):
 
     def run(self) -> Counted:
         for operator in self._context.app.operators:
-            if operator.id not in self._written or not all(source in self._frames for source in operator.inputs):
-                continue
-            try:
-                self._frames[operator.id] = self._analysed(operator)
-            except _UntriedError as error:
-                _log.info("%s: its function can't be tried without records: %s", operator.id, error)
+            if operator.id in self._written:
+                self._frames[operator.id] = self._named(operator)
         return Counted({}, {})
 
+    def _named(self, operator: Operator) -> DataFrame:
+        """Return the operator's records; what is refused of them is told with its name."""
+        try:
+            return self._analysed(operator)
+        except PermanentError as error:
+            if operator.id in error.problem:
+                raise
+            raise error.reworded(f"{operator.id}: {error.problem}", error.next_step) from error
+
     def call(self, operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
-        return super().call(operator, _tried(function), frame)
+        try:
+            return super().call(operator, function, frame)
+        except OperatorFailedError as error:
+            raise error.reworded(
+                f"{error.problem} It was called with no records, before the batch is begun.",
+                "Mend it, so that it gives its columns for no records, too: a batch may have none for it, as where "
+                "another stream is replayed.",
+            ) from error.__cause__
 
     def _entries(self, view: VersionReader | TransientVersion | None, schema: Schema) -> DataFrame:
         return super()._entries(None, schema)
@@ -80,8 +90,10 @@ class Rehearsal(Batch):
 
     def write(self, operator: str, frame: DataFrame, send: TableSend) -> None:
         """Compare what Spark makes of the records with the table's columns, as its store has them."""
+        table = self.app.tables[send.table]
+        check_record_columns(frame.columns, table.name, table.key, updates=send.contract is not None, what=operator)
         spec = self.app.operator(operator).spec
-        sink = Sink(self.app.tables[send.table], send, getattr(spec, "update", None))
+        sink = Sink(table, send, getattr(spec, "update", None))
         check_columns(operator, sink, _types(frame), self._stored_types(sink))
 
     def _stored_types(self, sink: Sink) -> dict[str, str] | None:
@@ -91,6 +103,8 @@ class Rehearsal(Batch):
             return sink.columns or self._looked_at.get(sink.table.name)
         try:
             found = asyncio.run(_asked(sink.function))
+        except PermanentError:
+            raise
         except Exception as error:  # noqa: BLE001 - the table's own retries are for the batch, which tells what is wrong
             _log.info("Table %s can't be asked for its columns now: %s", sink.table.name, error)
             found = None
@@ -124,17 +138,3 @@ def _types(frame: DataFrame) -> dict[str, str | None]:
                 columns = part.dataType.fields if isinstance(part.dataType, StructType) else [part]
                 types |= {f"{field.name}.{one.name}": one.dataType.simpleString() for one in columns}
     return types
-
-
-def _tried(function: DataFrameFunction) -> DataFrameFunction:
-    from pyspark.errors import AnalysisException
-
-    def call(frame: DataFrame) -> DataFrame:
-        try:
-            return function(frame)
-        except (AdjunctError, AnalysisException):  # columns are the same, with records or without
-            raise
-        except Exception as error:  # whatever somebody's code raises where it finds no record
-            raise _UntriedError(f"{type(error).__name__}: {error}") from error
-
-    return call

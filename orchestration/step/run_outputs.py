@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.step.compile_batch import run_batch
 from dagster_adjunct.orchestration.step.step_report import StepEvent
-from dagster_adjunct.resources.errors import StoreUnavailableError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    NullKeyError,
+    OperatorFailedError,
+    PlanningError,
+    ProducerConflictError,
+    SchemaMismatchError,
+    StoreUnavailableError,
+    TableError,
+)
 from dagster_adjunct.resources.spark.spark_errors import adjunct_error
 
 if TYPE_CHECKING:
@@ -17,6 +26,15 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.step.step_run import Counters, OpenedStep
     from dagster_adjunct.resources.tables.metrics import TableMetrics
 
+# What mending the application, its records or its tables ends; the batch is open until then.
+_OF_THE_APPLICATION = (
+    NullKeyError,
+    OperatorFailedError,
+    PlanningError,
+    ProducerConflictError,
+    SchemaMismatchError,
+    TableError,
+)
 # Seconds before a batch's work is begun again where the store broke off in the middle of it.
 _PAUSES = (1.0, 5.0)
 
@@ -29,6 +47,26 @@ class WrittenBatch:
     counters: Counters
     measured: Mapping[str, TableMetrics]
     seconds: dict[str, float]
+
+
+def with_way_out(error: AdjunctError, app: str, batch: int) -> AdjunctError:
+    """Return the error, with how the batch that it leaves open comes to its end: as a note, or as the next step."""
+    give_up = f"adjunct checkpoint abandon {app} --reason …"
+    if isinstance(error, ProducerConflictError):
+        return error.reworded(
+            error.problem,
+            f"Batch {batch} is open, and this output has it already, as other code has made it: end it with that code "
+            f"and deploy again; or give it up, and its records are sent again in another batch: {give_up}.",
+        )
+    way_out = (
+        f"Batch {batch} stays open: the next run repeats it with the code of then, and adds nothing to an output that "
+        f"has it. Or give it up: {give_up} (with --skip its records are passed over)."
+    )
+    if isinstance(error, OperatorFailedError):
+        return error.reworded(error.problem, f"{error.next_step} {way_out}")
+    if way_out not in getattr(error, "__notes__", ()):
+        error.add_note(way_out)
+    return error
 
 
 def run_outputs(step: OpenedStep, opened: OpenBatch) -> WrittenBatch:
@@ -49,6 +87,11 @@ def run_outputs(step: OpenedStep, opened: OpenBatch) -> WrittenBatch:
             )
         except Exception as error:
             ours = adjunct_error(error)
+            if isinstance(ours, _OF_THE_APPLICATION):
+                told = with_way_out(ours, context.app.name, intent.batch)
+                if told is error:
+                    raise
+                raise told from (error.__cause__ if ours is error else error)
             if pause is None or not isinstance(ours, StoreUnavailableError):
                 raise
             text = f"{ours.problem} The batch is begun again in {pause:g} s"

@@ -39,8 +39,8 @@ class OpenedStep:
 class StepRun:
     """How far a run of the step has come: the batch log as it has left it, and what its report will tell.
 
-    Partitions that are `held` are not read in this run; None before its start. `columns` are those of the datasets that
-    the outputs were last checked with; None before the first check.
+    Partitions that are `held` are not read in this run; None before its start. `columns` are those of the datasets and
+    inputs that the outputs were last checked with; None before the first check.
     """
 
     logged: LoggedState

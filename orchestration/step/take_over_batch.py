@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.step.next_batch import PlannedBatch
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
+from dagster_adjunct.resources.names import split_stream_name
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.batch_log import Intent
@@ -24,7 +25,11 @@ def take_over(step: OpenedStep, run: StepRun, left_open: Intent) -> PlannedBatch
     context.check()
     _check_same_streams(context, run, left_open)
     step.versions.hold(left_open.versions, reopened=True)
-    return PlannedBatch(left_open.model_copy(update={"run": context.run}), began)
+    records = {
+        name: context.systems[split_stream_name(name)[0]].info(split_stream_name(name)[1]).schema
+        for name in context.app.inputs
+    }
+    return PlannedBatch(left_open.model_copy(update={"run": context.run}), began, records)
 
 
 def _check_same_streams(context: StepContext, run: StepRun, left_open: Intent) -> None:

@@ -90,7 +90,7 @@ def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) 
     """
     from pyspark.sql import functions as F
 
-    _check_columns(df.columns, write, what)
+    check_record_columns(df.columns, write.table.name, write.table.key, updates=write.contract is not None, what=what)
     keys = [F.col(f"`{name}`") for name in write.table.key]
     if exchange:
         df = df.repartition(write.tasks, *keys)
@@ -131,16 +131,17 @@ def _repeatable(df: DataFrame) -> bool:
     return plan is None or bool(plan.queryExecution().analyzed().deterministic())
 
 
-def _check_columns(columns: Sequence[str], write: TableWrite, what: str) -> None:
-    needed = [*write.table.key, *([UPDATE] if write.contract else [])]
+def check_record_columns(columns: Sequence[str], table: str, key: Sequence[str], *, updates: bool, what: str) -> None:
+    """Raise SchemaMismatchError where records lack the table's key, or are no updates; `what` says whose they are."""
+    needed = [*key, *([UPDATE] if updates else [])]
     missing = [name for name in needed if name not in columns]
     if missing:
         shown = ", ".join(name for name in columns if not name.startswith("__"))
         raise SchemaMismatchError(
-            f"{what}: records have no {', '.join(map(repr, missing))}; they have {shown}.",
+            f"{what}: records for table {table} have no {', '.join(map(repr, missing))}; they have {shown}.",
             "Give updates their form first: .map(*update_message(key=…, update=…, default=…))."
-            if write.contract
-            else f"The table's key is {', '.join(write.table.key)}: keep it, or rename a column to it.",
+            if updates
+            else f"The table's key is {', '.join(key)}: keep it, or rename a column to it.",
         )
 
 

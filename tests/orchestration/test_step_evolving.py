@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.resources.errors import PlanningError, ProducerConflictError, StreamExistsError
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.step_world import StepWorld
 
 pytestmark = pytest.mark.spark
@@ -96,10 +100,24 @@ def test_what_only_spark_knows_is_refused_before_a_batch_is_begun(step_world: St
     assert "c" not in [row[0] for row in out(step_world)]
 
 
-def test_a_function_that_needs_records_is_checked_when_it_has_them(step_world: StepWorld) -> None:
-    def needs_records(frame: Any) -> Any:
-        return frame.filter(frame["v"] <= frame.agg({"v": "max"}).first()[0] + 0)
-
+def test_columns_that_an_input_gets_between_batches_are_looked_at_before_the_next(step_world: StepWorld) -> None:
+    """The second batch reads a column that the join's dataset brings, too."""
+    step_world.stream("planes", "k", 2, k="string", w="int")
+    step_world.send("planes", ("a", 1), version="v1")
+    planes = bounded_dataset("planes", input="lake.planes", key="k", partitions=2)
     numbers(step_world)
-    step_world.run(sending("k", "v", hidden=needs_records))
-    assert [row[:2] for row in out(step_world)] == [("a", 1), ("b", 2)]
+    app = Application("app", max_batch_records=2)
+    found = app.input_stream("lake.s").map(lambda frame: frame, keeps_partitioning=True).join(app.table(planes), on="k")
+    found.send_to(app.output_stream("lake.out", partitions=2, key="k"))
+    step_world.advance(planes)
+    context = step_world.context(app)
+
+    def widened(event: StepEvent) -> None:
+        if event.what == "batch":
+            step_world.streams.create("s", schema=Schema.of(k="string", v="int", w="int"), key=["k"], partitions=2)
+            step_world.send("s", ("c", 3, 4))
+
+    with pytest.raises(PlanningError, match="the stream and dataset planes both have a column 'w'"):
+        run_step(replace(context, on_event=widened))
+    state = step_world.state(app)
+    assert (state.open, state.batch) == (None, 1)

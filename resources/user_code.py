@@ -1,0 +1,98 @@
+"""What is told of an application's own code that failed: its line, what it raised, and the record, masked and cut."""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+import traceback
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dagster_adjunct.resources.declared_place import Place, is_ours
+from dagster_adjunct.resources.errors import OperatorFailedError
+
+MASKED = "***"
+_LONGEST, _COLUMNS = 80, 20
+_LINE = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
+_LIBRARIES = re.compile(r"[/\\](?:pyspark|py4j|pyarrow|pandas|numpy|cloudpickle)[/\\]")
+_PYTHONS_OWN = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
+
+
+def failure_of(
+    operator: str,
+    called: str,
+    error: BaseException,
+    *,
+    record: Mapping[str, Any] | None = None,
+    sensitive: Collection[str] = (),
+    **about: Any,
+) -> OperatorFailedError:
+    """Return the error that says which function (`called`, as plans show it) of which operator failed, where and how.
+
+    `record` is the one that it failed over, where that is known; values of `sensitive` columns are masked, and where
+    there are any, what the function says in its own words is left out, too. `about` are more fields of the error, such
+    as the record's position. Raise it from `error`, unless there are sensitive columns.
+    """
+    place = line_of(error)
+    said = "" if sensitive else str(error).strip()
+    problem = f"{operator}: {called} raised {type(error).__name__}{f': {cut(said)}' if said else ''}"
+    return failed(problem, place, record, sensitive, operator=operator, **about)
+
+
+def failed(
+    problem: str, place: Place | None, record: Mapping[str, Any] | None, sensitive: Collection[str], **about: Any
+) -> OperatorFailedError:
+    """Return the error of these words, with the line of the user's file and the record behind them."""
+    if place is not None:
+        problem += f" ({place.words()})"
+        about |= {"file": place.file, "line": place.line}
+    stream, partition, offset = (about.get(name) for name in ("stream", "partition", "offset"))
+    if stream is not None and partition is not None and offset is not None:
+        problem += f", at {stream}.{partition} offset {offset}"
+    if record is not None:
+        about["record"] = told_record(record, sensitive)
+        problem += f", for {about['record']}"
+    return OperatorFailedError(f"{problem.rstrip('.')}.", "Mend it and run again.", **about)
+
+
+def told_record(record: Mapping[str, Any], sensitive: Collection[str] = ()) -> str:
+    """Return a record in words: `{k: 'a', email: ***}`, without hidden columns; long values are cut."""
+    hidden = {name.lower() for name in sensitive}
+    own = {name: value for name, value in record.items() if not name.startswith("__")}
+    shown = [
+        f"{name}: {MASKED if name.lower() in hidden else cut(repr(value))}"
+        for name, value in list(own.items())[:_COLUMNS]
+    ]
+    return f"{{{', '.join([*shown, '…'] if len(own) > _COLUMNS else shown)}}}"
+
+
+def cut(text: str) -> str:
+    """Return the first line of a text, at most 80 characters of it."""
+    line = text.splitlines()[0] if text else ""
+    return line if len(line) <= _LONGEST and line == text else f"{line[: _LONGEST - 1]}…"
+
+
+def line_of(error: BaseException) -> Place | None:
+    """Return the innermost line of the user's code in an error's traceback; of its cause's where it has none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = _innermost((frame.filename, frame.lineno or 0) for frame in frames)
+    if place is None and error.__cause__ is not None:
+        return line_of(error.__cause__)
+    return place
+
+
+def line_in(text: str) -> Place | None:
+    """Return the innermost line of the user's code in a traceback that came as text, as Spark's workers send it."""
+    return _innermost((match["file"], int(match["line"])) for match in _LINE.finditer(text))
+
+
+def _innermost(lines: Iterable[tuple[str, int]]) -> Place | None:
+    theirs = [Place(file, line) for file, line in lines if _is_the_users(file)]
+    return theirs[-1] if theirs else None
+
+
+def _is_the_users(file: str) -> bool:
+    if file.startswith("<") or is_ours(file) or _LIBRARIES.search(file):
+        return False
+    return not file.startswith(_PYTHONS_OWN) or "site-packages" in Path(file).parts

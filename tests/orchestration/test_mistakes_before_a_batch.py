@@ -1,0 +1,130 @@
+"""What a user can get wrong is told with its operator before a batch is begun: no mistake leaves one open."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dagster_adjunct import Application, application_state
+from dagster_adjunct.errors import OperatorFailedError, PlanningError, SchemaMismatchError, TableAccessError
+from dagster_adjunct.resources.backends import SqliteTable
+from dagster_adjunct.resources.tables import RemoteTable
+from dagster_adjunct.resources.tables.partial_update import UpdateContract
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from tests.orchestration.step_world import StepWorld
+
+pytestmark = pytest.mark.spark
+
+
+def nowhere(frame: DataFrame) -> DataFrame:
+    return frame.withColumn("more", frame["nowhere"])
+
+
+def needs_records(frame: DataFrame) -> DataFrame:
+    return frame.filter(frame["v"] <= frame.agg({"v": "max"}).first()[0] + 0)  # type: ignore[index]
+
+
+def unpicklable(frame: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    lock = threading.Lock()
+    return frame.withColumn("free", F.udf(lambda v: not lock.locked(), "boolean")("v"))
+
+
+def twice(frame: DataFrame) -> DataFrame:
+    return frame.select("*", frame["v"].alias("V"))
+
+
+def line_with(text: str) -> int:
+    lines = Path(__file__).read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if text in line)
+
+
+STREAMS: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda stream: stream.filter("vv > 1"), "filter-2: .*`vv`"),
+    (lambda stream: stream.filter("v >"), "filter-2: .*end of input"),
+    (lambda stream: stream.map("k", "v * nowhere as w"), "map-2: .*`nowhere`"),
+    (lambda stream: stream.map(nowhere), "map-2: .*`?nowhere`?"),
+    (lambda stream: stream.map(lambda frame: None), r"map-2: <lambda>\(\) returned None: expected a DataFrame"),
+    (lambda stream: stream.filter(lambda frame: frame["v"] > 1), "filter-2: .* returned Column: expected a DataFrame"),
+    (lambda stream: stream.map(twice), r"map-2: twice\(\) returned two columns called 'V'"),
+    (lambda stream: stream.map(lambda frame: frame.select("k", "v")), "map-2: .* records without __partition"),
+    (lambda stream: stream.map(lambda frame: frame.drop("k")), "send-to-3: .*no column 'k'"),
+    (lambda stream: stream.map("k", "array(v) as v"), "send-to-3: column 'v' has type 'array<int>'"),
+]
+
+
+@pytest.mark.parametrize(("describe", "said"), STREAMS)
+def test_a_mistake_is_told_with_its_operator_and_leaves_no_batch(
+    step_world: StepWorld, describe: Callable[[Any], Any], said: str
+) -> None:
+    app = world_of(step_world)
+    describe(app.input_stream("lake.numbers")).send_to(app.output_stream("lake.out", partitions=2, key="k"))
+    with pytest.raises((PlanningError, SchemaMismatchError), match=said) as caught:
+        step_world.run(app)
+    assert "Relation" not in str(caught.value)
+    assert "\n" not in caught.value.problem
+    assert application_state(step_world.lake, "app").open is None
+
+
+@pytest.mark.parametrize(
+    ("function", "raised", "line"),
+    [
+        (needs_records, "TypeError", line_with('frame.agg({"v": "max"})')),
+        (unpicklable, "PicklingError", line_with("lock.locked()")),
+    ],
+)
+def test_a_function_that_fails_over_no_records_is_told_with_its_line(
+    step_world: StepWorld, function: Callable[[Any], Any], raised: str, line: int
+) -> None:
+    """The second output is looked at, too, before the first gets anything."""
+    app = world_of(step_world)
+    stream = app.input_stream("lake.numbers")
+    stream.send_to(app.output_stream("lake.out", partitions=2, key="k"))
+    stream.map(function).send_to(app.output_stream("lake.more", partitions=2, key="k"))
+    with pytest.raises(
+        OperatorFailedError, match=rf"map-3: {function.__name__}\(\) raised {raised}: .*no records"
+    ) as caught:
+        step_world.run(app)
+    assert (caught.value.operator, caught.value.file, caught.value.line) == ("map-3", __file__, line)
+    assert application_state(step_world.lake, "app").open is None
+    assert "out" not in step_world.streams.list_streams()
+
+
+def test_records_that_a_table_can_not_take_are_told_before_a_batch(step_world: StepWorld, tmp_path: Path) -> None:
+    things = step_world.table()
+    nowhere = SqliteTable(tmp_path / "other.sqlite", "nothing", "k")
+    absent = RemoteTable("absent", key="k", read_function=nowhere, write_function=nowhere)
+    cases: list[tuple[Callable[[Any, Any], Any], type[Exception], str]] = [
+        (
+            lambda s, app: s.map(lambda f: f.drop("k")).send_to(app.table(things)),
+            SchemaMismatchError,
+            "table things have no 'k'",
+        ),
+        (
+            lambda s, app: s.map(lambda f: f).send_to(app.table(things), UpdateContract.UPDATE_ONLY),
+            SchemaMismatchError,
+            "table things have no 'update'",
+        ),
+        (lambda s, app: s.send_to(app.table(absent)), TableAccessError, "send-to-table-2-absent: "),
+    ]
+    world_of(step_world)
+    for describe, kind, said in cases:
+        app = Application("app")
+        describe(app.input_stream("lake.numbers"), app)
+        with pytest.raises(kind, match=said):
+            step_world.run(app)
+        assert application_state(step_world.lake, "app").open is None
+
+
+def world_of(world: StepWorld) -> Application:
+    world.stream("numbers", "k", 2, k="string", v="int")
+    world.send("numbers", ("a", 1))
+    return Application("app")
