@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.dead_letters import DeadLetters
 from dagster_adjunct.orchestration.operators.filter import checked_filter
+from dagster_adjunct.orchestration.operators.flat_map import checked_flat_map
 from dagster_adjunct.orchestration.operators.join import Join, checked_join
 from dagster_adjunct.orchestration.operators.map import checked_map
-from dagster_adjunct.orchestration.operators.partition_by import PartitionBy, checked_partition_by
+from dagster_adjunct.orchestration.operators.partition_by import PartitionBy, checked_partition_by, key_columns
+from dagster_adjunct.orchestration.operators.select import checked_select
 from dagster_adjunct.orchestration.operators.send_to_stream import SendToStream
 from dagster_adjunct.orchestration.operators.send_to_table import SendToDataset, SendToTable
 from dagster_adjunct.orchestration.operators.table_sends import TableSend
 from dagster_adjunct.orchestration.operators.update_columns import checked_update
+from dagster_adjunct.orchestration.operators.with_columns import checked_with_columns
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, check_whole_number
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.tables.partial_update import UpdateContract
@@ -31,7 +34,9 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.declared_sinks import KeyedTable
     from dagster_adjunct.orchestration.operators.join_arguments import How, On
     from dagster_adjunct.orchestration.operators.operator_spec import Spec
+    from dagster_adjunct.orchestration.operators.record_functions import RecordFunction
     from dagster_adjunct.orchestration.operators.update_columns import Columns, Update
+    from dagster_adjunct.resources.schemas.schema import Schema
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,13 +98,46 @@ class MessageStream:
         """
         return self.apply(checked_map(self.operator, expressions, keeps_partitioning))
 
+    def select(self, *columns: str) -> MessageStream:
+        """Return records with exactly these columns: "tailnum", "dest as faa", or "upper(model) as model"."""
+        return self.apply(checked_select(self.operator, columns))
+
+    def with_columns(self, **columns: str) -> MessageStream:
+        """Return records with all their columns and these, which are Spark SQL expressions: gross="spent * 1.2".
+
+        A column of the same name is replaced, in its place. Where records lie stays known, unless a column by which
+        they are partitioned is replaced.
+        """
+        return self.apply(checked_with_columns(self.operator, columns))
+
+    def flat_map(
+        self,
+        what: str | RecordFunction,
+        *,
+        schema: Schema | None = None,
+        keep_empty: bool = False,
+        keeps_partitioning: bool = False,
+    ) -> MessageStream:
+        """Return any number of records for each record, in their order.
+
+        "split(words, ' ') as word" gives one for each element of an array (or entry of a map), with all columns and
+        the element. A record without elements is gone; with `keep_empty` it goes on with null. A function is called in
+        Spark's tasks with each record, as a dictionary, and returns dictionaries with exactly the columns of `schema`.
+        Nothing is known of where these lie, unless `keeps_partitioning=True` promises that the columns by which the
+        records are partitioned are as they were.
+        """
+        return self.apply(checked_flat_map(self.operator, what, schema, keep_empty, keeps_partitioning))
+
     def partition_by(self, *columns: str, partitions: int | None = None) -> MessageStream:
         """Return the records spread anew by `columns`: an intermediate stream.
 
-        The planner finds the count where `partitions` does not give it.
+        "upper(city) as city_key" is a column of the records from then on. The planner finds the count where
+        `partitions` does not give it.
         """
+        names, computed = key_columns(columns)
+        before = self.with_columns(**computed) if computed else self
         stream = f"{self.graph.name}-{self.graph.next_id(PartitionBy.kind)}"
-        return self.apply(checked_partition_by(self.operator, stream, columns, partitions))
+        return before.apply(checked_partition_by(before.operator, stream, names, partitions))
 
     def join(
         self,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.orchestration.operators.arguments import column_names, partition_count
+from dagster_adjunct.orchestration.operators.expressions import split_alias
 from dagster_adjunct.orchestration.operators.known_columns import require
 from dagster_adjunct.orchestration.operators.operator_spec import PassesRecords
 from dagster_adjunct.orchestration.operators.planning_values import Flow, StreamEdge
@@ -39,7 +40,8 @@ class PartitionBy(PassesRecords):
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
-        require(context.operator, "the stream", self.columns, flow.columns, "Name columns that it has.")
+        next_step = 'Name columns that it has; an expression needs a name: partition_by("upper(city) as city_key").'
+        require(context.operator, "the stream", self.columns, flow.columns, next_step)
         return Flow(context.operator, flow.columns, self.columns, SPARK)
 
     def declared_partitions(self, context: PlanContext) -> int | None:
@@ -61,3 +63,10 @@ def checked_partition_by(after: str, stream: str, columns: Sequence[str], partit
     if not names:
         raise ConfigurationError(f"{what} names no column.", "Name the columns to partition by.", argument="columns")
     return PartitionBy(stream, names, partition_count(f"{what}: partitions", partitions))
+
+
+def key_columns(columns: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the names of the columns to partition by, and the expressions of those that have to be computed first."""
+    split = [split_alias(item) if isinstance(item, str) else (item, None) for item in columns]
+    computed = {alias: what for what, alias in split if alias is not None}
+    return tuple(alias or item for item, (_, alias) in zip(columns, split, strict=True)), computed

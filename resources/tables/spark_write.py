@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.tables.remote_table import RemoteTable
 
 _PLACE = ("__partition", "__offset")
-_POSITION = (*_PLACE, "__task", "__branch")
+_POSITION = (*_PLACE, "__task", "__branch", "__ordinal")
 _LETTER = (*_PLACE, "__timestamp", "__epoch")
 Counters = dict[str, int]
 

@@ -1,0 +1,156 @@
+"""FlatMap: any number of records made of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from dagster_adjunct.orchestration.operators.arguments import called, column_names
+from dagster_adjunct.orchestration.operators.expressions import plain_column, split_alias
+from dagster_adjunct.orchestration.operators.hidden_columns import ORDINAL, carried, ordinal
+from dagster_adjunct.orchestration.operators.known_columns import Types, require, types_of
+from dagster_adjunct.orchestration.operators.operator_spec import Spec
+from dagster_adjunct.orchestration.operators.record_functions import RecordCall, call_in_tasks, checked_function
+from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN
+from dagster_adjunct.orchestration.operators.with_columns import WithColumns
+from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.schema import Schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.orchestration.operators.column_lineage import LineageContext, Made
+    from dagster_adjunct.orchestration.operators.compiling import Batch
+    from dagster_adjunct.orchestration.operators.planning_values import Flow, PlanContext
+    from dagster_adjunct.orchestration.operators.record_functions import RecordFunction
+
+_NUMBER, _ELEMENT = "__number", "__element"
+
+
+@dataclass(frozen=True, slots=True)
+class Elements(Spec):
+    """A record for each element of an array or map: all columns, and the element as `name`, in place of one so called.
+
+    A record without elements is gone, or with `keep_empty` goes on with null.
+    """
+
+    kind: ClassVar[str] = "flat-map"
+    expression: str
+    name: str
+    keep_empty: bool = False
+
+    def summary(self) -> str:
+        return f"each of {self.expression} as {self.name}" + (", or null" if self.keep_empty else "")
+
+    @property
+    def _as_columns(self) -> WithColumns:
+        """What it does to columns: as if it gave one more, which is never another as it was."""
+        return WithColumns(((self.name, f"({self.expression})"),))
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        (flow,) = arriving
+        array = plain_column(self.expression)
+        if array is not None:
+            require(context.operator, "the stream", (array,), flow.columns, "Correct the expression.")
+        return self._as_columns.flow(context, arriving)
+
+    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        return self._as_columns.types(context, arriving)
+
+    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+        return self._as_columns.column_sources(context, arriving)
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+        from pyspark.sql import functions as F
+        from pyspark.sql.types import ArrayType, MapType
+
+        (frame,) = frames
+        values = F.expr(self.expression)
+        kind = frame.select(values).schema.fields[0].dataType
+        if not isinstance(kind, ArrayType | MapType):
+            raise PlanningError(
+                f"{operator}: {self.expression} is {kind.simpleString()}, which has no elements: expected an array or "
+                "a map.",
+                "Make one of it, with split(words, ' ') or from_json(text, 'array<string>'), say.",
+                operator=operator,
+            )
+        values = F.map_entries(values) if isinstance(kind, MapType) else values
+        exploded = (F.posexplode_outer if self.keep_empty else F.posexplode)(values)
+        made = frame.select("*", exploded.alias(_NUMBER, _ELEMENT))
+        number = F.coalesce(F.col(_NUMBER), F.lit(0))
+        there = {name.lower() for name in frame.columns}
+        columns = [
+            F.col(_ELEMENT).alias(self.name) if name.lower() == self.name.lower() else column(name)
+            for name in frame.columns
+            if name != ORDINAL
+        ]
+        if self.name.lower() not in there:
+            columns.append(F.col(_ELEMENT).alias(self.name))
+        return made.select(*columns, ordinal(frame, number).alias(ORDINAL))
+
+
+@dataclass(frozen=True, slots=True)
+class FlatMap(Spec):
+    """The records that a `function` makes of each record, with the columns of `schema`."""
+
+    kind: ClassVar[str] = "flat-map"
+    function: RecordFunction
+    schema: Schema
+    keeps_partitioning: bool = False
+
+    def summary(self) -> str:
+        return called(self.function)
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        (flow,) = arriving
+        made = replace(flow, columns=self.schema.names)
+        if not flow.partitioned_by:
+            return made
+        if self.keeps_partitioning:
+            side = f"what {called(self.function)} returns with keeps_partitioning=True"
+            next_step = f"The records are partitioned by {', '.join(flow.partitioned_by)}: return these, too."
+            require(context.operator, side, flow.partitioned_by, made.columns, next_step)
+            return made
+        return replace(made, partitioned_by=(), partitioner=UNKNOWN, lost_at=context.operator)
+
+    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        return types_of(self.schema)
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+        (frame,) = frames
+        return call_in_tasks(frame, RecordCall(operator, self.function, self.schema, several=True), carried(frame))
+
+
+def checked_flat_map(
+    after: str, what: str | RecordFunction, schema: Schema | None, keep_empty: bool, keeps_partitioning: bool
+) -> Elements | FlatMap:
+    """Return the operator that a user's arguments ask for, behind the operator `after`."""
+    called_so = f"flat_map after {after}"
+    if isinstance(what, str):
+        if schema is not None or keeps_partitioning:
+            raise ConfigurationError(
+                f"{called_so} has an expression, and schema= or keeps_partitioning=, which are for functions.",
+                "Leave them out.",
+                argument="schema",
+            )
+        expression, alias = split_alias(what)
+        name = alias or plain_column(expression)
+        if not expression or name is None:
+            raise ConfigurationError(
+                f"{called_so} got {what!r}: nothing says how an element is called.",
+                "Write flat_map(\"split(words, ' ') as word\"), say.",
+                argument="what",
+            )
+        column_names(called_so, name)
+        return Elements(expression, name, bool(keep_empty))
+    checked_function(called_so, what, schema)
+    assert schema is not None
+    if keep_empty:
+        raise ConfigurationError(
+            f"{called_so} has a function, and keep_empty=, which is for expressions.",
+            "Leave it out: the function says itself what it makes of a record.",
+            argument="keep_empty",
+        )
+    return FlatMap(what, schema, bool(keeps_partitioning))

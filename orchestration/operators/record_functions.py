@@ -1,0 +1,173 @@
+"""Functions of the application that are called with one record at a time, in Spark's tasks.
+
+They take records as dictionaries, with the values that Arrow gives, and return dictionaries of declared columns. All of
+them are called in `_results`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from dagster_adjunct.orchestration.operators.arguments import called
+from dagster_adjunct.orchestration.operators.hidden_columns import ORDINAL, ordinal_text
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.spark_errors import wrapped
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+Record: TypeAlias = "dict[str, Any]"
+RecordFunction: TypeAlias = "Callable[..., Any]"
+_ROWS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class RecordCall:
+    """How the operator `operator` calls `function`: with a record, and with the struct in the column `entry` if there
+    is one, for a dictionary of the columns `made`; or, with `several`, for any number of them. None is no result."""
+
+    operator: str
+    function: RecordFunction
+    made: Schema
+    several: bool = False
+    entry: str | None = None
+
+
+def call_in_tasks(frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> DataFrame:
+    """Return a record for each result of the function: the columns `kept` of that it is made of, and its own.
+
+    Where one record may have several results, the ordinal of each is told.
+    """
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    fields = [frame.schema[name] for name in kept if not (call.several and name == ORDINAL)]
+    names = [field.name for field in fields]
+    if call.several:
+        fields.append(StructField(ORDINAL, StringType()))
+    made = cast("StructType", StructType.fromDDL(call.made.ddl()))
+    return frame.mapInArrow(_task(call, names), StructType([*fields, *made.fields]))
+
+
+def checked_function(what: str, function: object, schema: object) -> None:
+    """Raise ConfigurationError where this is no function, or nothing says which columns its results have."""
+    if not callable(function):
+        raise ConfigurationError(f"{what} got {function!r}.", "Pass a function.", argument="function")
+    if not isinstance(schema, Schema) or not schema.fields:
+        raise ConfigurationError(
+            f"{what}: nothing says which columns the results of {called(function)} have; schema is {schema!r}.",
+            'Declare them: schema=Schema.of(word="string", length="int").',
+            argument="schema",
+        )
+
+
+def _task(call: RecordCall, kept: Sequence[str]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    shipped = _shipped(call)
+    path = tuple(place or str(Path.cwd()) for place in sys.path)
+    unshipped = replace(call, function=_not_here)
+
+    def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pickle
+
+        # The module that the function is in may be imported from a folder of this process only, such as a script's.
+        sys.path.extend(place for place in path if place not in sys.path)
+        here = replace(unshipped, function=pickle.loads(shipped))
+        yield from wrapped(made for batch in batches for made in _made(batch, here, kept))
+
+    return task
+
+
+def _shipped(call: RecordCall) -> bytes:
+    from pyspark import cloudpickle
+
+    pickling: Any = cloudpickle
+    try:
+        return bytes(pickling.dumps(call.function))
+    except Exception as error:  # whatever an object of somebody's says that can't be pickled
+        raise ConfigurationError(
+            f"{call.operator}: {called(call.function)} can't be sent to tasks: {type(error).__name__}: {error}.",
+            "Have it make what it needs itself, connections and locks above all, at its first call, say.",
+            argument="function",
+        ) from error
+
+
+def _not_here(record: Record) -> None:
+    """Stand for the function on its way to the tasks."""
+
+
+def _made(batch: pa.RecordBatch, call: RecordCall, kept: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    names = batch.schema.names
+    records = batch.select([name for name in names if not name.startswith("__")]).to_pylist()
+    entries = batch.column(call.entry).to_pylist() if call.entry else None
+    before = batch.column(ORDINAL).to_pylist() if call.several and ORDINAL in names else [None] * len(records)
+    rows: list[int] = []
+    ordinals: list[str] = []
+    results: list[Record] = []
+    for row, record in enumerate(records):
+        arguments = (record,) if entries is None else (record, entries[row])
+        for number, result in enumerate(_results(call, arguments)):
+            rows.append(row)
+            ordinals.append(ordinal_text(before[row], number))
+            results.append(result)
+            if len(rows) == _ROWS:
+                yield _batch(batch, call, kept, rows, ordinals, results)
+                rows, ordinals, results = [], [], []
+    if rows:
+        yield _batch(batch, call, kept, rows, ordinals, results)
+
+
+def _results(call: RecordCall, arguments: tuple[Any, ...]) -> Iterator[Record]:
+    """Yield what the function makes of one record: user code runs here and nowhere else."""
+    given = call.function(*arguments)
+    if given is None:
+        return
+    if call.several and (isinstance(given, str | bytes | Mapping) or not hasattr(given, "__iter__")):
+        raise SchemaMismatchError(
+            f"{call.operator}: {called(call.function)} returned {type(given).__name__} for a record: expected any "
+            "number of dictionaries, one for each record that it makes.",
+            "Return a list of dictionaries, or yield them.",
+        )
+    names = call.made.names
+    for result in given if call.several else (given,):
+        if not isinstance(result, Mapping) or set(result) != set(names):
+            found = f"the columns {', '.join(map(str, result))}" if isinstance(result, Mapping) else repr(type(result))
+            raise SchemaMismatchError(
+                f"{call.operator}: a result of {called(call.function)} has {found or 'none'}; its schema says "
+                f"{', '.join(names)}.",
+                "Return a dictionary of exactly these, None where there is no value; or correct schema=.",
+            )
+        yield dict(result)
+
+
+def _batch(
+    batch: pa.RecordBatch,
+    call: RecordCall,
+    kept: Sequence[str],
+    rows: Sequence[int],
+    ordinals: Sequence[str],
+    results: Sequence[Record],
+) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    taken = batch.select(list(kept)).take(pa.array(rows, pa.int64()))
+    arrays, names = list(taken.columns), list(kept)
+    if call.several:
+        arrays.append(pa.array(ordinals, pa.string()))
+        names.append(ORDINAL)
+    for field in call.made.to_arrow():
+        try:
+            arrays.append(pa.array([result[field.name] for result in results], field.type))
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+            raise SchemaMismatchError(
+                f"{call.operator}: {called(call.function)} gave column {field.name!r} a value that is no "
+                f"{call.made.field(field.name).type}: {error}.",
+                "Return values of this type, or correct schema=.",
+                column=field.name,
+            ) from error
+        names.append(field.name)
+    return pa.RecordBatch.from_arrays(arrays, names)

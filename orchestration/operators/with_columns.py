@@ -1,0 +1,101 @@
+"""WithColumns: records with more columns, or others in the places of some."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from dagster_adjunct.orchestration.operators.arguments import column_names
+from dagster_adjunct.orchestration.operators.column_lineage import sources_of
+from dagster_adjunct.orchestration.operators.expressions import cast_type, plain_column
+from dagster_adjunct.orchestration.operators.known_columns import Columns, Types, require
+from dagster_adjunct.orchestration.operators.operator_spec import Spec
+from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN
+from dagster_adjunct.resources.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.orchestration.operators.column_lineage import LineageContext, Made
+    from dagster_adjunct.orchestration.operators.compiling import Batch
+    from dagster_adjunct.orchestration.operators.planning_values import Flow, PlanContext
+
+
+@dataclass(frozen=True, slots=True)
+class WithColumns(Spec):
+    """All columns, and these: pairs (name, Spark SQL expression over the columns that arrive).
+
+    A column whose name is there is replaced in its place; names ignore case, as Spark's do.
+    """
+
+    kind: ClassVar[str] = "with-columns"
+    columns: tuple[tuple[str, str], ...]
+
+    def summary(self) -> str:
+        return ", ".join(f"{expression} as {name}" for name, expression in self.columns)
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        (flow,) = arriving
+        for _, expression in self.columns:
+            column = plain_column(expression)
+            if column is not None:
+                require(context.operator, "the stream", (column,), flow.columns, "Correct the expression.")
+        moved = replace(flow, columns=self._columns(flow.columns))
+        kept = tuple(self._kept(column) for column in flow.partitioned_by)
+        if all(kept):
+            return replace(moved, partitioned_by=tuple(name for name in kept if name))
+        return replace(moved, partitioned_by=(), partitioner=UNKNOWN, lost_at=context.operator)
+
+    def _columns(self, columns: Columns) -> Columns:
+        if columns is None:
+            return None
+        given = {name.lower(): name for name, _ in self.columns}
+        there = {name.lower() for name in columns}
+        added = (name for name, _ in self.columns if name.lower() not in there)
+        return (*(given.get(name.lower(), name) for name in columns), *added)
+
+    def _kept(self, column: str) -> str | None:
+        """Return the name that a column has after it, None where another one stands in its place."""
+        for name, expression in self.columns:
+            if name.lower() == column.lower():
+                return name if plain_column(expression) == column else None
+        return column
+
+    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        (types,) = arriving
+        if types is None:
+            return None
+        known: dict[str, str | None] = {}
+        for name, expression in self.columns:
+            column = plain_column(expression)
+            known[name] = types.get(column) if column is not None else cast_type(expression)
+        return {name: types.get(name) for name in self._columns(tuple(types)) or ()} | known
+
+    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+        (made,) = arriving
+        given = {name: sources_of(expression, made) for name, expression in self.columns}
+        replaced = {name.lower() for name in given}
+        return {name: sources for name, sources in made.items() if name.lower() not in replaced} | given
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        (frame,) = frames
+        return frame.withColumns({name: F.expr(expression) for name, expression in self.columns})
+
+
+def checked_with_columns(after: str, columns: Mapping[str, str]) -> WithColumns:
+    """Return the columns that a user's arguments ask for, behind the operator `after`."""
+    what = f"with_columns after {after}"
+    if not columns:
+        raise ConfigurationError(f"{what} names no column.", 'Write gross="spent * 1.2", say.', argument="columns")
+    column_names(what, list(columns))
+    for name, expression in columns.items():
+        if not isinstance(expression, str) or not expression.strip():
+            raise ConfigurationError(
+                f"{what} got {name}={expression!r}: expected a Spark SQL expression.",
+                f'Write {name}="spent * 1.2", say; a text is {name}="\'text\'".',
+                argument=name,
+            )
+    return WithColumns(tuple(columns.items()))
