@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -19,7 +20,6 @@ from dagster_adjunct.orchestration.application.message_stream import (
 )
 from dagster_adjunct.orchestration.application.operator_graph import Graph
 from dagster_adjunct.orchestration.operators.arguments import column_names, partition_count
-from dagster_adjunct.orchestration.operators.column_lineage import Node
 from dagster_adjunct.orchestration.operators.declared_sinks import KeyedTable
 from dagster_adjunct.orchestration.operators.input import checked_input
 from dagster_adjunct.resources.declared_place import caller
@@ -92,7 +92,9 @@ class Application:
         self._inputs: dict[str, Input] = {}
         self._outputs: dict[str, OutputStream] = {}
         self._datasets: dict[str, DatasetTable] = {}
+        self._followed: dict[str, list[AdjunctDataset]] = {}  # the datasets that are made from a stream
         self._remote_tables: dict[str, RemoteTableHandle] = {}
+        self._tables: dict[str, KeyedTable] = {}
 
     def __repr__(self) -> str:
         return f"Application({self.name!r}, {len(self._graph.operators)} operators)"
@@ -151,7 +153,7 @@ class Application:
         output = OutputStream(self._graph, name, partitions, column_names(f"{what}: key", key))
         self._graph.refuse_writing(name, "an output stream")
         self._outputs[name] = output
-        self._refuse_two_ways()
+        self._refuse_two_ways(name)
         return output
 
     if TYPE_CHECKING:
@@ -189,14 +191,16 @@ class Application:
         if isinstance(table, AdjunctDataset):
             dataset = DatasetTable(self._graph, table, max_staleness)
             self._datasets[name] = dataset
-            self._refuse_two_ways()
+            if table.stream is not None:
+                self._followed.setdefault(table.stream, []).append(table)
+            self._refuse_two_ways(table.stream)
             return dataset
         remote = RemoteTableHandle(self._graph, table, column_names(f"remote table {name!r}: key", table.key))
         if not remote.key:
             raise ConfigurationError(
                 f"remote table {name!r} has no key.", "Name its key columns.", argument="key", table=name
             )
-        self._remote_tables[name] = remote
+        self._remote_tables[name], self._tables[name] = remote, table
         return remote
 
     # -- what was declared, in the order of declaration
@@ -211,14 +215,14 @@ class Application:
         return self._declared(self._graph.operators, "operator", operator_id)
 
     @property
-    def inputs(self) -> dict[str, Input]:
+    def inputs(self) -> Mapping[str, Input]:
         """The input streams by name, each with its default offset."""
-        return dict(self._inputs)
+        return MappingProxyType(self._inputs)
 
     @property
-    def outputs(self) -> dict[str, OutputStream]:
+    def outputs(self) -> Mapping[str, OutputStream]:
         """The output streams by name."""
-        return dict(self._outputs)
+        return MappingProxyType(self._outputs)
 
     @property
     def datasets(self) -> tuple[AdjunctDataset, ...]:
@@ -235,9 +239,9 @@ class Application:
         return {name: limit for name, limit in limits.items() if limit is not None}
 
     @property
-    def tables(self) -> dict[str, KeyedTable]:
+    def tables(self) -> Mapping[str, KeyedTable]:
         """The remote tables by name, as they were declared."""
-        return {name: handle.table for name, handle in self._remote_tables.items()}
+        return MappingProxyType(self._tables)
 
     def table_key(self, name: str) -> tuple[str, ...]:
         """Return the key columns of a declared remote table."""
@@ -276,16 +280,15 @@ class Application:
 
     def _refuse_reading(self, stream: str) -> None:
         """Refuse an input stream that this application writes: its records would come back for ever."""
-        targets = (operator.spec.target(self) for operator in self.operators)
         if stream in self._outputs:
             raise self._graph.loop(stream, "an output stream")
-        if any(target is not None and target == Node("stream", stream) for target in targets):
+        if any(self._graph.writer_of(dataset.name) for dataset in self._followed.get(stream, ())):
             raise self._graph.loop(stream, "fed to a dataset")
 
-    def _refuse_two_ways(self) -> None:
+    def _refuse_two_ways(self, stream: str | None) -> None:
         """Refuse an output stream that feeds a declared dataset: sending to the dataset's table is the way."""
-        for dataset in self.datasets:
-            if dataset.stream in self._outputs:
+        if stream in self._outputs:
+            for dataset in self._followed.get(stream, ()):
                 raise PlanningError(
                     f"application {self.name!r}: stream {dataset.stream!r} is an output stream and the input of "
                     f"dataset {dataset.name!r}.",

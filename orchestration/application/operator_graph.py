@@ -16,6 +16,9 @@ class Graph:
     def __init__(self, name: str) -> None:
         self.name = name
         self.operators: dict[str, Operator] = {}
+        self._read: set[str] = set()
+        self._writers: dict[str, str] = {}
+        self._joins: dict[str, str] = {}
 
     def __repr__(self) -> str:
         return f"Graph({self.name!r}, {len(self.operators)} operators)"
@@ -35,20 +38,25 @@ class Graph:
                 operator=operator.id,
             )
         self.operators[operator.id] = operator
+        if spec.reads is not None:
+            self._read.add(spec.reads)
+        if spec.writes is not None:
+            self._writers.setdefault(spec.writes, operator.id)
+        if spec.match is not None and name:
+            self._joins.setdefault(name, operator.id)
         return operator.id
 
     def join_called(self, name: str) -> str | None:
         """Return the id of the first join of this name, if there is one."""
-        joins = (operator.id for operator in self.operators.values() if operator.spec.match is not None)
-        return next((join for join in joins if join.split("-", 2)[2] == name), None)
+        return self._joins.get(name)
 
     def writer_of(self, output: str) -> str | None:
         """Return the id of the first operator that writes to this output, if one does."""
-        return next((operator.id for operator in self.operators.values() if operator.spec.writes == output), None)
+        return self._writers.get(output)
 
     def refuse_writing(self, stream: str, what: str) -> None:
         """Refuse to write a stream that the application reads: its records would come back for ever."""
-        if any(operator.spec.reads == stream for operator in self.operators.values()):
+        if stream in self._read:
             raise self.loop(stream, what)
 
     def loop(self, stream: str, what: str) -> PlanningError:

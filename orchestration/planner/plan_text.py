@@ -15,6 +15,9 @@ if TYPE_CHECKING:
         Task,
     )
 
+_DEEPEST = 20
+"""How many branches of branches are drawn with an indentation of their own."""
+
 
 def render(
     application: str,
@@ -69,18 +72,24 @@ def render(
 
 
 def _graph(operators: Sequence[PlannedOperator]) -> list[str]:
-    """Chains go straight down; a branch is drawn deeper."""
+    """Chains go straight down; a branch is drawn deeper. What has several inputs is drawn behind the last of them."""
     following: dict[str, list[PlannedOperator]] = {}
     for operator in operators:
         for source in operator.inputs:
             following.setdefault(source, []).append(operator)
     lines: list[str] = []
+    missing = {operator.id: len(operator.inputs) for operator in operators}
     waiting = [(operator, 0) for operator in reversed(operators) if not operator.inputs]
     while waiting:
         operator, depth = waiting.pop()
+        deeper = "|  " * min(depth, _DEEPEST)
+        missing[operator.id] -= 1
+        if missing[operator.id] > 0:
+            lines.append(f"  {deeper}-> {operator.id}")
+            continue
         by = f" by {', '.join(operator.partitioned_by)}" if operator.partitioned_by else ""
         place = f"[{operator.partitions}{by}]"
-        lines.append(f"  {'|  ' * depth}{operator.id}  {place}  {_short(operator.summary)}")
+        lines.append(f"  {deeper}{operator.id}  {place}  {_short(operator.summary)}")
         after = following.get(operator.id, [])
         if len(after) == 1:
             waiting.append((after[0], depth))

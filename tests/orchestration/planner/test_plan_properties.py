@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from itertools import pairwise
 
@@ -20,6 +21,7 @@ from dagster_adjunct.orchestration.planner import plan
 from dagster_adjunct.orchestration.planner.partition_counts import assign
 from dagster_adjunct.resources.errors import PartitionCountMismatchError, PlanningError
 from tests.orchestration.planner.planning import application, catalog, dataset
+from tests.orchestration.planner.several_inputs import Together
 
 COUNTS = st.sampled_from([2, 3])
 NODES = st.dictionaries(st.sampled_from("abcdefgh"), st.none() | COUNTS, min_size=1)
@@ -185,16 +187,44 @@ def test_planning_takes_steps_in_proportion_to_the_operators(auto):
     assert many < 4.4 * few
 
 
-def steps_of_planning(joins: int, *, auto: bool) -> int:
-    """Return how many functions are called to plan three operators a join: a count, which no busy machine changes."""
+@pytest.mark.parametrize("chained", [False, True])
+def test_what_is_shown_and_stored_of_a_plan_grows_in_proportion_to_the_operators(chained):
+    """Of many joins and many writers of one table, none repeats what the others have; nor does a branch of a branch."""
+
+    def sizes(joins):
+        planned = plan(joins_and_writers(joins, chained=chained), catalog(s=8, t=1))
+        assert len(planned.fed[0].sinks) == len(planned.join_groups) == joins
+        return len(planned.render()), len(json.dumps(planned.to_json()))
+
+    for few, many in zip(sizes(100), sizes(400), strict=True):
+        assert many < 4.6 * few
+
+
+def test_what_comes_together_again_and_again_is_drawn_once():
+    app = application()
+    stream = app.input_stream("lake.s")
+    for number in range(40):  # by so many ways as two to the 40th
+        stream = stream.filter(f"n > {number}").apply(Together(), stream)
+    drawn = plan(app, catalog(s=8)).render()
+    assert drawn.count("  all records") == 40
+    assert drawn.count("-> together-3\n") == 1
+
+
+def joins_and_writers(joins: int, *, chained: bool = False, auto: bool = False) -> Application:
+    """As many joins with a table as there are writers of it."""
     app = application(auto_repartition=auto)
     table = app.table(dataset("t", 8))
     streams = [app.input_stream("lake.s")]
     for number in range(joins):
-        moved = streams[number // 2].partition_by("k")
+        moved = streams[-1 if chained else number // 2].partition_by("k")
         streams.append(moved.join(table, on="k", select=[]))
         streams[-1].filter(f"n > {number}").send_to(table)
-    facts = catalog(s=8, t=1)
+    return app
+
+
+def steps_of_planning(joins: int, *, auto: bool) -> int:
+    """Return how many functions are called to plan three operators for each join: a count that is always the same."""
+    app, facts = joins_and_writers(joins, auto=auto), catalog(s=8, t=1)
     calls = 0
 
     def count(frame: object, event: str, argument: object) -> None:
