@@ -15,11 +15,13 @@ _MODULES = (
     "errors",
     "exchange",
     "kafka",
+    "plans",
     "reading",
     "sources",
     "startpoints",
     "streams",
     "tables",
+    "testing",
     "upkeep",
     "validators",
 )

@@ -1,0 +1,12 @@
+"""Plans of applications, as values: what was proven, read again from JSON, drawn."""
+
+from __future__ import annotations
+
+from dagster_adjunct._arguments import guard
+from dagster_adjunct.orchestration.planner.execution_plan import ExecutionPlan
+
+__all__ = [
+    "ExecutionPlan",
+]
+
+guard(globals(), __all__)

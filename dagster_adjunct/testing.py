@@ -1,0 +1,14 @@
+"""For the tests of those who write applications: a plan without a lake or a server."""
+
+from __future__ import annotations
+
+from dagster_adjunct._arguments import guard
+from dagster_adjunct.orchestration.testing.assert_plannable import assert_plannable
+from dagster_adjunct.orchestration.testing.given_streams import TestStream
+
+__all__ = [
+    "TestStream",
+    "assert_plannable",
+]
+
+guard(globals(), __all__)

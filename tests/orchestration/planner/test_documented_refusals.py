@@ -1,0 +1,65 @@
+"""Whatever planning refuses has an example in `docs/planner.md`, with its message and what mends it."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_adjunct.resources.errors import PlanningError
+from tests.doc_blocks import ROOT, blocks_of
+
+PLACES = [ROOT / "orchestration" / folder for folder in ("application", "operators", "planner")]
+ELSEWHERE = {
+    "execution_plan.py": "a name that is asked of a plan",
+    "operator_graph.py, add": "an operator of one's own: docs/contributing/operators.md",
+    "does not lie as the operator needs it": "an operator of one's own",
+    ".py, compile:": "what only Spark knows, in a run",
+    "join.py, _check_types": "what only Spark knows, in a run",
+    "table_order.py, _check_recognised": "what takes operators with several inputs",
+}
+"""What is refused, but not by planning what the public methods describe: a part of where it is made, and how."""
+
+
+def raised_places() -> Iterator[tuple[str, int, int]]:
+    """Where a PlanningError is made: file and function, and the lines of the call."""
+    for path in sorted(file for folder in PLACES for file in folder.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        for node in ast.walk(tree):
+            called = node.func if isinstance(node, ast.Call) else None
+            if isinstance(called, ast.Name) and called.id in ("PlanningError", "PartitionCountMismatchError"):
+                around = [f for f in functions if f.lineno <= node.lineno <= (f.end_lineno or 0)]
+                told = f"{path.name}, {around[-1].name}: {ast.unparse(node)}"
+                if not any(part in told for part in ELSEWHERE):
+                    yield str(path), node.lineno, node.end_lineno or 0
+
+
+def test_every_refusal_has_an_example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made: set[tuple[str, int]] = set()
+    checked = PlanningError.__post_init__
+
+    def noted(self: PlanningError) -> None:
+        frame = sys._getframe(2)
+        made.add((str(Path(frame.f_code.co_filename).resolve()), frame.f_lineno))
+        checked(self)
+
+    monkeypatch.setattr(PlanningError, "__post_init__", noted)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks_of(ROOT / "docs" / "planner.md"):
+        if block.language == "python" and block.run:
+            with contextlib.redirect_stdout(io.StringIO()):
+                exec(compile(block.text, block.place, "exec"), names)
+    lacking = [
+        f"{Path(file).relative_to(ROOT)}, line {first}"
+        for file, first, last in raised_places()
+        if not any(path == file and first <= line <= last for path, line in made)
+    ]
+    assert lacking == []
