@@ -6,7 +6,7 @@ was and may be used again, which branches the graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from dagster_adjunct.orchestration.operators.dead_letters import DeadLetters
 from dagster_adjunct.orchestration.operators.filter import checked_filter
 from dagster_adjunct.orchestration.operators.flat_map import checked_flat_map
 from dagster_adjunct.orchestration.operators.join import Join, checked_join
+from dagster_adjunct.orchestration.operators.lookup_join import checked_lookup_join
 from dagster_adjunct.orchestration.operators.map import checked_map
 from dagster_adjunct.orchestration.operators.partition_by import PartitionBy, checked_partition_by, key_columns
 from dagster_adjunct.orchestration.operators.select import checked_select
@@ -141,16 +142,17 @@ class MessageStream:
 
     def join(
         self,
-        table: DatasetTable,
+        table: DatasetTable | RemoteTableHandle,
         *,
         on: On,
         how: How = "inner",
-        select: Sequence[str] | None = None,
+        select: Sequence[str] | Mapping[str, str] | None = None,
         prefix: str = "",
         name: str | None = None,
         min_match_rate: float | None = None,
+        args: Sequence[object] = (),
     ) -> MessageStream:
-        """Return the records with the columns of the dataset's entry for their key.
+        """Return the records with the columns of the entry for their key, in a dataset or in a remote table.
 
         `on` names every column of the dataset's key: "tailnum", ["origin", "time_hour"], or {stream
         column: dataset column}. `how` is "inner", or "left" to keep records without an entry. `select`
@@ -158,15 +160,12 @@ class MessageStream:
         are added. `prefix` goes before names that `select` does not change. `name` ends the operator's
         id, in place of the dataset's name. `min_match_rate` (0 to 1) is how many of a run's records have to meet an
         entry: below it the join's asset check fails, and the outputs are written all the same.
+
+        In a remote table each key of a batch is looked up once. `select` may give the types of columns that the table
+        does not declare, {"seats": "int"}; `args` are handed through to the table's function.
         """
-        if isinstance(table, RemoteTableHandle):
-            raise PlanningError(
-                f"join after {self.operator}: {table.name!r} is a remote table; a join needs an adjunct dataset.",
-                "Declare a bounded_dataset or unbounded_dataset with the same records and join that.",
-                operator=self.operator,
-            )
-        if not isinstance(table, DatasetTable):
-            raise self._not_declared(table, "join", "dataset")
+        if not isinstance(table, DatasetTable | RemoteTableHandle):
+            raise self._not_declared(table, "join", "dataset or remote table")
         self._check_ours(table, table.name)
         operator = self.graph.next_id(Join.kind, name or table.name)
         if name is not None:
@@ -176,7 +175,17 @@ class MessageStream:
                 raise PlanningError(
                     f"two joins are called {name!r}: {taken} and {operator}.", "Give one another name=."
                 )
-        spec = checked_join(operator, table.dataset, on, how, select, prefix, min_match_rate)
+        spec: Spec
+        if isinstance(table, RemoteTableHandle):
+            spec = checked_lookup_join(operator, table.name, table.key, on, how, select, prefix, args, min_match_rate)
+        elif args or isinstance(select, Mapping):
+            raise ConfigurationError(
+                f"{operator}: args= and types in select= are for remote tables; {table.name!r} is a dataset.",
+                "Leave args= out, and write select=[…].",
+                argument="args" if args else "select",
+            )
+        else:
+            spec = checked_join(operator, table.dataset, on, how, select, prefix, min_match_rate)
         return self.apply(spec, name=name or table.name)
 
     def send_to(

@@ -36,7 +36,7 @@ def outputs_of(app: Application) -> tuple[Output, ...]:
         if spec.reads is not None:
             upstream = _union(upstream, (Node("stream", spec.reads),))
         if spec.match is not None:
-            upstream = _union(upstream, (Node("dataset", spec.match.dataset),))
+            upstream = _union(upstream, (spec.match.node,))
         target = spec.target(app)
         if target is not None:
             outputs[target] = _union(outputs.get(target, ()), upstream)

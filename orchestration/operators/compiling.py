@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction
     from dagster_adjunct.orchestration.operators.declared_sinks import Declarations
+    from dagster_adjunct.orchestration.operators.table_lookups import TableLookup
     from dagster_adjunct.orchestration.operators.table_sends import TableSend
     from dagster_adjunct.resources.schemas.schema import Schema
     from dagster_adjunct.resources.streams.interface.stream_system import AppendResult, StreamSystem
@@ -52,6 +53,10 @@ class Batch(Protocol):
 
     def matched(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
         """Return joined records, counted as they pass; `__matched` is null where one met no entry of the dataset."""
+        ...
+
+    def looked_up(self, operator: str, frame: DataFrame, lookup: TableLookup) -> DataFrame:
+        """Return records with what a remote table answers, counted as they pass; `__matched` as of `matched`."""
         ...
 
     def computed_once(self, operator: str, frame: DataFrame) -> DataFrame:

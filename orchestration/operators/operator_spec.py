@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.declared_sinks import Declarations
     from dagster_adjunct.orchestration.operators.known_columns import Types
     from dagster_adjunct.orchestration.operators.planning_values import (
+        Call,
         Exchange,
         Flow,
         PlanContext,
@@ -33,10 +34,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """That each record is looked up in a dataset, and the fraction that has to meet an entry (None: none has to)."""
+    """That each record is looked up in a dataset, or else in a remote table, and the fraction that has to meet an entry
+    (None: none has to)."""
 
-    dataset: str
+    dataset: str | None
     min_rate: float | None = None
+    table: str | None = None
+
+    @property
+    def node(self) -> Node:
+        """What the records are looked up in."""
+        from dagster_adjunct.orchestration.operators.column_lineage import Node
+
+        return Node("table", self.table or "") if self.dataset is None else Node("dataset", self.dataset)
 
 
 class Spec(ABC):
@@ -105,6 +115,10 @@ class Spec(ABC):
     def writes_aside(self) -> bool:
         """Whether records are written, and those that arrived go on, from where they lay."""
         return self.writes is not None and self.role is None
+
+    def call(self, app: Declarations) -> Call | None:
+        """Return what is asked of somebody outside of the batch; None where nothing is."""
+        return None
 
     def target(self, app: Declarations) -> Node | None:
         """Return the asset that the records are sent to."""

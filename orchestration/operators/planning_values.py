@@ -95,6 +95,19 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """What an operator asks of somebody outside of a batch: of the table or function `of`, with these guarantees.
+
+    `recorded`: the answers are kept for the batch before anything that depends on them is written.
+    """
+
+    kind: Literal["lookup", "sink"]
+    of: str
+    guarantee: str
+    recorded: bool
+
+
+@dataclass(frozen=True, slots=True)
 class StreamEdge:
     """One stream of the application.
 

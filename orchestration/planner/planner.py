@@ -204,10 +204,10 @@ def _notes(app: Application, edges: Mapping[str, StreamEdge], inserted: Insertio
     written = {spec.writes for spec in specs if spec.writes is not None}
     if not written:
         notes.append("Nothing is written: no stream ends in send_to().")
-    used = written | {spec.match.dataset for spec in specs if spec.match is not None}
+    used = written | {spec.match.node.name for spec in specs if spec.match is not None}
     idle = [name for name in app.outputs if name not in written]
     notes += [f"Output stream {name} is declared and nothing is sent to it." for name in idle]
     notes += [f"Dataset {item.name} is declared and not used." for item in app.datasets if item.name not in used]
-    notes += [f"Table {name} is declared and not used." for name in app.tables if name not in written]
+    notes += [f"Table {name} is declared and not used." for name in app.tables if name not in used]
     notes += [note for note in map(partitions_note, app.datasets) if note]
     return tuple(notes)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.batch_log import ClosedBatch, add_counters
+from dagster_adjunct.orchestration.step.recorded_answers import forget_answers
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ def close_batch(step: OpenedStep, written: WrittenBatch) -> StepRun:
     context.check()
     logged = step.log.close(run.logged, done)
     step.startpoints.remove_applied(step.tasks, intent.startpoints)
+    if any((asked := operator.spec.call(context.app)) and asked.recorded for operator in context.app.operators):
+        forget_answers(context.lake, context.app.name, intent.batch)
     state, after = logged.state, logged.state.offsets
     texts = [f"{after.applied[ssp].words(ssp)} applied in batch {intent.batch}" for ssp in intent.startpoints]
     texts += [f"{before.replays[key].words()} has ended" for key in before.replays if key not in after.replays]

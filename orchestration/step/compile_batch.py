@@ -19,7 +19,9 @@ from dagster_adjunct.orchestration.step.record_positions import (
     with_epochs,
     with_positions,
 )
+from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers
 from dagster_adjunct.orchestration.step.refused_records import as_records, check_all_there
+from dagster_adjunct.orchestration.step.table_answers import about, answered, as_frame, distinct_keys, with_answers
 from dagster_adjunct.orchestration.step.table_marks import marking_of, streams_of_positions, summed, writer_of
 from dagster_adjunct.orchestration.step.user_functions import result_of
 from dagster_adjunct.resources.errors import PlanningError, StreamNotFoundError
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction
     from dagster_adjunct.orchestration.operators.operator_spec import Operator
+    from dagster_adjunct.orchestration.operators.table_lookups import TableLookup
     from dagster_adjunct.orchestration.operators.table_sends import TableSend
     from dagster_adjunct.orchestration.planner import Exchange
     from dagster_adjunct.orchestration.step.step_context import StepContext
@@ -193,6 +196,23 @@ class Batch:
             self._unchecked[counts.metric] = ProvenJoin(operator, dataset)
         return counts.observe(frame)
 
+    def looked_up(self, operator: str, frame: DataFrame, lookup: TableLookup) -> DataFrame:
+        table = cast("RemoteTable[Any, Any, Any]", self.app.tables[lookup.table])
+        frame = self.computed_once(operator, frame)
+        keys = distinct_keys(frame, lookup)
+        asked = about(lookup, dict(frame.dtypes))
+        record = RecordedAnswers(self._context.lake, self.app.name, self._inputs.batch, operator, asked)
+        reader = self._context.open_tables.reader(table, self._spark, self._context.credits)
+        found = answered(keys, lookup, record, reader, self.partitions_at(operator))
+        self._measure(lookup.table, found.metrics, found.metrics.counts())
+        counts = JoinCounts(operator)
+        self._joins.append(counts)
+        return counts.observe(with_answers(operator, frame, lookup, as_frame(self._spark, found.table, lookup)))
+
+    def _measure(self, table: str, metrics: TableMetrics, counters: Mapping[str, int]) -> None:
+        self._measured[table] = self._measured.get(table, TableMetrics()) + metrics
+        self._counters[table] = summed(self._counters.get(table, {}), counters)
+
     def computed_once(self, operator: str, frame: DataFrame) -> DataFrame:
         self._check_joins(frame)  # what follows sees only that the records are kept
         kept = frame.persist()
@@ -292,8 +312,8 @@ class Batch:
         )
         written = write_table(frame, write, exchange=operator in self._exchanges, what=operator)
         self._letters[operator] = (send.table, written.letters)
-        self._measured[send.table] = self._measured.get(send.table, TableMetrics()) + written.metrics
-        self._counters[send.table] = summed(self._counters.get(send.table, {}), written.counters)
+        self._context.open_tables.forget(send.table)
+        self._measure(send.table, written.metrics, written.counters)
 
     def letters(self, operator: str) -> DataFrame:
         (before,) = self.app.operator(operator).inputs

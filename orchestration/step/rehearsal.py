@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.table_checks import Sink, check_columns
+from dagster_adjunct.orchestration.operators.table_lookups import check_stored, read_function
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.compile_batch import Batch, Counted, sent_schema
 from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction
     from dagster_adjunct.orchestration.operators.operator_spec import Operator
+    from dagster_adjunct.orchestration.operators.table_lookups import TableLookup
     from dagster_adjunct.orchestration.operators.table_sends import TableSend
     from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.resources.schemas.schema import Schema
@@ -78,6 +80,15 @@ class Rehearsal(Batch):
     def matched(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
         return frame
 
+    def looked_up(self, operator: str, frame: DataFrame, lookup: TableLookup) -> DataFrame:
+        """Compare what is taken of the table's records with its columns, as its store has them; nothing is read."""
+        from pyspark.sql import functions as F
+
+        table = self.app.tables[lookup.table]
+        check_stored(operator, table, lookup, self._stored(lookup.table, read_function(table)))
+        added = [F.lit(None).cast(answer.type).alias(answer.name) for answer in lookup.answers]
+        return frame.select("*", *added, F.lit(None).cast("boolean").alias("__matched"))
+
     def computed_once(self, operator: str, frame: DataFrame) -> DataFrame:
         return frame
 
@@ -97,19 +108,20 @@ class Rehearsal(Batch):
         check_columns(operator, sink, _types(frame), self._stored_types(sink))
 
     def _stored_types(self, sink: Sink) -> dict[str, str] | None:
-        if sink.function is None or not hasattr(sink.function, "stored_types"):
+        return sink.columns or self._stored(sink.table.name, sink.function)
+
+    def _stored(self, table: str, function: TableFunction | None) -> dict[str, str] | None:
+        if function is None or not hasattr(function, "stored_types"):
             return None
-        if sink.columns is not None or sink.table.name in self._looked_at:
-            return sink.columns or self._looked_at.get(sink.table.name)
-        try:
-            found = asyncio.run(_asked(sink.function))
-        except PermanentError:
-            raise
-        except Exception as error:  # noqa: BLE001 - the table's own retries are for the batch, which tells what is wrong
-            _log.info("Table %s can't be asked for its columns now: %s", sink.table.name, error)
-            found = None
-        self._looked_at[sink.table.name] = found
-        return found
+        if table not in self._looked_at:
+            try:
+                self._looked_at[table] = asyncio.run(_asked(function))
+            except PermanentError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the table's own retries are for the batch, which tells what is wrong
+                _log.info("Table %s can't be asked for its columns now: %s", table, error)
+                self._looked_at[table] = None
+        return self._looked_at[table]
 
     def send_letters(
         self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int

@@ -14,6 +14,7 @@ A crash anywhere leaves either a closed batch or an open intent; the next run ru
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ from dagster_adjunct.orchestration.step.plan_batch import plan_batch
 from dagster_adjunct.orchestration.step.run_outputs import run_outputs
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
+from dagster_adjunct.orchestration.step.table_answers import OpenTables
 from dagster_adjunct.orchestration.step.take_over_batch import take_over
 from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.tables.credits.run_credits import RunCredits
@@ -52,8 +54,8 @@ def run_step(context: StepContext) -> StepReport:
     application over. Who was taken over from may commit once more before it notices: who holds the lease then begins
     from that commit.
     """
-    with RunCredits(context.lake) as credits:
-        return _run_step(replace(context, credits=credits))
+    with RunCredits(context.lake) as credits, closing(OpenTables()) as tables:
+        return _run_step(replace(context, credits=credits, open_tables=tables))
 
 
 def _run_step(context: StepContext) -> StepReport:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.orchestration.step.table_answers import OpenTables
 from dagster_adjunct.resources.names import split_stream_name
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ class StepContext:
     `between_batches` is called before each batch is planned but the first of the run: what it brings up to date is met
     by the next batch. `still_ours` raises where the run may not go on: before each batch, each output and each commit.
     It is None for who holds no lease: then another run's commit ends this one, even where it has committed nothing.
-    `credits` are the step's own, as long as it runs: what its tables' rates are kept by.
+    `credits` are the step's own, as long as it runs: what its tables' rates are kept by. `open_tables` are those that
+    it looks records up in, open from batch to batch.
     """
 
     runtime: Runtime
@@ -41,6 +43,7 @@ class StepContext:
     between_batches: Callable[[], None] = lambda: None
     still_ours: Callable[[], None] | None = None
     credits: RunCredits | None = None
+    open_tables: OpenTables = field(default_factory=OpenTables)
 
     @property
     def lake(self) -> Lake:

@@ -31,7 +31,7 @@ def join_check_specs(app: Application, outputs: Mapping[Node, AssetSpec]) -> dic
         checks[operator] = AssetCheckSpec(
             dagster_name(f"match_rate_{operator if operator in twice else named}"),
             asset=outputs[node].key,
-            description=f"How many of a run's records meet an entry of {match.dataset} ({operator}): {demanded}.",
+            description=f"How many of a run's records meet an entry of {match.node.name} ({operator}): {demanded}.",
             metadata={} if least is None else {"adjunct/min_match_rate": float(least)},
         )
     return checks
@@ -55,7 +55,7 @@ def join_check_results(
             "adjunct/match_rate": rate,
             "adjunct/unmatched": unmatched,
             "adjunct/rows": rows,
-            "adjunct/dataset": match.dataset,
+            f"adjunct/{match.node.kind}": match.node.name,
         }
         least = match.min_rate
         if least is not None:
@@ -66,6 +66,6 @@ def join_check_results(
             check_name=check.name,
             passed=least is None or rate >= least,
             severity=AssetCheckSeverity.ERROR,
-            description=f"{rate:.2%} of {rows:,} records met an entry of {match.dataset}{demanded}",
+            description=f"{rate:.2%} of {rows:,} records met an entry of {match.node.name}{demanded}",
             metadata=metadata,
         )

@@ -1,0 +1,187 @@
+"""Lookup joins on a few records: what they leave, what the table is asked, and what a batch that is run again meets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.resources.errors import SchemaMismatchError, TransientError
+from dagster_adjunct.resources.tables import RemoteTable, RetryPolicy
+from dagster_adjunct.resources.tables.cache import Cache
+from tests.orchestration.asked_table import AskedTable
+from tests.orchestration.step_world import StepWorld
+
+pytestmark = pytest.mark.spark
+
+COLUMNS = {"plane": "string", "seats": "int", "model": "text"}
+PLANES = {
+    "n1": {"plane": "n1", "seats": 100, "model": "A"},
+    "n2": {"plane": "n2", "seats": 200, "model": None},
+    "n3": {"plane": "n3", "seats": 300, "model": "C"},
+}
+FLIGHTS = [("f1", "n1"), ("f2", "n2"), ("f3", "n1"), ("f4", "gone"), ("f5", None), ("f6", "n2"), ("f7", "n1")]
+
+
+def table(function: AskedTable, **more: Any) -> RemoteTable[Any, Any, Any]:
+    return RemoteTable("planes", key="plane", read_function=function, **more)
+
+
+def application(world: StepWorld, planes: RemoteTable[Any, Any, Any], **join: Any) -> Application:
+    app = Application("app")
+    out = app.output_stream("lake.out", partitions=2, key="k")
+    app.input_stream("lake.flights").join(app.table(planes), on="plane", **join).send_to(out)
+    return app
+
+
+def flights(world: StepWorld, *rows: tuple[Any, ...]) -> None:
+    if not world.sequences.get("flights"):
+        world.stream("flights", "k", 2, k="string", plane="string")
+    world.send("flights", *rows)
+
+
+def out(world: StepWorld) -> list[dict[str, Any]]:
+    return sorted(world.rows("out"), key=lambda row: row["k"])
+
+
+def joined(rows: list[tuple[str, str | None]], how: str) -> list[dict[str, Any]]:
+    """What a lookup join leaves, in plain Python."""
+    found = []
+    for k, plane in rows:
+        record: dict[str, Any] | None = PLANES.get(plane) if plane is not None else None
+        if record is not None or how == "left":
+            record = record or {}
+            found.append({"k": k, "plane": plane, "seats": record.get("seats"), "model": record.get("model")})
+    return sorted(found, key=lambda row: row["k"])
+
+
+@pytest.mark.parametrize("how", ["inner", "left"])
+def test_records_meet_what_the_table_has_of_their_key_and_each_key_is_asked_once(
+    step_world: StepWorld, how: str
+) -> None:
+    flights(step_world, *FLIGHTS)
+    function = AskedTable(PLANES, COLUMNS)
+    report = step_world.run(application(step_world, table(function), how=how))
+    assert out(step_world) == joined(FLIGHTS, how)
+    assert sorted(function.keys_asked) == ["gone", "n1", "n2"]
+    assert len(function.asked) == 1
+    assert report.counters["join-2-planes"] == {"rows": 7, "unmatched": 2}
+    measured = report.measured["planes"]
+    assert (measured.reads, measured.found, measured.requests) == (3, 2, 1)
+    assert measured.read_seconds.count == 1
+
+
+def test_answers_are_kept_over_batches_as_the_tables_cache_says(step_world: StepWorld) -> None:
+    flights(step_world, ("f1", "n1"), ("f2", "n2"))
+    function = AskedTable(PLANES, COLUMNS)
+    app = Application("app", max_batch_records=2)
+    sink = app.output_stream("lake.out", partitions=2, key="k")
+    planes = app.table(table(function, cache=Cache(size=10)))
+    app.input_stream("lake.flights").join(planes, on="plane", how="left").send_to(sink)
+    flights(step_world, ("f3", "n2"), ("f4", "n3"))
+    report = step_world.run(app)
+    assert report.batches == 2
+    assert sorted(function.keys_asked) == ["n1", "n2", "n3"]
+    measured = report.measured["planes"]
+    assert (measured.reads, measured.cache_hits, measured.cache_misses) == (4, 1, 3)
+    assert [row["seats"] for row in out(step_world)] == [100, 200, 200, 300]
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def killed_at(world: StepWorld, app: Application, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+    """Run the application, and end its process where it begins this."""
+
+    def killed(*args: object, **named: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(f"dagster_adjunct.orchestration.step.{stage}", killed)
+        with pytest.raises(Killed):
+            world.run(app)
+
+
+@pytest.mark.parametrize("stage", ["compile_batch.Batch.send", "step.close_batch"])
+def test_a_batch_that_is_run_again_meets_the_answers_that_were_recorded_first(
+    step_world: StepWorld, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    flights(step_world, *FLIGHTS)
+    function = AskedTable(PLANES, COLUMNS)
+    app = application(step_world, table(function), how="left")
+
+    killed_at(step_world, app, monkeypatch, stage)
+    later = AskedTable({"n1": {"seats": 1, "model": "later"}}, COLUMNS)
+    step_world.run(application(step_world, table(later), how="left"))
+    assert out(step_world) == joined(FLIGHTS, "left")
+    assert later.asked == []
+    assert list(step_world.lake.store.list("applications/app/answers/")) == []
+
+
+def test_what_was_not_recorded_is_asked_again(step_world: StepWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    flights(step_world, *FLIGHTS)
+    app = application(step_world, table(AskedTable({}, COLUMNS)), how="left")
+
+    killed_at(step_world, app, monkeypatch, "recorded_answers.RecordedAnswers.keep")
+    step_world.run(application(step_world, table(AskedTable(PLANES, COLUMNS)), how="left"))
+    assert out(step_world) == joined(FLIGHTS, "left")
+
+
+def test_of_two_runs_of_a_batch_the_first_that_records_decides_for_both(
+    step_world: StepWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers
+
+    flights(step_world, *FLIGHTS)
+    function = AskedTable(PLANES, COLUMNS)
+    app = application(step_world, table(function), how="left")
+    keep, raced = RecordedAnswers.keep, []
+
+    def first_the_other(self: RecordedAnswers, turn: int, answers: Any) -> Any:
+        if not raced:
+            raced.append(turn)
+            at = answers["__key_0"].to_pylist().index("n1")
+            other = answers.slice(at, 1).to_pylist()[0] | {"0:seats": 9, "1:model": "other"}
+            assert keep(self, turn, pa.Table.from_pylist([other], schema=answers.schema)) is not None
+        return keep(self, turn, answers)
+
+    monkeypatch.setattr(RecordedAnswers, "keep", first_the_other)
+    report = step_world.run(app)
+    assert raced == [1]
+    assert [sorted(request) for request in function.asked] == [["gone", "n1", "n2"], ["gone", "n2"]]
+    assert report.measured["planes"].reads == 5
+    seats = {row["plane"]: (row["seats"], row["model"]) for row in out(step_world)}
+    assert seats == {"n1": (9, "other"), "n2": (200, None), "gone": (None, None), None: (None, None)}
+
+
+def test_a_table_that_is_not_well_is_asked_again_and_then_fails_the_batch_by_name(step_world: StepWorld) -> None:
+    flights(step_world, *FLIGHTS)
+    function = AskedTable(PLANES, COLUMNS)
+    function.problems = [TransientError("busy.", ""), TransientError("busy.", "")]
+    retry = RetryPolicy(attempts=3, first_wait=0.001)
+    report = step_world.run(application(step_world, table(function, retry=retry), how="left"))
+    assert report.measured["planes"].retries == 2
+    assert out(step_world) == joined(FLIGHTS, "left")
+    flights(step_world, ("f8", "n1"))
+    function.problems = [TransientError("busy.", "") for _ in range(9)]
+    with pytest.raises(TransientError, match=r"table planes: get of key 'n1' failed: busy"):
+        step_world.run(application(step_world, table(function, retry=retry), how="left"))
+    function.problems = []
+    step_world.run(application(step_world, table(function, retry=retry), how="left"))
+    assert len(out(step_world)) == 8
+
+
+def test_a_value_of_another_type_fails_the_batch_and_names_key_and_column(step_world: StepWorld) -> None:
+    flights(step_world, ("f1", "n1"), ("f2", "n2"))
+    function = AskedTable({"n1": {"seats": 1}, "n2": {"seats": "many"}}, None)
+    app = application(step_world, table(function), select={"seats as places": "int"})
+    with pytest.raises(
+        SchemaMismatchError, match=r"table planes: the record of key 'n2' has 'many' \(str\) in 'seats'"
+    ):
+        step_world.run(app)
+    function.records["n2"] = {}
+    step_world.run(app)
+    assert [row["places"] for row in out(step_world)] == [1, None]
