@@ -12,7 +12,14 @@ from dagster_adjunct.orchestration.operators.planning_values import Exchange, St
 from dagster_adjunct.orchestration.planner.join_groups import traverse
 from dagster_adjunct.orchestration.planner.plan_document import document_of, read_document
 from dagster_adjunct.orchestration.planner.plan_graph import plan_graph
-from dagster_adjunct.orchestration.planner.plan_parts import FedDataset, JoinGroup, PlannedOperator, PlannedTable, Task
+from dagster_adjunct.orchestration.planner.plan_parts import (
+    FedDataset,
+    JoinGroup,
+    PlannedCall,
+    PlannedOperator,
+    PlannedTable,
+    Task,
+)
 from dagster_adjunct.orchestration.planner.plan_text import render
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
@@ -31,6 +38,7 @@ class ExecutionPlan:
     notes: tuple[str, ...]
     tables: tuple[PlannedTable, ...] = ()
     fed: tuple[FedDataset, ...] = ()
+    calls: tuple[PlannedCall, ...] = ()
 
     def stream(self, name: str) -> StreamEdge:
         """Return the edge of an input, output or intermediate stream, else of a side input."""
@@ -132,6 +140,7 @@ class ExecutionPlan:
             self.fed,
             self.exchanges,
             self.tables,
+            self.calls,
             self.tasks,
             self.notes,
         )

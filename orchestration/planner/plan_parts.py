@@ -69,6 +69,20 @@ class PlannedTable:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedCall:
+    """What an operator asks of somebody outside of a batch: a "lookup" in a table, or a "sink", a user's function.
+
+    `guarantee` says how often. What is `recorded` is the same when a batch is run again.
+    """
+
+    operator: str
+    kind: str
+    of: str
+    guarantee: str
+    recorded: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """`Partition n`: the input partitions and dataset buckets ("planes.3") that it
     owns, and the datasets and input streams that it reads whole (`ssps` has all partitions of these)."""

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.planner.plan_parts import (
         FedDataset,
         JoinGroup,
+        PlannedCall,
         PlannedOperator,
         PlannedTable,
         Task,
@@ -27,10 +28,11 @@ def render(
     fed: Sequence[FedDataset],
     exchanges: Sequence[Exchange],
     tables: Sequence[PlannedTable],
+    calls: Sequence[PlannedCall],
     tasks: Sequence[Task],
     notes: Sequence[str],
 ) -> str:
-    """Return a plan as lines: the graph, streams, joins and what feeds them, exchanges, tables, tasks, notes."""
+    """Return a plan as lines: the graph, streams, joins and what feeds them, exchanges, tables, calls, tasks, notes."""
     lines = [f"Application {application}", "", "Operators", *_graph(operators), "", "Streams"]
     rows = [("name", "role", "partitions", "by", "partitioner", "count from")]
     for edge in streams:
@@ -65,6 +67,14 @@ def render(
             [("at", "table", "order", "why"), *((item.operator, item.table, item.order, item.why) for item in tables)]
         )
         lines += [f"  A replay leaves {item.table} {item.replay}." for item in tables]
+    if calls:
+        lines += ["", "Calls"]
+        lines += _table(
+            [
+                ("at", "what", "of", "guarantee"),
+                *((item.operator, item.kind, item.of, item.guarantee) for item in calls),
+            ]
+        )
     lines += ["", "Tasks", *_tasks(tasks)]
     if notes:
         lines += ["", "Notes", *(f"  - {note}" for note in notes)]

@@ -24,7 +24,7 @@ from dagster_adjunct.orchestration.planner.partition_counts import (
     with_broadcast,
     with_merged,
 )
-from dagster_adjunct.orchestration.planner.plan_parts import FedDataset, JoinGroup, PlannedOperator, Task
+from dagster_adjunct.orchestration.planner.plan_parts import FedDataset, JoinGroup, PlannedCall, PlannedOperator, Task
 from dagster_adjunct.orchestration.planner.record_flows import Flows, follow
 from dagster_adjunct.orchestration.planner.stored_columns import check_stored_columns
 from dagster_adjunct.orchestration.planner.stream_edges import stream_edges
@@ -81,6 +81,7 @@ def plan(app: Application, catalog: Catalog) -> ExecutionPlan:
         notes=(*_notes(app, edges, inserted), *order_notes(tables)),
         tables=tables,
         fed=_fed(app, needs, flows, edges),
+        calls=_calls(app),
     )
 
 
@@ -146,7 +147,7 @@ def _operators(app: Application, flows: Flows, counts: dict[str, int]) -> tuple[
             PlannedOperator(
                 operator.id, operator.kind, operator.inputs, operator.spec.summary(), counts[flow.stream],
                 flow.partitioned_by, flow.columns, operator.spec.reads,
-                None if operator.spec.match is None else operator.spec.match.dataset, operator.spec.writes,
+                None if operator.spec.match is None else operator.spec.match.node.name, operator.spec.writes,
             )
         )  # fmt: skip
     return tuple(planned)
@@ -191,6 +192,13 @@ def _fed(app: Application, needs: Needs, flows: Flows, edges: Mapping[str, Strea
 def _name(node: str, edges: Mapping[str, StreamEdge]) -> str:
     """Return the name of a stream, or the id of the operator that brings several together."""
     return edges[node].name if node in edges else node
+
+
+def _calls(app: Application) -> tuple[PlannedCall, ...]:
+    called = ((operator.id, operator.spec.call(app)) for operator in app.operators)
+    return tuple(
+        PlannedCall(operator, call.kind, call.of, call.guarantee, call.recorded) for operator, call in called if call
+    )
 
 
 def _notes(app: Application, edges: Mapping[str, StreamEdge], inserted: Insertions) -> tuple[str, ...]:

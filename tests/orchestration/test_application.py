@@ -160,9 +160,11 @@ def test_a_table_of_another_application_or_none_is_refused(app):
     refused(lambda: app.table("planes"), ConfigurationError, "is no table")
 
 
-def test_a_remote_table_is_not_joined_yet(app):
-    flights = app.input_stream("lake.flights")
-    refused(lambda: flights.join(app.table(aircraft), on="tailnum"), PlanningError, "aircraft-state", "adjunct dataset")
+def test_what_is_said_for_a_remote_table_only_is_refused_of_a_dataset(app):
+    flights, table = app.input_stream("lake.flights"), app.table(planes)
+    refused(lambda: flights.join(table, on="tailnum", args=("x",)), ConfigurationError, "'planes' is a dataset")
+    typed = {"seats": "int"}
+    refused(lambda: flights.join(table, on="tailnum", select=typed), ConfigurationError, "'planes' is a dataset")
 
 
 def test_a_bounded_dataset_is_not_fed_by_an_application(app):

@@ -1,0 +1,140 @@
+"""Joins with remote tables in plans: what they bring, what is said of them, and what is refused without Spark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.application.output_lineage import joins_of, outputs_of
+from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage import output_columns
+from dagster_adjunct.orchestration.operators.column_lineage import Node
+from dagster_adjunct.orchestration.planner import SPARK, StreamFacts
+from dagster_adjunct.orchestration.planner.execution_plan import ExecutionPlan
+from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.tables import RemoteTable
+from dagster_adjunct.resources.tables.cache import Cache
+from dagster_adjunct.resources.tables.memory_table import MemoryTable
+from tests.orchestration.asked_table import AskedTable
+from tests.orchestration.planner.planning import dataset
+
+COLUMNS = {"plane": "string", "seats": "integer", "price": "numeric(10,2)", "tags": "text[]", "about": "jsonb"}
+FLIGHTS = Schema.of(k="string", plane="string", number="int", share="double")
+
+
+def table(columns: dict[str, str] | None = COLUMNS, name: str = "planes", **more: Any) -> RemoteTable[Any, Any, Any]:
+    key = more.pop("key", "plane")
+    return RemoteTable(name, key=key, read_function=more.pop("read", AskedTable({}, columns)), **more)
+
+
+def looked_up(planes: RemoteTable[Any, Any, Any], **join: Any) -> Application:
+    app = Application("app")
+    out = app.output_stream("lake.out", partitions=4, key="k")
+    app.input_stream("lake.flights").join(app.table(planes), **{"on": "plane", **join}).send_to(out)
+    return app
+
+
+def planned(app: Application) -> ExecutionPlan:
+    return plan(app, {name: StreamFacts(name, 4, ("k",), SPARK, FLIGHTS) for name in ("lake.flights", "lake.c")})
+
+
+def refused(app: Application, *parts: str) -> None:
+    with pytest.raises(PlanningError) as caught:
+        planned(app)
+    for part in ("join-2-planes", "table planes", *parts):
+        assert part in str(caught.value)
+    assert caught.value.operator == "join-2-planes"
+    assert caught.value.next_step
+
+
+def test_records_stay_where_they_lie_and_get_the_tables_columns() -> None:
+    app = looked_up(table())
+    operator = planned(app).operator("join-2-planes")
+    assert operator.columns == ("k", "plane", "number", "share", "seats", "price", "tags", "about")
+    assert (operator.partitions, operator.partitioned_by) == (4, ("k",))
+    types = app.operators[1].spec.lookup("join", app.tables["planes"]).answers  # type: ignore[attr-defined]
+    assert {answer.name: answer.type for answer in types} == {
+        "seats": "int",
+        "price": "decimal(10,2)",
+        "tags": "array<string>",
+        "about": "string",
+    }
+    assert planned(app).exchanges == ()
+    assert planned(app).join_groups == ()
+
+
+def test_a_plan_says_what_is_asked_how_often_and_that_it_is_recorded() -> None:
+    found = planned(looked_up(table(cache=Cache()), how="left", select=["seats as places"]))
+    (call,) = found.calls
+    assert (call.operator, call.kind, call.of, call.recorded) == ("join-2-planes", "lookup", "planes", True)
+    assert "cache" in call.guarantee
+    assert "left lookup in table planes on plane" in found.render()
+    assert "\nCalls\n" in found.render()
+    assert ExecutionPlan.from_json(found.to_json()) == found
+    assert "not used" not in " ".join(found.notes)
+    (plain,) = planned(looked_up(table())).calls
+    assert "cache" not in plain.guarantee
+
+
+def test_a_lookup_between_joins_with_datasets_keeps_their_proof() -> None:
+    app = Application("app")
+    flights = app.input_stream("lake.flights").join(app.table(table()), on="plane", select=["seats"])
+    flights.join(app.table(dataset("c", 4)), on="k").send_to(app.output_stream("lake.out", partitions=4, key="k"))
+    (group,) = planned(app).join_groups
+    assert group.join == "join-3-c"
+
+
+def test_lineage_names_the_table_and_its_columns() -> None:
+    app = looked_up(table(), select=["seats as places"], prefix="x_")
+    (output,) = outputs_of(app)
+    assert output.upstream == (Node("stream", "lake.flights"), Node("table", "planes"))
+    assert output_columns(app, planned(app))[output.node]["places"] == ((Node("table", "planes"), "seats"),)
+    assert joins_of(app) == {"join-2-planes": output.node}
+
+
+@pytest.mark.parametrize(
+    ("planes", "join", "parts"),
+    [
+        (table(), {"select": ["seat"]}, ("no column 'seat'", "plane, seats")),
+        (table(None), {}, ("declares no columns",)),
+        (table(None), {"select": ["seats"]}, ("declares no columns", "'seats'", 'select={"seats": "string"}')),
+        (table(), {"select": {"seats": "string"}}, ("'seats' the type string", "as int")),
+        (table({"plane": "string", "shape": "geometry"}), {}, ("'shape' as geometry",)),
+        (table({"plane": "string", "price": "numeric"}), {}, ("'price' as numeric",)),
+        (table(), {"on": {"number": "plane"}}, ("'number' is int", "'plane'", "string", "cast(number as string)")),
+        (table({"plane": "double"}), {"on": {"share": "plane"}}, ("'share' is double", "can't be a key")),
+        (RemoteTable("planes", key="plane", write_function=MemoryTable("w")), {}, ("no read function",)),
+        (table(), {"prefix": "", "select": ["seats as number"]}, ("both bring a column 'number'",)),
+    ],
+)
+def test_what_a_table_can_not_answer_is_refused_by_name(
+    planes: RemoteTable[Any, Any, Any], join: dict[str, Any], parts: tuple[str, ...]
+) -> None:
+    found = [part for part in parts if part != "can't be a key"]
+    if parts != tuple(found):
+        with pytest.raises(PlanningError, match="can't be a key"):
+            planned(looked_up(planes, **join))
+        return
+    refused(looked_up(planes, **join), *parts)
+
+
+def test_arguments_are_refused_where_the_function_has_no_use_for_them() -> None:
+    refused(looked_up(table(read=MemoryTable("m")), select={"seats": "int"}, args=("tenant",)), "no use for any")
+
+
+def test_a_missing_key_column_and_wrong_arguments_are_refused() -> None:
+    with pytest.raises(PlanningError, match=r"join-2-planes: the stream has no column 'tail'"):
+        planned(looked_up(table(), on={"tail": "plane"}))
+    with pytest.raises(PlanningError, match=r"lacks 'site' of the key of table 'planes' \(plane, site\)"):
+        looked_up(table(key=("plane", "site")))
+    with pytest.raises(PlanningError, match=r"how='right'"):
+        looked_up(table(), how="right")
+    with pytest.raises(ConfigurationError, match=r"min_match_rate=2"):
+        looked_up(table(), min_match_rate=2)
+    with pytest.raises(PlanningError, match="two joins are called"):
+        app = Application("app")
+        flights, planes = app.input_stream("lake.flights"), app.table(table())
+        flights.join(planes, on="plane", name="a").join(planes, on="plane", name="a", prefix="b_")
