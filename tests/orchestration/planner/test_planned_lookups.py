@@ -44,7 +44,7 @@ def planned(app: Application) -> ExecutionPlan:
 def refused(app: Application, *parts: str) -> None:
     with pytest.raises(PlanningError) as caught:
         planned(app)
-    for part in ("join-2-planes", "table planes", *parts):
+    for part in ("join-2-planes", *parts):
         assert part in str(caught.value)
     assert caught.value.operator == "join-2-planes"
     assert caught.value.next_step
@@ -82,7 +82,9 @@ def test_a_plan_says_what_is_asked_how_often_and_that_it_is_recorded() -> None:
 def test_a_lookup_between_joins_with_datasets_keeps_their_proof() -> None:
     app = Application("app")
     flights = app.input_stream("lake.flights").join(app.table(table()), on="plane", select=["seats"])
-    flights.join(app.table(dataset("c", 4)), on="k").send_to(app.output_stream("lake.out", partitions=4, key="k"))
+    flights.join(app.table(dataset("c", 4)), on="k", select=["share as c"]).send_to(
+        app.output_stream("lake.out", partitions=4, key="k")
+    )
     (group,) = planned(app).join_groups
     assert group.join == "join-3-c"
 
@@ -113,11 +115,6 @@ def test_lineage_names_the_table_and_its_columns() -> None:
 def test_what_a_table_can_not_answer_is_refused_by_name(
     planes: RemoteTable[Any, Any, Any], join: dict[str, Any], parts: tuple[str, ...]
 ) -> None:
-    found = [part for part in parts if part != "can't be a key"]
-    if parts != tuple(found):
-        with pytest.raises(PlanningError, match="can't be a key"):
-            planned(looked_up(planes, **join))
-        return
     refused(looked_up(planes, **join), *parts)
 
 
@@ -134,7 +131,8 @@ def test_a_missing_key_column_and_wrong_arguments_are_refused() -> None:
         looked_up(table(), how="right")
     with pytest.raises(ConfigurationError, match=r"min_match_rate=2"):
         looked_up(table(), min_match_rate=2)
-    with pytest.raises(PlanningError, match="two joins are called"):
-        app = Application("app")
-        flights, planes = app.input_stream("lake.flights"), app.table(table())
-        flights.join(planes, on="plane", name="a").join(planes, on="plane", name="a", prefix="b_")
+    app = Application("app")
+    planes = app.table(table())
+    once = app.input_stream("lake.flights").join(planes, on="plane", name="a")
+    with pytest.raises(PlanningError, match="two joins are called 'a'"):
+        once.join(planes, on="plane", name="a", prefix="b_")
