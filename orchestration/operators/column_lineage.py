@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from dagster_adjunct.orchestration.operators.expressions import columns_named
+from dagster_adjunct.resources.sql.expression import NILADIC
+from dagster_adjunct.resources.sql.parsing import parsed
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.declared_sinks import Declarations
     from dagster_adjunct.orchestration.operators.known_columns import Columns
+    from dagster_adjunct.resources.sql.expression import Expression
 
 Kind = Literal["stream", "files", "dataset", "table"]
 
@@ -49,7 +51,29 @@ def add(made: Made, name: str, sources: Sources) -> None:
     made[name] = tuple(dict.fromkeys((*made.get(name, ()), *sources)))
 
 
-def sources_of(expression: str, columns: Mapping[str, Sources]) -> Sources:
-    """Return the sources of the columns that a SQL expression names."""
-    known = {name.lower(): sources for name, sources in columns.items()}
-    return tuple(dict.fromkeys(source for name in columns_named(expression) for source in known.get(name, ())))
+def sources_of(expression: str, columns: Mapping[str, Sources], aliases: Mapping[str, Sources] | None = None) -> Sources:
+    """Return what an expression is made of; () where it is not known of every column that it names.
+
+    `aliases` are the names that stand before it in one list: they count where no column has them.
+    """
+    return expression_sources(parsed(expression), columns, aliases)
+
+
+def expression_sources(
+    read: Expression, columns: Mapping[str, Sources], aliases: Mapping[str, Sources] | None = None
+) -> Sources:
+    """Return what an expression is made of that has been read; see `sources_of`."""
+    known = {name.lower(): sources for name, sources in (*(aliases or {}).items(), *columns.items())}
+    found: list[Sources] = []
+    for name in read.columns:
+        sources = known.get(str(name).lower()) or known.get(name.name.lower()) or _of_fields(name.name, known)
+        if not sources and name.name.lower() not in NILADIC:
+            return ()
+        found.append(sources or ())
+    return tuple(dict.fromkeys(source for sources in found for source in sources))
+
+
+def _of_fields(name: str, known: Mapping[str, Sources]) -> Sources:
+    """Return what a struct is made of, where that is known of its fields."""
+    within = f"{name.lower()}."
+    return tuple(source for field, sources in known.items() if field.startswith(within) for source in sources)

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.orchestration.operators.arguments import called
 from dagster_adjunct.orchestration.operators.operator_spec import PassesRecords
-from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.resources.sql.checking import checked_expression
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction
     from dagster_adjunct.orchestration.operators.compiling import Batch
+    from dagster_adjunct.orchestration.operators.known_columns import Types
     from dagster_adjunct.orchestration.operators.planning_values import Flow, PlanContext
 
 
@@ -30,7 +32,22 @@ class Filter(PassesRecords):
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
+        if isinstance(self.condition, str):
+            checked_expression(context.operator, self.condition, flow.columns, next_step="Correct the condition.")
         return flow
+
+    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        (types,) = arriving
+        if types is None or not isinstance(self.condition, str):
+            return types
+        kind = checked_expression(context.operator, self.condition, tuple(types), types)
+        if kind not in (None, "boolean"):
+            raise PlanningError(
+                f"{context.operator}: the condition {self.condition!r} is {kind}: expected boolean.",
+                f"Compare it with something: {self.condition} is not null.",
+                operator=context.operator,
+            )
+        return types
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
         (frame,) = frames

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dagster_adjunct.orchestration.operators.arguments import first_double
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.sql.nearest_names import did_you_mean
 
 Columns = tuple[str, ...] | None
 """Names in order; None where they are not known."""
@@ -18,8 +19,9 @@ def require(operator: str, side: str, needed: tuple[str, ...], columns: Columns,
     if missing:
         raise PlanningError(
             f"{operator}: {side} has no column {missing[0]!r}; its columns there are {', '.join(columns or ())}.",
-            next_step,
+            did_you_mean(missing[0], columns or ()) + next_step,
             operator=operator,
+            column=missing[0],
         )
 
 
@@ -27,7 +29,7 @@ def refuse_double(operator: str, names: list[str], next_step: str) -> None:
     """Raise PlanningError when two of the names are the same."""
     double = first_double(names)
     if double is not None:
-        raise PlanningError(f"{operator}: two columns would be called {double!r}.", next_step, operator=operator)
+        raise PlanningError(f"{operator}: two columns would be called {double!r}.", next_step, operator=operator, column=double)
 
 
 def types_of(schema: Schema) -> dict[str, str | None]:

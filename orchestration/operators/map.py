@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.orchestration.operators.arguments import called
-from dagster_adjunct.orchestration.operators.column_lineage import sources_of
-from dagster_adjunct.orchestration.operators.expressions import (
-    cast_type,
-    plain_column,
-    split_alias,
-    struct_fields,
-)
+from dagster_adjunct.orchestration.operators.column_lineage import expression_sources
 from dagster_adjunct.orchestration.operators.hidden_columns import carried
-from dagster_adjunct.orchestration.operators.known_columns import Columns, Types, refuse_double, require
+from dagster_adjunct.orchestration.operators.known_columns import Columns, Types, refuse_double
 from dagster_adjunct.orchestration.operators.operator_spec import Spec
 from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN
 from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.sql.expression_types import type_of
+from dagster_adjunct.resources.sql.parsing import parsed, struct_fields
+from dagster_adjunct.resources.sql.select_list import checked_list
 from dagster_adjunct.resources.tables.arrow_operations import DEFAULT, UPDATE
 
 if TYPE_CHECKING:
@@ -28,8 +25,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.column_lineage import LineageContext, Made
     from dagster_adjunct.orchestration.operators.compiling import Batch
     from dagster_adjunct.orchestration.operators.planning_values import Flow, PlanContext
-
-_STRUCT = "named_struct("
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +55,13 @@ class Map(Spec):
             return None
         result: list[str] = []
         known = True
-        for expression in self.expressions:
-            if _is_star(expression):
+        for item in checked_list(operator, self.expressions, columns):
+            if item.expression.star:
                 known = known and columns is not None
-                result.extend(columns or ())
-                continue
-            what, alias = split_alias(expression)
-            column = plain_column(what)
-            if column is not None:
-                require(operator, "the stream", (column,), columns, "Correct the expression.")
-            name = alias or column
-            known = known and name is not None
-            result.append(name or "")
+                result.extend(item.stars(columns or ()))
+            else:
+                known = known and item.expression.name is not None
+                result.append(item.expression.name or "")
         named = [name for name in result if name]
         refuse_double(operator, named, "List the columns to keep instead of '*', or choose another name.")
         return tuple(result) if known else None
@@ -84,21 +74,22 @@ class Map(Spec):
         if self.function is not None:
             return partitioned_by if self.keeps_partitioning else None
         passed: dict[str, str] = {}
-        computed: set[str] = set()
-        star = any(map(_is_star, self.expressions))
-        for expression in self.expressions:
-            what, alias = split_alias(expression)
-            column = plain_column(what)
-            if column is not None:
-                passed.setdefault(column, alias or column)
-            elif alias is not None:
-                computed.add(alias.lower())
+        lost: set[str] = set()
+        star = False
+        for expression in map(parsed, self.expressions):
+            if expression.star:
+                star = True
+                lost |= {name.lower() for name in expression.excepted}
+            elif expression.column is not None:
+                passed.setdefault(expression.column.lower(), expression.name or expression.column)
+            elif expression.alias is not None:
+                lost.add(expression.alias.lower())
         kept = []
         for column in partitioned_by:
-            if star and column.lower() not in computed:
+            if star and column.lower() not in lost:
                 kept.append(column)
-            elif column in passed:
-                kept.append(passed[column])
+            elif column.lower() in passed:
+                kept.append(passed[column.lower()])
             else:
                 return None
         return tuple(kept)
@@ -108,43 +99,40 @@ class Map(Spec):
         if types is None or self.function is not None:
             return None
         result: dict[str, str | None] = {}
-        for expression in self.expressions:
-            if _is_star(expression):
-                result |= types
+        for item in checked_list(context.operator, self.expressions, tuple(types), types):
+            name = item.expression.name
+            if item.expression.star:
+                result |= {column: types[column] for column in item.stars(tuple(types))}
                 continue
-            what, alias = split_alias(expression)
-            column = plain_column(what)
-            name = alias or column
             if name is None:
                 return None
-            result[name] = _type(what, types)
-            if alias in (UPDATE, DEFAULT) and what.startswith(_STRUCT) and what.endswith(")"):
-                for field, value in struct_fields(what[len(_STRUCT) : -1]):
-                    result[f"{alias}.{field}"] = _type(value, types)
+            result[name] = item.type
+            if name in (UPDATE, DEFAULT):
+                result |= {f"{name}.{field}": type_of(value, types) for field, value in struct_fields(item.expression)}
         return result
 
     def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
         (columns,) = arriving
         made: Made = {}
-        for expression in self.expressions:
-            if _is_star(expression):
-                made |= columns
+        named: Made = {}
+        for expression in map(parsed, self.expressions):
+            if expression.star:
+                gone = {name.lower() for name in expression.excepted}
+                made |= {name: sources for name, sources in columns.items() if name.lower() not in gone}
                 continue
-            what, alias = split_alias(expression)
-            if alias in (UPDATE, DEFAULT) and what.startswith(_STRUCT) and what.endswith(")"):
-                for name, value in struct_fields(what[len(_STRUCT) : -1]):
-                    made[f"{alias}.{name}"] = sources_of(value, columns)
-                continue
-            named = alias or plain_column(what)
-            if named is not None:
-                made[named] = sources_of(what, columns)
+            fields = struct_fields(expression) if expression.name in (UPDATE, DEFAULT) else ()
+            for name, value in fields:
+                made[f"{expression.name}.{name}"] = expression_sources(value, columns, named)
+            if expression.name is not None and not fields:
+                made[expression.name] = expression_sources(expression, columns, named)
+                named[expression.name] = made[expression.name]
         return made
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
         (frame,) = frames
         if self.function is not None:
             return batch.call(operator, self.function, frame)
-        hidden = [] if any(map(_is_star, self.expressions)) else [f"`{name}`" for name in carried(frame)]
+        hidden = [] if any(parsed(text).star for text in self.expressions) else [f"`{name}`" for name in carried(frame)]
         return frame.selectExpr(*hidden, *self.expressions)
 
 
@@ -173,12 +161,3 @@ def checked_map(after: str, expressions: Sequence[str | DataFrameFunction], keep
             argument="keeps_partitioning",
         )
     return Map(texts)
-
-
-def _type(expression: str, types: Mapping[str, str | None]) -> str | None:
-    column = plain_column(expression)
-    return types.get(column) if column is not None else cast_type(expression)
-
-
-def _is_star(expression: str) -> bool:
-    return expression.strip() == "*"

@@ -16,6 +16,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import StreamFacts, fa
 from dagster_adjunct.orchestration.operators.table_checks import Sink, check_columns, check_table
 from dagster_adjunct.orchestration.operators.update_columns import with_lists
 from dagster_adjunct.resources.schemas.quoted_columns import quoted
+from dagster_adjunct.resources.sql.checking import checked_expression
 from dagster_adjunct.resources.tables.arrow_operations import DEFAULT, UPDATE
 
 if TYPE_CHECKING:
@@ -75,6 +76,9 @@ class SendToTable(PassesRecords):
         key = context.app.table_key(table)
         require(context.operator, "the stream", key, flow.columns, f"They are the key of table {table}.")
         check_table(context.operator, self._sink(context.app))
+        for part, name, expression in () if self.update is None else self.update.written:
+            where = f"Correct {part}= for column {name!r} of table {table}."
+            checked_expression(context.operator, expression, flow.columns, next_step=where)
         if self.send.contract is not None and self.update is None:
             require(
                 context.operator, "the stream", (UPDATE,), flow.columns,
@@ -85,6 +89,8 @@ class SendToTable(PassesRecords):
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         (types,) = arriving
+        for _, _, expression in () if self.update is None or types is None else self.update.written:
+            checked_expression(context.operator, expression, tuple(types or ()), types)
         check_columns(context.operator, self._sink(context.app), types)
         return types
 
@@ -99,9 +105,8 @@ class SendToTable(PassesRecords):
         """Of update messages, a table's columns are those of the update and of the default record."""
         written: Made = {}
         if self.update is not None:
-            for pairs in (*self.update.parts.values(), self.update.if_missing or ()):
-                for name, expression in pairs:
-                    add(written, name, sources_of(expression, arriving))
+            for _, name, expression in self.update.written:
+                add(written, name, sources_of(expression, arriving))
             return written
         for name, sources in arriving.items():
             add(written, name.partition(".")[2] if name.startswith((f"{UPDATE}.", f"{DEFAULT}.")) else name, sources)

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.orchestration.operators.expressions import cast_type, plain_column
 from dagster_adjunct.resources.backends.column_values import Kind, column_of
 from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.sql.expression_types import type_of
+from dagster_adjunct.resources.sql.nearest_names import did_you_mean
+from dagster_adjunct.resources.sql.parsing import parsed
 from dagster_adjunct.resources.tables.arrow_operations import DEFAULT, UPDATE
 from dagster_adjunct.resources.tables.partial_update import UpdateContract
 
@@ -173,7 +175,8 @@ def _wrong_columns(sink: Sink, types: Types, stored: dict[str, str] | None) -> I
     defaults = {} if sink.send.contract is None else _defaults(sink, types)
     for name, kind in (*sent.items(), *defaults.items()):
         if name not in columns:
-            yield f" has no column {name!r}; it has {', '.join(columns)}.", "Correct the name, or add the column to it."
+            step = f"{did_you_mean(name, columns)}Correct the name, or add the column to it."
+            yield f" has no column {name!r}; it has {', '.join(columns)}.", step
         elif not _fits(kind, columns[name]):
             yield (
                 f" has the column {name!r} as {columns[name]}, and {kind} is sent.",
@@ -212,8 +215,7 @@ def _defaults(sink: Sink, types: Types) -> dict[str, str | None]:
 
 
 def _type(expression: str, types: Types) -> str | None:
-    column = plain_column(expression)
-    return (types or {}).get(column) if column is not None else cast_type(expression)
+    return type_of(parsed(expression), types or {})
 
 
 def _fits(sent: str | None, declared: str) -> bool:

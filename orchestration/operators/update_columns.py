@@ -41,6 +41,12 @@ class Update:
         """The table's columns that an update changes."""
         return (*(name for pairs in self.parts.values() for name, _ in pairs), *self.remove)
 
+    @property
+    def written(self) -> tuple[tuple[str, str, str], ...]:
+        """Every expression, as (part, the table's column, expression); the default record's part is "if_missing"."""
+        parts = {**self.parts, "if_missing": self.if_missing or ()}
+        return tuple((part, name, expression) for part, pairs in parts.items() for name, expression in pairs)
+
     def expressions(self) -> tuple[str, ...]:
         """Return the structs, as `map` takes them."""
         structs = [f"'{name}', {struct_of(pairs)}" for name, pairs in self.parts.items()]

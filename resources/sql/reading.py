@@ -23,6 +23,7 @@ _UNDERSTOOD = (
     exp.WithinGroup, exp.IgnoreNulls, exp.RespectNulls, exp.Interval, exp.IntervalSpan, exp.DataType, exp.DataTypeParam,
     exp.Identifier, exp.Var, exp.Kwarg, exp.RawString, exp.ColumnDef, exp.JSONPath, exp.JSONPathPart,
 )  # fmt: skip
+_ALIAS = re.compile(r".*[\s)]as\s+(?:`(?P<quoted>(?:[^`]|``)+)`|(?P<plain>[A-Za-z_]\w*))\s*", re.IGNORECASE | re.DOTALL)
 _UNIT = re.compile(
     r"(?:year|quarter|month|week|day|hour|minute|second|millisecond|microsecond)s?|dayofyear", re.IGNORECASE
 )
@@ -37,9 +38,9 @@ def read(text: str) -> Expression:
             exp.Expr, dialect.tokenize(text), text
         )
     except (SqlglotError, RecursionError, ValueError, AttributeError, TypeError, KeyError, IndexError) as error:
-        return Expression(text, unread=f"it can't be read without Spark ({type(error).__name__})")
+        return _unread(text, f"it can't be read without Spark ({type(error).__name__})")
     if tree is None:
-        return Expression(text, unread="it can't be read without Spark")
+        return _unread(text, "it can't be read without Spark")
     return _expression(text, tree)
 
 
@@ -51,6 +52,14 @@ def fields_of(text: str, tree: exp.Expr) -> Iterator[tuple[str, Expression]]:
                 yield item.this.name, _expression(text, item.expression)
 
 
+def _unread(text: str, why: str) -> Expression:
+    """Return an expression of which no more is known than the name that it ends in."""
+    found = None if "--" in text or "/*" in text else _ALIAS.fullmatch(text)
+    name = None if found is None else found["quoted"] or found["plain"]
+    alias = None if name is None else name.replace("``", "`")
+    return Expression(text, alias, alias, unread=why)
+
+
 @cache
 def _dialect() -> Spark:
     return Spark()
@@ -60,7 +69,7 @@ def _expression(text: str, tree: exp.Expr) -> Expression:
     strange = next((node for node in tree.walk() if not isinstance(node, _UNDERSTOOD)), None)
     if strange is not None or tree.find(exp.Query) is not None:
         what = "subquery" if strange is None else strange.key
-        return Expression(text, unread=f"what it says ({what}) is not understood without Spark")
+        return _unread(text, f"what it says ({what}) is not understood without Spark")
     alias = None
     if isinstance(tree, exp.Alias):
         alias, tree = tree.alias, tree.this
