@@ -305,6 +305,7 @@ class PlanningError(PermanentError):
     dataset: str | None = None
     stream: str | None = None
     column: str | None = None
+    declared_at: str | None = None  # the line of the user's file that made the operator: "visits.py:12"
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

@@ -51,7 +51,9 @@ def add(made: Made, name: str, sources: Sources) -> None:
     made[name] = tuple(dict.fromkeys((*made.get(name, ()), *sources)))
 
 
-def sources_of(expression: str, columns: Mapping[str, Sources], aliases: Mapping[str, Sources] | None = None) -> Sources:
+def sources_of(
+    expression: str, columns: Mapping[str, Sources], aliases: Mapping[str, Sources] | None = None
+) -> Sources:
     """Return what an expression is made of; () where it is not known of every column that it names.
 
     `aliases` are the names that stand before it in one list: they count where no column has them.

@@ -7,7 +7,9 @@ import re
 from dagster_adjunct.resources.sql.expression_types import type_of
 from dagster_adjunct.resources.sql.parsing import parsed
 
-_ALIAS = re.compile(r"(?P<what>.*?[^\s])\s*(?:(?<=[\s)\]'\"`])as\s+)?(?:`(?:[^`]|``)+`|\w+)\s*", re.IGNORECASE | re.DOTALL)
+_ALIAS = re.compile(
+    r"(?P<what>.*?[^\s])\s*(?:(?<=[\s)\]'\"`])as\s+)?(?:`(?:[^`]|``)+`|\w+)\s*", re.IGNORECASE | re.DOTALL
+)
 
 
 def plain_column(expression: str) -> str | None:

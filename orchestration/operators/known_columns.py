@@ -29,7 +29,9 @@ def refuse_double(operator: str, names: list[str], next_step: str) -> None:
     """Raise PlanningError when two of the names are the same."""
     double = first_double(names)
     if double is not None:
-        raise PlanningError(f"{operator}: two columns would be called {double!r}.", next_step, operator=operator, column=double)
+        raise PlanningError(
+            f"{operator}: two columns would be called {double!r}.", next_step, operator=operator, column=double
+        )
 
 
 def types_of(schema: Schema) -> dict[str, str | None]:

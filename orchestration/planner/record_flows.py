@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.operator_spec import Operator
 from dagster_adjunct.orchestration.operators.planning_values import Flow, PlanContext
+from dagster_adjunct.orchestration.planner.refusals import Refusals
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
@@ -45,11 +46,15 @@ def follow(
 
     Raises PlanningError for a stream that is not there, and for columns that are known to be missing or double.
     """
-    flows = Flows({}, {})
+    flows, refusals = Flows({}, {}), Refusals()
     for operator in app.operators:
-        arriving = tuple(flows.after[source] for source in operator.inputs)
-        moved = arriving if repartition is None else repartition(operator, arriving)
-        flows.arriving[operator.id] = moved
-        onward = arriving if operator.spec.writes_aside else moved
-        flows.after[operator.id] = operator.spec.flow(PlanContext(operator.id, app, catalog, counts), onward)
+        if refusals.stop(operator):
+            continue
+        with refusals.of(operator):
+            arriving = tuple(flows.after[source] for source in operator.inputs)
+            moved = arriving if repartition is None else repartition(operator, arriving)
+            flows.arriving[operator.id] = moved
+            onward = arriving if operator.spec.writes_aside else moved
+            flows.after[operator.id] = operator.spec.flow(PlanContext(operator.id, app, catalog, counts), onward)
+    refusals.tell()
     return flows

@@ -1,7 +1,8 @@
 """Refuses records whose columns their stream can't take, as far as names and types are known before anything runs.
 
-The type of a column is known while it is passed on, cast, or brought by a dataset; that of a computed one is not, and
-after a function nothing is. What is not known here is asked of Spark before a batch is begun (`output_columns.py`).
+The type of a column is known while it is passed on or brought by a dataset, and that of most that are computed
+(`resources/sql/expression_types.py`); after a function nothing is. What is not known here is asked of Spark before a
+batch is begun (`output_columns.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.known_columns import Types
 from dagster_adjunct.orchestration.operators.planning_values import PlanContext
-from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.orchestration.planner.refusals import Refusals
+from dagster_adjunct.resources.errors import PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.evolution import refused_changes
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 
@@ -22,21 +24,35 @@ if TYPE_CHECKING:
 def check_stored_columns(app: Application, catalog: Catalog) -> None:
     """Raise PlanningError for the first output that would not be the columns that its stream has, or more, or wider."""
     after: dict[str, Types] = {}
+    refusals = Refusals()
     for operator in app.operators:
-        arriving = [after[source] for source in operator.inputs]
-        target = operator.spec.target(app)
-        facts = None if target is None else catalog.get(target.name)  # of a stream: no other name holds a dot
-        for types in map(operator.spec.written_types, arriving):
-            if facts is not None and types is not None:
-                _check(operator.id, facts, types)
-        after[operator.id] = operator.spec.types(PlanContext(operator.id, app, catalog), arriving)
+        if refusals.stop(operator):
+            continue
+        with refusals.of(operator):
+            arriving = [after[source] for source in operator.inputs]
+            target = operator.spec.target(app)
+            facts = None if target is None else catalog.get(target.name)  # of a stream: no other name holds a dot
+            for types in map(operator.spec.written_types, arriving):
+                if facts is not None and types is not None:
+                    _check(operator.id, facts, types)
+            after[operator.id] = operator.spec.types(PlanContext(operator.id, app, catalog), arriving)
+    refusals.tell()
 
 
 def _check(operator: str, facts: StreamFacts, types: dict[str, str | None]) -> None:
     if facts.schema is None or not facts.evolves:
         return
     stored = {field.name: field.type for field in facts.schema.fields}
-    declared = Schema(tuple(Field(name, kind or stored.get(name, "string")) for name, kind in types.items()))
+    try:
+        declared = Schema(tuple(Field(name, kind or stored.get(name, "string")) for name, kind in types.items()))
+    except SchemaMismatchError as error:
+        raise PlanningError(
+            f"{operator}: stream {facts.name} can't take what would be sent to it: {error.problem}",
+            error.next_step,
+            stream=facts.name,
+            operator=operator,
+            column=error.column,
+        ) from error
     refused = refused_changes(facts.schema, declared, facts.key)
     if refused:
         raise PlanningError(

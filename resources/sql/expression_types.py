@@ -24,6 +24,27 @@ _CAST_TO = {
     "TIMESTAMPLTZ": "timestamp",
     "TIMESTAMPNTZ": "timestamp_ntz",
 }
+# What functions give whatever they are given, as far as Spark accepts it, by the names of the parser's nodes.
+_GIVE = {
+    "boolean": """EQ NEQ LT LTE GT GTE NullSafeEQ NullSafeNEQ And Or Not Is Between In Like ILike RegexpLike Escape
+        Boolean StartsWith EndsWith Contains ArrayContains IsNan""",
+    "string": """Upper Lower Trim Initcap RegexpReplace RegexpExtract Replace Translate ConcatWs TimeToStr Hex MD5 SHA
+        SHA2 JSONExtractScalar JSONFormat Soundex Chr SubstringIndex CurrentUser RawString Uuid UnixToStr Typeof""",
+    "int": """Length Ascii StrPosition Levenshtein Year Month Day DayOfMonth DayOfWeek DayOfYear Hour Minute Second
+        Quarter WeekOfYear Week ArraySize BitLength""",
+    "bigint": "StrToUnix",
+    "double": "Sqrt Exp Ln Pow Sin Cos Tan Asin Acos Atan Atan2 Cbrt Degrees Radians MonthsBetween Log Pi",
+    "date": "TsOrDsToDate TsOrDsAdd LastDay AddMonths CurrentDate NextDay",
+    "timestamp": "CurrentTimestamp",
+    "binary": "HexString Unhex",
+}
+_GIVE_BY_NAME = {
+    "boolean": "isnull isnotnull",
+    "int": "hash char_length character_length",
+    "bigint": "xxhash64 unix_date unix_seconds unix_millis unix_micros",
+    "string": "current_catalog uuid base64 sha1 crc",
+    **{name: name for name in (*_NUMBERS, "boolean", "date", "binary", "timestamp")},
+}
 
 
 def type_of(expression: Expression, types: Mapping[str, str | None]) -> str | None:
@@ -51,6 +72,10 @@ class Known:
         rule = None if node is None else RULES.get(type(node).__name__)
         return None if rule is None or node is None else rule(self, node)
 
+    def alike(self, nodes: list[exp.Expr | None]) -> str | None:
+        """Return the type that all have that are not null."""
+        return self.same(*(node for node in nodes if node is not None and type(node).__name__ != "Null"))
+
     def same(self, *nodes: exp.Expr | None) -> str | None:
         """Return the type that all of these have, None where one differs or is not known."""
         kinds = {self.type(node) for node in nodes}
@@ -68,9 +93,13 @@ def _column(known: Known, node: exp.Expr) -> str | None:
 def _literal(known: Known, node: exp.Expr) -> str | None:
     if node.is_string:
         return "string"
-    if not node.name.isdigit():
-        return None
-    return "int" if int(node.name) < 2**31 else "bigint" if int(node.name) < 2**63 else None
+    whole, point, part = node.name.partition(".")
+    if not f"{whole}{part}".isdigit():
+        return "double" if "e" in node.name.lower() else None
+    if point:
+        digits = len(whole.lstrip("0")) + len(part)
+        return f"decimal({max(digits, 1)},{len(part)})" if digits <= 38 else None
+    return "int" if int(whole) < 2**31 else "bigint" if int(whole) < 2**63 else None
 
 
 def _cast(known: Known, node: exp.Expr) -> str | None:
@@ -82,23 +111,93 @@ def _cast(known: Known, node: exp.Expr) -> str | None:
     return None if to.expressions else _CAST_TO.get(name)
 
 
-def _boolean(known: Known, node: exp.Expr) -> str | None:
-    return "boolean"
-
-
 def _inner(known: Known, node: exp.Expr) -> str | None:
     return known.type(node.this)
 
 
+def _number(known: Known, node: exp.Expr) -> str | None:
+    kind = known.type(node.this)
+    return kind if kind in _NUMBERS and len([item for item in node.args.values() if item is not None]) == 1 else None
+
+
+def _rounded(known: Known, node: exp.Expr) -> str | None:
+    kind = known.type(node.this)
+    return kind if kind in _NUMBERS else None
+
+
+def _whole(known: Known, node: exp.Expr) -> str | None:
+    alone = all(not item for name, item in node.args.items() if name != "this")
+    return "bigint" if alone and known.type(node.this) in _NUMBERS else None
+
+
+def _arithmetic(known: Known, node: exp.Expr) -> str | None:
+    left, right = known.type(node.this), known.type(node.args.get("expression"))
+    if left in _INTEGERS and right in _INTEGERS:
+        return max(left, right, key=_INTEGERS.index)
+    if {left, right} <= {*_INTEGERS, "double"} or {left, right} == {"float", "double"}:
+        return "double"
+    if left == right == "float":
+        return "float"
+    if type(node).__name__ in ("Add", "Sub"):
+        if left == "timestamp" and type(node.args.get("expression")).__name__ == "Interval":
+            return "timestamp"
+        if left == "date" and right == "int":
+            return "date"
+    return None
+
+
+def _divided(known: Known, node: exp.Expr) -> str | None:
+    kinds = {known.type(node.this), known.type(node.args.get("expression"))}
+    return "double" if kinds <= set(_NUMBERS) else None
+
+
+def _divided_whole(known: Known, node: exp.Expr) -> str | None:
+    kinds = {known.type(node.this), known.type(node.args.get("expression"))}
+    return "bigint" if kinds <= set(_INTEGERS) else None
+
+
+def _bits(known: Known, node: exp.Expr) -> str | None:
+    kind = known.same(node.this, node.args.get("expression"))
+    return kind if kind in _INTEGERS else None
+
+
+def _joined(known: Known, node: exp.Expr) -> str | None:
+    parts = node.expressions or [node.this, node.args.get("expression")]
+    return "string" if parts and all(known.type(part) == "string" for part in parts) else None
+
+
+def _text(known: Known, node: exp.Expr) -> str | None:
+    return "string" if known.type(node.this) == "string" else None
+
+
+def _alike(known: Known, node: exp.Expr) -> str | None:
+    return known.alike([node.this, *node.expressions])
+
+
+def _case(known: Known, node: exp.Expr) -> str | None:
+    return known.alike([item.args.get("true") for item in node.args.get("ifs") or ()] + [node.args.get("default")])
+
+
+def _if(known: Known, node: exp.Expr) -> str | None:
+    return known.alike([node.args.get("true"), node.args.get("false")])
+
+
+def _by_name(known: Known, node: exp.Expr) -> str | None:
+    return _NAMED.get(str(node.this).lower())
+
+
+def _always(kind: str) -> Rule:
+    return lambda known, node: kind
+
+
+_NAMED = {name: kind for kind, names in _GIVE_BY_NAME.items() for name in names.split()}
 RULES: dict[str, Rule] = {
-    "Column": _column,
-    "Literal": _literal,
-    "Cast": _cast,
-    "TryCast": _cast,
-    "Boolean": _boolean,
-    "Paren": _inner,
-    **dict.fromkeys(
-        ("EQ", "NEQ", "LT", "LTE", "GT", "GTE", "NullSafeEQ", "NullSafeNEQ", "And", "Or", "Not", "Is", "Between", "In"),
-        _boolean,
-    ),
-}
+    "Column": _column, "Literal": _literal, "Cast": _cast, "TryCast": _cast, "Paren": _inner, "Neg": _number,
+    "Abs": _number, "BitwiseNot": _number, "Round": _rounded, "Floor": _whole, "Ceil": _whole, "Add": _arithmetic,
+    "Sub": _arithmetic, "Mul": _arithmetic, "Mod": _arithmetic, "Div": _divided, "IntDiv": _divided_whole,
+    "BitwiseAnd": _bits, "BitwiseOr": _bits, "BitwiseXor": _bits, "DPipe": _joined, "Concat": _joined,
+    "Substring": _text, "Left": _text, "Right": _text, "Pad": _text, "Repeat": _text, "Reverse": _text,
+    "Coalesce": _alike, "Greatest": _alike, "Least": _alike, "Nullif": _inner, "Case": _case, "If": _if,
+    "Anonymous": _by_name,
+    **{name: _always(kind) for kind, names in _GIVE.items() for name in names.split()},
+}  # fmt: skip

@@ -1,3 +1,137 @@
-"""Columns that expressions name are proven when an application is planned."""
+"""What expressions name is proven when an application is planned, and refused by the line that wrote it."""
 
 from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
+from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.tables import RemoteTable, TableWriteFunction, UpdateContract
+from tests.orchestration.planner.planning import application, catalog
+
+VISIT = Schema.of(visitor="string", shop="string", spent="double", at="timestamp", times="int")
+VISITS = StreamFacts("lake.visits", 4, ("visitor",), SPARK, VISIT)
+
+
+class _Nowhere(TableWriteFunction):
+    def put(self, entries, args=()):
+        raise NotImplementedError
+
+    def delete(self, keys, args=()):
+        raise NotImplementedError
+
+    def update(self, entries, args=()):
+        raise NotImplementedError
+
+
+def planned(describe, *streams: StreamFacts):
+    app = application()
+    describe(app, app.input_stream("lake.visits"))
+    return plan(app, catalog(VISITS, *streams))
+
+
+def refusal(describe, *streams: StreamFacts) -> PlanningError:
+    with pytest.raises(PlanningError) as caught:
+        planned(describe, *streams)
+    return caught.value
+
+
+def test_a_mistyped_column_is_refused_with_operator_line_and_the_nearest_name() -> None:
+    def describe(app, visits):
+        visits.filter("spnt > 0")
+
+    error = refusal(describe)
+    line = inspect.getsourcelines(describe)[1] + 1
+    assert error.problem == (
+        f"tests/orchestration/planner/test_columns_of_expressions.py:{line}: filter-2: the stream has no column 'spnt' "
+        "('spnt > 0'); its columns there are visitor, shop, spent, at, times."
+    )
+    assert error.next_step == "Did you mean 'spent'? Correct the condition."
+    assert (error.operator, error.column) == ("filter-2", "spnt")
+    assert error.declared_at == f"tests/orchestration/planner/test_columns_of_expressions.py:{line}"
+
+
+@pytest.mark.parametrize(
+    ("expressions", "column"),
+    [
+        (["upper(visiter) as v"], "visiter"),
+        (["visitor", "Shp"], "Shp"),
+        (["* except (spend)"], "spend"),
+        (["double + 1 as more", "spent * 2 as double"], "double"),
+        (["visitor", "__offset as o"], "__offset"),
+        (["shop.city as city"], "shop"),
+    ],
+)
+def test_a_map_names_columns_that_are_there(expressions: list[str], column: str) -> None:
+    assert refusal(lambda app, visits: visits.map(*expressions)).column == column
+
+
+def test_names_of_columns_ignore_case_and_may_be_those_given_before() -> None:
+    done = planned(lambda app, visits: visits.map("Visitor", "spent * 2 as double", "double + 1 as more"))
+    assert done.operators[-1].columns == ("Visitor", "double", "more")
+    assert done.operators[-1].partitioned_by == ("Visitor",)
+
+
+def test_all_columns_but_some() -> None:
+    kept = planned(lambda app, visits: visits.map("* except (Spent, at)")).operators[-1]
+    assert (kept.columns, kept.partitioned_by) == (("visitor", "shop", "times"), ("visitor",))
+    assert planned(lambda app, visits: visits.map("* except (visitor)")).operators[-1].partitioned_by == ()
+
+
+def test_a_condition_that_is_no_condition_is_refused() -> None:
+    error = refusal(lambda app, visits: visits.filter("upper(shop)"))
+    assert "filter-2: the condition 'upper(shop)' is string: expected boolean." in error.problem
+    assert error.next_step == "Compare it with something: upper(shop) is not null."
+    planned(lambda app, visits: visits.filter("a_function_of_ours(shop)"))
+
+
+def test_an_expression_that_is_not_closed_is_refused_whatever_the_columns() -> None:
+    unknown = StreamFacts("lake.other", 4, ("visitor",), SPARK)
+    error = refusal(lambda app, visits: app.input_stream("lake.other").filter("upper(shop = 'A'"), unknown)
+    assert "is no expression of Spark SQL: '(' is not closed" in error.problem
+
+
+def test_what_updates_say_is_proven() -> None:
+    def describe(app, visits):
+        table = app.table(RemoteTable("last", key="visitor", write_function=_Nowhere(), defaults_may_overwrite=True))
+        visits.update(table, set={"last_shop": "shopp"}, if_missing={"first": "at"})
+
+    error = refusal(describe)
+    assert "update" in error.problem or "send-to-table-2" in error.problem
+    assert "the stream has no column 'shopp'" in error.problem
+    assert error.next_step == "Did you mean 'shop'? Correct set= for column 'last_shop' of table last."
+
+
+def test_what_is_wrong_in_several_branches_is_told_at_once_and_nothing_that_follows_from_it() -> None:
+    def describe(app, visits):
+        visits.filter("spnt > 0").filter("this_too > 0")
+        visits.map("visitr")
+        visits.filter("spent > 0")
+
+    error = refusal(describe)
+    assert error.problem.startswith("2 operators can't work:\n- tests/")
+    assert "filter-2: " in error.problem
+    assert "map-4: " in error.problem
+    assert "this_too" not in error.problem
+    assert (error.operator, error.column) == ("filter-2", "spnt")
+
+
+def test_types_of_computed_columns_are_compared_with_those_of_an_output_that_is_there() -> None:
+    there = StreamFacts("lake.out", 4, ("visitor",), SPARK, Schema.of(visitor="string", sum="int"), evolves=True)
+
+    def describe(app, visits):
+        out = app.output_stream("lake.out", partitions=4, key="visitor")
+        visits.map("visitor", "upper(shop) as sum").send_to(out)
+
+    assert "sum" in refusal(describe, there).problem
+
+
+def test_a_contract_is_for_updates() -> None:
+    def describe(app, visits):
+        table = app.table(RemoteTable("last", key="visitor", write_function=_Nowhere(), defaults_may_overwrite=True))
+        visits.map("visitor", "named_struct('shop', shoop) as update").send_to(table, UpdateContract.UPDATE_ONLY)
+
+    assert refusal(describe).column == "shoop"
