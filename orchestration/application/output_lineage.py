@@ -76,9 +76,15 @@ def source_of(dataset: AdjunctDataset) -> Node | None:
 
 
 def sources_read(app: Application) -> tuple[Node, ...]:
-    """Return the streams and files that the application or one of its datasets reads, each once."""
+    """Return what the application or one of its datasets reads: streams, files and remote tables, each once."""
     made_from = [source for source in map(source_of, app.datasets) if source is not None]
-    return _union([Node("stream", stream) for stream in app.inputs], made_from)
+    return _union([Node("stream", stream) for stream in app.inputs], made_from, tables_read(app))
+
+
+def tables_read(app: Application) -> tuple[Node, ...]:
+    """Return the remote tables that records are looked up in."""
+    matches = [operator.spec.match for operator in app.operators if operator.spec.match is not None]
+    return _union([match.node for match in matches if match.table is not None])
 
 
 def _union(*nodes: Sequence[Node]) -> tuple[Node, ...]:

@@ -11,6 +11,7 @@ from dagster_adjunct.orchestration.application.output_lineage import (
     outputs_of,
     source_of,
     sources_read,
+    tables_read,
     unused_datasets,
 )
 from dagster_adjunct.orchestration.code_location.assets.dataset_assets import DatasetAsset, dataset_assets
@@ -70,13 +71,14 @@ class AssetGraph:
         self._written[app.name] = [spec.key for spec in outputs.values()]
         if outputs:
             inputs = {stream: self._key(app, Node("stream", stream)) for stream in app.inputs}
-            self._outputs.append(outputs_asset(app, outputs, inputs, datasets, self._preview_rows))
+            tables = {node.name: self._key(app, node) for node in tables_read(app)}
+            self._outputs.append(outputs_asset(app, outputs, inputs, datasets, tables, self._preview_rows))
         self._made[app.name] = [*keys, *self._written[app.name]]
         return self._made[app.name]
 
     def external(self) -> list[AssetSpec]:
-        """Return what is read and not made here: streams and files that none of the applications writes, and the
-        datasets that live for one run only, which Dagster shows and does not make.
+        """Return what is read and not made here: streams, files and tables that none of the applications writes, and
+        the datasets that live for one run only, which Dagster shows and does not make.
         """
         passing = [asset.spec for asset, _ in self._datasets.values() if not asset.dataset.following.persistent]
         return [*(spec for key, spec in self._read.items() if key not in self._writers), *passing]

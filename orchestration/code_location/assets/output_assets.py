@@ -31,6 +31,7 @@ from dagster_adjunct.orchestration.code_location.nodes.kinds import kind_of
 from dagster_adjunct.orchestration.code_location.nodes.node_kind import Outputs
 from dagster_adjunct.orchestration.code_location.shared.asset_metadata import (
     lineage_metadata,
+    lookup_metadata,
     output_metadata,
     step_metadata,
 )
@@ -70,12 +71,14 @@ def outputs_asset(
     outputs: Mapping[Node, AssetSpec],
     inputs: Mapping[str, AssetKey],
     datasets: Mapping[str, AssetKey],
+    tables: Mapping[str, AssetKey],
     preview_rows: int = 0,
 ) -> AssetsDefinition:
     """Return the multi-asset of all that an application writes: one run of its step materialises all.
 
     `inputs` are the assets of its input streams, `datasets` those of its datasets: where one serves another version
     than Dagster knows of, that is reported. Those that are not marked for bootstrap are followed between batches.
+    `tables` are those of the tables that records are looked up in.
     `preview_rows` is how many records of each output stream are shown.
     Before the first batch there is no output to materialise; outputs that no batch has changed are observed.
     """
@@ -109,7 +112,7 @@ def outputs_asset(
             if report.batches > 1:
                 _report_datasets(op, app, datasets)
             written = Outputs(lake, op.systems, app, preview_rows, planned.tables)
-            described = _described(written, planned, outputs, {**inputs, **datasets})
+            described = _described(written, planned, outputs, {**inputs, **datasets, **tables})
         if not report.state.batch:
             context.log.warning(f"{app.name} has run no batch yet: its inputs hold no records.")
             yield from check_outputs(context, set())
@@ -117,7 +120,12 @@ def outputs_asset(
         version = hashlib.sha256(f"{app.name}:{report.state.batch}".encode()).hexdigest()[:16]
         description = f"{app.name}: {report.batches} batches, the last of all is {report.state.batch}"
         for node, spec in outputs.items():
-            metadata = step_metadata(report) | output_metadata(report, node.name) | described[node]
+            metadata = (
+                step_metadata(report)
+                | lookup_metadata(report, tables)
+                | output_metadata(report, node.name)
+                | described[node]
+            )
             if waiting:
                 metadata["adjunct/left_out"] = MetadataValue.json(waiting)
             yield from told(context, spec.key, version, metadata, description)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dagster import MetadataValue, TableColumn, TableColumnDep, TableColumnLineage, TableSchema
@@ -237,6 +237,17 @@ def output_metadata(report: StepReport, name: str) -> dict[str, Any]:
         for counter, value in counters.items()
     }
     return metadata | {"adjunct/totals": MetadataValue.json(dict(report.state.totals.get(name, {})))}
+
+
+def lookup_metadata(report: StepReport, tables: Iterable[str]) -> dict[str, Any]:
+    """Return what the tables that records were looked up in have counted and measured in this run, by table."""
+    return {
+        f"adjunct/lookups/{name}/{counter}": round(value, 6) if isinstance(value, float) else value
+        for name in tables
+        if name in report.measured
+        for counter, value in report.measured[name].to_dict().items()
+        if value or counter in ("reads", "found")
+    }
 
 
 def _declared(table: KeyedTable) -> dict[str, Any]:

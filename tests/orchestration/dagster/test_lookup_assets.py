@@ -1,0 +1,64 @@
+"""Remote tables that records are looked up in, in Dagster: an asset above the outputs, and what asking it took."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from dagster import AssetKey
+
+from dagster_adjunct import Application, build_definitions
+from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
+from dagster_adjunct.orchestration.step.step_report import StepReport
+from dagster_adjunct.resources.tables.histogram import Histogram
+from dagster_adjunct.resources.tables.metrics import TableMetrics
+from dagster_adjunct.tables import RemoteTable, SqliteTable
+from tests.orchestration.dagster.lab import NO_SPARK, SCHEMA, plain, running_lab
+
+COPY, TABLE = AssetKey(["lake", "copy"]), AssetKey(["tables", "labels"])
+
+
+def application(folder: Path) -> Application:
+    store = SqliteTable(folder / "s.sqlite", "labels", "item", columns={"item": "string", "shelf": "int"}, create=True)
+    labels = RemoteTable("labels", key="item", read_function=store)
+    app = Application("shop")
+    orders = app.input_stream("lake.orders").join(app.table(labels), on="item", how="left", min_match_rate=0.5)
+    orders.send_to(app.output_stream("lake.copy", partitions=2, key="item"))
+    return app
+
+
+def test_a_table_that_is_looked_up_in_is_an_external_asset_above_the_output(tmp_path: Path) -> None:
+    graph = build_definitions(application(tmp_path)).resolve_asset_graph()
+    assert graph.get(COPY).parent_keys == {AssetKey(["lake", "orders"]), TABLE}
+    assert not graph.get(TABLE).is_executable
+    assert [key.name for key in graph.asset_check_keys] == ["match_rate_labels"]
+
+
+def test_what_asking_took_and_the_columns_that_came_of_it_are_on_the_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    took = TableMetrics(reads=9, found=4, cache_hits=3, requests=2, read_seconds=Histogram({0: 2}, 0.5, 0.25))
+    report = StepReport(
+        1,
+        True,
+        {"join-2-labels": {"rows": 20, "unmatched": 11}, "labels": {"reads": 9}},
+        {},
+        {},
+        ApplicationState(batch=1),
+        measured={"labels": took},
+    )
+    monkeypatch.setattr("dagster_adjunct.orchestration.step.step.run_step", lambda context: report)
+    with running_lab(tmp_path) as lab:
+        lab.streams.create("orders", schema=SCHEMA, key=["item"], partitions=2)
+        said = lab.run(build_definitions(application(tmp_path), lake=lab.lake.url, spark=NO_SPARK), COPY)
+        made = said.made["copy"]
+        assert (made["adjunct/lookups/labels/reads"], made["adjunct/lookups/labels/found"]) == (9, 4)
+        assert (made["adjunct/lookups/labels/cache_hits"], made["adjunct/lookups/labels/requests"]) == (3, 2)
+        assert "adjunct/lookups/labels/read_seconds_p95" in made
+        assert "adjunct/lookups/labels/retries" not in made
+        assert said.passed == {"copy match_rate_labels": False}
+        check = plain(said.checks["copy match_rate_labels"].metadata)
+        assert (check["adjunct/table"], check["adjunct/match_rate"]) == ("labels", 0.45)
+        lineage = str(made["dagster/column_lineage"])
+        assert "shelf" in lineage
+        assert "labels" in lineage
