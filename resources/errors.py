@@ -310,9 +310,10 @@ class PlanningError(PermanentError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class PartitionCountMismatchError(PlanningError):
-    """Streams of one join have partition counts that can't agree."""
+    """Streams of one join, or of several, have partition counts that can't agree; `operator` is the first such join."""
 
-    counts: tuple[tuple[str, int | None], ...] = ()  # the streams that must agree, and their partitions
+    counts: tuple[tuple[str, int | None], ...] = ()  # the streams of the first that must agree, and their partitions
+    conflicts: tuple[tuple[str, tuple[tuple[str, int | None], ...]], ...] = ()  # of every such join: its id, its counts
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -21,7 +21,8 @@ class StreamFacts:
     """A stream as it exists: `name` is "system.stream"; `key` are the columns that choose the partition.
 
     `schema` holds the record's columns, None where they are not known; `evolves` says that columns may be added and
-    widened by who writes to it, `numbered` that offsets are numbers.
+    widened by who writes to it, `numbered` that offsets are numbers. `size` is how many bytes it holds, None where
+    that is not known.
     """
 
     name: str
@@ -31,6 +32,7 @@ class StreamFacts:
     schema: Schema | None = None
     evolves: bool = False
     numbered: bool = True
+    size: int | None = None
 
     def __post_init__(self) -> None:
         if partition_count(f"partitions of stream {self.name!r}", self.partitions) is None:
@@ -46,11 +48,20 @@ Catalog: TypeAlias = Mapping[str, StreamFacts]
 
 
 class FoundStreams(dict[str, StreamFacts]):
-    """A catalog that also holds why the systems don't have some streams: where they looked."""
+    """A catalog that also holds why the systems don't have some streams: where they looked.
 
-    def __init__(self, facts: Mapping[str, StreamFacts], missing: Mapping[str, str]) -> None:
+    `size_of` says how many bytes a stream holds; it is asked only where an application is refused.
+    """
+
+    def __init__(
+        self,
+        facts: Mapping[str, StreamFacts],
+        missing: Mapping[str, str],
+        size_of: Callable[[str], int | None] = lambda stream: None,
+    ) -> None:
         super().__init__(facts)
         self.missing = dict(missing)
+        self.size_of = size_of
 
 
 def facts_of(catalog: Catalog, stream: str, what: str) -> StreamFacts:
@@ -64,6 +75,14 @@ def facts_of(catalog: Catalog, stream: str, what: str) -> StreamFacts:
             "Correct the name, or create the stream by appending to it.",
         )
     return facts
+
+
+def bytes_of(catalog: Catalog, stream: str) -> int | None:
+    """Return how many bytes a stream holds, as far as its system tells."""
+    facts = catalog.get(stream)
+    if facts is None or facts.size is not None or not isinstance(catalog, FoundStreams):
+        return None if facts is None else facts.size
+    return catalog.size_of(stream)
 
 
 def partitioner_of_output(catalog: Catalog, stream: str) -> Partitioner:

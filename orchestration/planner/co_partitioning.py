@@ -1,104 +1,158 @@
-"""Refuses what can't be proven, naming every stream of the conflict and the next step."""
+"""Refuses what can't be proven: all of it at once, with every stream of each conflict and what to change."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK
 from dagster_adjunct.orchestration.planner.auto_repartition import mismatch
-from dagster_adjunct.orchestration.planner.join_groups import Groups, Needs, dataset_node
+from dagster_adjunct.orchestration.planner.conflicts import Conflict, conflicts_of, majority
+from dagster_adjunct.orchestration.planner.join_groups import Groups, Needs
+from dagster_adjunct.orchestration.planner.mends import Mend, mends
 from dagster_adjunct.resources.errors import PartitionCountMismatchError, PlanningError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.planning_values import StreamEdge
+    from dagster_adjunct.orchestration.operators.planning_values import Flow, Requirement, StreamEdge
+    from dagster_adjunct.orchestration.operators.stream_facts import Catalog
     from dagster_adjunct.orchestration.planner.partition_counts import Counts
     from dagster_adjunct.orchestration.planner.record_flows import Flows
 
-_AUTO = "or set auto_repartition=True on the application"
+_SHOWN = 20
+"""How many streams of a conflict are told by name, and how many conflicts of an application in full."""
 
 
-def check_counts(
+def check_co_partitioned(
     app: Application,
+    catalog: Catalog,
     needs: Needs,
+    flows: Flows,
     groups: Groups,
     counts: Counts,
     edges: Mapping[str, StreamEdge],
-    flows: Flows,
 ) -> None:
-    """Raise PartitionCountMismatchError for the first join whose streams have different counts."""
-    if not counts.conflicts:
-        return
-    join = counts.conflicts[0]
-    sides = [edges[member] for member in _involved(join, groups, counts) if member in edges]
-    counted = ", ".join(map(_counted, sides))
-    needed = next((needed for needed in needs.get(join, ()) if needed is not None), None)
-    where, other = "before this join", ""
-    columns: tuple[str, ...] = ()
-    if needed is not None and needed.dataset is not None and needed.feeds:
-        where, columns = f"before send_to({needed.dataset})", app.dataset(needed.dataset).partition_by
-    elif needed is not None:
-        columns = needed.columns or ()
-        if needed.dataset is not None:
-            partitions = counts.partitions[flows.before(join).stream]
-            other = f", declare dataset {needed.dataset!r} with partitions={partitions}"
-    raise PartitionCountMismatchError(
-        f"{join} needs equal partition counts: {counted}.",
-        f"Repartition the stream {where} with {_partition_by(columns)}{other}, {_AUTO}.",
-        application=app.name,
-        operator=join,
-        counts=tuple((side.name, side.partitions) for side in sides),
-    )
+    """Raise PlanningError for the joins whose streams don't lie as they have to, all of them in one error.
 
-
-def check_co_partitioned(app: Application, needs: Needs, flows: Flows, edges: Mapping[str, StreamEdge]) -> None:
-    """Raise PlanningError for the first join whose stream does not lie in the buckets of its dataset.
-
-    Equal counts are not enough: the same columns have to choose the partition, by the same hash.
+    It is a PartitionCountMismatchError where counts differ. Equal counts are not enough: the same columns have to
+    choose the partition, by the same hash.
     """
+    differing = conflicts_of(needs, groups, counts, tuple(edges))
+    elsewhere = _lying_elsewhere(app, needs, flows, edges)
+    if not differing and not elsewhere:
+        return
+    ways = mends(app, catalog, needs, flows, groups, counts)
+    problems = [_problem(conflict, counts, edges) for conflict in differing[:_SHOWN]]
+    steps = [_step(app, at, ways(at), edges) for conflict in differing[:_SHOWN] for at in conflict.at[:_SHOWN]]
+    told = {at for conflict in differing for at in conflict.at}
+    problems += [problem for _, problem, _ in elsewhere[:_SHOWN]]
+    steps += [step for where, _, step in elsewhere[:_SHOWN] if where not in told]
+    left = [conflict.join for conflict in differing[_SHOWN:]] + [where for where, _, _ in elsewhere[_SHOWN:]]
+    if left:
+        problems.append(f"The same holds of {len(left):,} more: {_some(left)}.")
+    auto = "" if app.strict else " Or set auto_repartition=True on the application."
+    more = len(problems) > 1
+    problem = (f"application {app.name!r} can't be planned: " if more else "") + " ".join(problems)
+    step = " ".join(dict.fromkeys(steps)) + auto
+    if differing:
+        every = tuple(
+            (
+                conflict.join,
+                tuple((edge.name, edge.partitions) for edge in [edges[node] for node in conflict.nodes[:_SHOWN]]),
+            )
+            for conflict in differing
+        )
+        raise PartitionCountMismatchError(
+            problem, step, application=app.name, operator=differing[0].join, counts=every[0][1], conflicts=every
+        )
+    where = elsewhere[0][0]
+    dataset = next((needed.dataset for needed in needs[where] if needed and needed.dataset), None)
+    raise PlanningError(problem, step, application=app.name, operator=where, dataset=dataset)
+
+
+def _problem(conflict: Conflict, counts: Counts, edges: Mapping[str, StreamEdge]) -> str:
+    sides = [edges[node] for node in conflict.nodes]
+    others = f" (and {conflict.joins - 1:,} more joins of its table)" if conflict.joins > 1 else ""
+    most = majority(conflict.nodes, counts)
+    told = ""
+    if most is not None and len(most[1]) < len(sides):
+        told = f"; most have {most[0]}: {_some([edges[node].name for node in most[1]])}"
+    counted = _some([f"{side.name} has {side.partitions} ({side.count_from})" for side in sides])
+    return f"{conflict.join}{others} needs equal partition counts: {counted}{told}."
+
+
+def _step(app: Application, at: str, ways: Sequence[Mend], edges: Mapping[str, StreamEdge]) -> str:
+    if not ways:
+        return f"At {at}: no single change makes them agree; begin with the conflicts before it."
+    how = "the fewest changes" if ways[0].size is None else "the cheapest by bytes"
+    first, *others = [_way(app, mend, edges) for mend in ways]
+    if not others:
+        return f"At {at}: {first}."
+    return f"At {at}: {first} ({how}); or {'; or '.join(others[:3])}."
+
+
+def _way(app: Application, mend: Mend, edges: Mapping[str, StreamEdge]) -> str:
+    parts = [
+        f"move {_name(stream, edges)} with {_partition_by(columns)} before it" for _, stream, columns in mend.moved
+    ]
+    parts += [f"write partition_by(…, partitions={mend.partitions}) at {operator}" for operator in mend.given]
+    parts += [
+        f"rewrite dataset {name!r} in place (adjunct dataset repartition {name} --partitions {mend.partitions} "
+        f"--reason …) and declare it with partitions={mend.partitions}"
+        for name in mend.datasets
+    ]
+    return " and ".join(parts) + ("" if mend.size is None else f", {_bytes(mend.size)} in all")
+
+
+def _lying_elsewhere(
+    app: Application, needs: Needs, flows: Flows, edges: Mapping[str, StreamEdge]
+) -> list[tuple[str, str, str]]:
+    """Return the operators whose records don't lie by the columns that they have to, why, and what to write."""
+    found = []
     for operator, asked in needs.items():
         for number, (needed, flow) in enumerate(zip(asked, flows.arriving[operator], strict=True)):
-            why = "" if needed is None else mismatch(needed, flow)
-            if needed is None or needed.feeds or not why:
+            if needed is None or needed.columns is None:
                 continue
-            columns = needed.columns or ()
-            name = edges[flow.stream].name if flow.stream in edges else flow.stream
-            step = f"Write {_partition_by(columns)} before this join, {_AUTO}."
-            if needed.dataset is None:
-                raise PlanningError(
-                    f"{operator}: input {number + 1} ({name}) does not lie as the operator needs it: {why}; needed is "
-                    f"({', '.join(columns)}) with {SPARK}.",
-                    step,
-                    operator=operator,
+            why, columns = mismatch(needed, flow), needed.columns
+            if why:
+                problem = _elsewhere(app, operator, number, needed, flow, edges)
+                step = f"Write {_partition_by(columns)} before {operator}" + (
+                    f", on {_name(flow.stream, edges)}." if len(asked) > 1 else "."
                 )
-            dataset = app.dataset(needed.dataset)
-            raise PlanningError(
-                f"{operator}: stream {name} does not lie as dataset {dataset.name} does, "
-                f"which is partitioned by ({', '.join(dataset.partition_by)}) with {SPARK}: {why}; needed is "
-                f"({', '.join(columns)}) with {SPARK}.",
-                step,
-                dataset=dataset.name,
-                operator=operator,
-            )
+                found.append((operator, f"{operator}: {problem}: {why}; needed is {_by(columns)}.", step))
+    return found
 
 
-def _involved(join: str, groups: Groups, counts: Counts) -> list[str]:
-    """The members of a group, and whatever the inferred ones got their counts from."""
-    involved: list[str] = []
-    waiting = list(groups[join])
-    while waiting:
-        member = waiting.pop(0)
-        if member in involved:
-            continue
-        involved.append(member)
-        if member in counts.inferred:
-            waiting.append(counts.inferred[member].source)
-    return sorted(involved, key=lambda member: member.startswith(dataset_node("")))
+def _elsewhere(
+    app: Application, operator: str, number: int, needed: Requirement, flow: Flow, edges: Mapping[str, StreamEdge]
+) -> str:
+    name = _name(flow.stream, edges)
+    if needed.dataset is None:
+        return f"input {number + 1} ({name}) does not lie as the operator needs it"
+    dataset = app.dataset(needed.dataset)
+    lies = f"which is partitioned by {_by(dataset.partition_by)}"
+    return f"stream {name} does not lie as dataset {dataset.name} does, {lies}"
 
 
-def _counted(edge: StreamEdge) -> str:
-    return f"{edge.name} has {edge.partitions} ({edge.count_from})"
+def _by(columns: Iterable[str]) -> str:
+    return f"({', '.join(columns)}) with {SPARK}"
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN:,} more"
+
+
+def _name(node: str, edges: Mapping[str, StreamEdge]) -> str:
+    return edges[node].name if node in edges else f"what {node} brings together"
+
+
+def _bytes(size: int) -> str:
+    for unit in ("bytes", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}"
+        size = round(size / 1000)
+    return f"{size:,.0f} GB"
 
 
 def _partition_by(columns: tuple[str, ...]) -> str:

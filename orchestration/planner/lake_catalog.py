@@ -54,7 +54,12 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
             systems[system].evolves,
             systems[system].numbered_offsets,
         )
-    return FoundStreams(facts, missing)
+
+    def size_of(stream: str) -> int | None:
+        system, name = split_stream_name(stream)
+        return systems[system].stored_bytes(name)
+
+    return FoundStreams(facts, missing, size_of)
 
 
 def plan_application(app: Application, systems: Mapping[str, StreamSystem]) -> ExecutionPlan:

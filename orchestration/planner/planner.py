@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.orchestration.application.advance_units import partitions_note
 from dagster_adjunct.orchestration.operators.planning_values import Exchange, PlanContext, StreamEdge
 from dagster_adjunct.orchestration.planner.auto_repartition import Insertions, repartitioned, with_insertions
-from dagster_adjunct.orchestration.planner.co_partitioning import check_co_partitioned, check_counts
+from dagster_adjunct.orchestration.planner.co_partitioning import check_co_partitioned
 from dagster_adjunct.orchestration.planner.execution_plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.join_groups import Needs, dataset_node, join_groups, needs_of
 from dagster_adjunct.orchestration.planner.partition_counts import (
@@ -63,8 +63,7 @@ def plan(app: Application, catalog: Catalog) -> ExecutionPlan:
     open_counts |= {item.node: item.partitions for item in inserted.values()}
     counts = with_merged(app, flows, with_broadcast(app, assign(open_counts, groups, default)))
     edges = stream_edges(app, catalog, flows, counts, inserted, default_from)
-    check_counts(app, needs, groups, counts, edges, flows)
-    check_co_partitioned(app, needs, flows, edges)
+    check_co_partitioned(app, catalog, needs, flows, groups, counts, edges)
     if any(flows.together(operator) for operator in app.operators):
         # Whether what is brought together lies in equally many partitions is known only now.
         flows = follow(app, catalog, with_insertions(inserted), counts.partitions)

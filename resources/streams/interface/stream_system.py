@@ -179,6 +179,10 @@ class StreamSystem(ABC):
     @abstractmethod
     def info(self, stream: str) -> StreamInfo: ...
 
+    def stored_bytes(self, stream: str) -> int | None:
+        """Return how many bytes the stream holds, where that is known without reading records."""
+        return None
+
     @abstractmethod
     def oldest(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
         """Return the first offset that can be read of each partition (`upcoming` where it is empty)."""

@@ -113,6 +113,9 @@ class LakeStreams(LakeReads):
         state = self.state(stream)[1]
         return info_of(stream, state)
 
+    def stored_bytes(self, stream: str) -> int:
+        return self.describe(stream).size
+
     def describe(self, stream: str) -> StreamDescription:
         """Return the whole of what the stream's manifest says in sums."""
         return described(stream, *self.state(stream))

@@ -29,7 +29,7 @@ def test_equal_counts_with_another_key_are_refused_with_the_next_step():
     assert str(caught.value) == (
         "join-2-weather: stream lake.flights does not lie as dataset weather does, which is partitioned by (origin) "
         "with spark-murmur3: it is partitioned by (tailnum) with spark-murmur3; needed is (origin) with "
-        'spark-murmur3. Write .partition_by("origin") before this join, or set auto_repartition=True on the '
+        'spark-murmur3. Write .partition_by("origin") before join-2-weather. Or set auto_repartition=True on the '
         "application."
     )
 

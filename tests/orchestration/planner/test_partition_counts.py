@@ -22,8 +22,9 @@ def test_figure_3_equal_counts_are_accepted_and_unequal_ones_refused():
         plan(app, catalog(s1=8, t=16))
     assert str(caught.value) == (
         "join-2-t needs equal partition counts: lake.s1 has 8 (input), lake.t has 16 (dataset t). "
-        "Repartition the stream before this join with .partition_by(\"k\"), declare dataset 't' with partitions=8, "
-        "or set auto_repartition=True on the application."
+        "At join-2-t: move lake.s1 with .partition_by(\"k\") before it (the fewest changes); or rewrite dataset 't' in "
+        "place (adjunct dataset repartition t --partitions 8 --reason …) and declare it with partitions=8. Or set "
+        "auto_repartition=True on the application."
     )
 
 
@@ -46,7 +47,7 @@ def test_figure_5_an_intermediate_stream_that_needs_two_counts_is_refused_naming
         plan(app, catalog(s2=8, a=1, b=1))
     assert caught.value.problem == (
         "join-4-b needs equal partition counts: app-partition-by-2 has 16 (inferred from dataset a in join-3-a), "
-        "lake.b has 8 (dataset b), lake.a has 16 (dataset a)."
+        "lake.a has 16 (dataset a), lake.b has 8 (dataset b)."
     )
     assert '.partition_by("k")' in caught.value.next_step
 
@@ -71,8 +72,11 @@ def test_case_1_two_inputs_must_be_equal():
     ]
     with pytest.raises(PartitionCountMismatchError) as caught:
         plan(fed(False, False, 8), catalog(s1=4, s2=8, t=8))
-    assert "lake.s1 has 4 (input), lake.t has 8 (dataset t)" in caught.value.problem
-    assert "before send_to(t)" in caught.value.next_step
+    assert caught.value.problem == (
+        "join-4-t needs equal partition counts: lake.s1 has 4 (input), lake.s2 has 8 (input), lake.t has 8 "
+        "(dataset t); most have 8: lake.s2, lake.t."
+    )
+    assert 'At send-to-table-2-t: move lake.s1 with .partition_by("k") before it' in caught.value.next_step
     with pytest.raises(PartitionCountMismatchError):
         plan(fed(False, False, 8), catalog(s1=8, s2=4, t=8))
 

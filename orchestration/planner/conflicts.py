@@ -1,0 +1,92 @@
+"""Says of counts that can't agree which join needs them to, and everything that has to do with it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.orchestration.planner.join_groups import Groups, Needs, traverse
+
+if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.planner.partition_counts import Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A join whose streams have different counts. `at` are the operators where they meet: the join itself, sinks to
+    its table, or operators that bring streams together before it; `nodes` is all that takes part.
+
+    `joins` says how many joins need this, where it is the table that they all read.
+    """
+
+    join: str
+    at: tuple[str, ...]
+    nodes: tuple[str, ...]
+    joins: int = 1
+
+
+def conflicts_of(needs: Needs, groups: Groups, counts: Counts, streams: Sequence[str]) -> tuple[Conflict, ...]:
+    """Return every join that can't be, in the order of definition, each once; `streams` are ids in their order."""
+    place = {node: number for number, node in enumerate(streams)}
+    reading: dict[str, list[str]] = {}
+    feeds: dict[str, str] = {}
+    for operator, asked in needs.items():
+        for needed in asked:
+            if needed is not None and needed.dataset is not None:
+                if needed.feeds:
+                    feeds[operator] = needed.dataset
+                else:
+                    reading.setdefault(needed.dataset, []).append(operator)
+    relying: dict[str, str] = {}
+    for operator, members in groups.items():
+        for member in members:
+            if member != operator:
+                relying.setdefault(member, operator)
+
+    def join_behind(operator: str) -> tuple[str, int]:
+        while operator not in needs:
+            operator = relying[operator]
+        if operator in feeds:
+            joins = reading[feeds[operator]]
+            return joins[0], len(joins)
+        return operator, 1
+
+    at: dict[str, list[str]] = {}
+    joins: dict[str, int] = {}
+    for operator in counts.conflicts:
+        join, number = join_behind(operator)
+        at.setdefault(join, []).append(operator)
+        joins[join] = max(joins.get(join, 1), number)
+    order = {operator: number for number, operator in enumerate(groups)}
+    return tuple(
+        Conflict(
+            join,
+            tuple(where),
+            tuple(sorted(_involved([join, *where], groups, counts), key=lambda node: place[node])),
+            joins[join],
+        )
+        for join, where in sorted(at.items(), key=lambda item: order[item[0]])
+    )
+
+
+def majority(nodes: Iterable[str], counts: Counts) -> tuple[int, tuple[str, ...]] | None:
+    """Return the count that more streams have by themselves than any other, and which; None where there is none."""
+    own = [node for node in nodes if node not in counts.inferred]
+    most = Counter(counts.partitions[node] for node in own).most_common(2)
+    if not most or most[0][1] < 2 or (len(most) > 1 and most[1][1] == most[0][1]):
+        return None
+    return most[0][0], tuple(node for node in own if counts.partitions[node] == most[0][0])
+
+
+def _involved(operators: Iterable[str], groups: Groups, counts: Counts) -> list[str]:
+    """Return the members of these groups, what was brought together into one, and what inferred counts come from."""
+    found: list[str] = []
+
+    def onward(node: str) -> Iterable[str]:
+        source = counts.inferred.get(node)
+        return (*groups.get(node, ()), *(() if source is None else (source.source,)))
+
+    traverse((member for operator in operators for member in groups.get(operator, ())), onward, found.append)
+    return [node for node in found if node not in groups]

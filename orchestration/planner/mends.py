@@ -1,0 +1,147 @@
+"""Finds what to change where counts can't agree, the cheapest first.
+
+At the operator where different counts meet, all of them have to become one of those that are there. A stream moves
+before it, which costs the bytes that it holds; a dataset is rewritten in place, which costs those of the stream that it
+is made from; an intermediate stream whose count was given gets another, which costs nothing. A way that would
+leave the conflict, or make another one, is not a way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.orchestration.operators.stream_facts import bytes_of
+from dagster_adjunct.orchestration.planner.auto_repartition import Inserted, mismatch, with_insertions
+from dagster_adjunct.orchestration.planner.join_groups import Groups, Needs, dataset_node, join_groups
+from dagster_adjunct.orchestration.planner.partition_counts import assign, declared_counts
+from dagster_adjunct.orchestration.planner.record_flows import Flows, follow
+
+if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.operators.stream_facts import Catalog
+    from dagster_adjunct.orchestration.planner.partition_counts import Counts
+
+_TRIED = 10
+"""Of so many operators it is tried out whether a change settles them; of more, an application is to be mended first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mend:
+    """What makes the counts at the operator `at` equal: `moved` inputs by these columns into `partitions`, `datasets`
+    rewritten into as many, `given` partition_by operators with that count. `size` is in bytes, None where not known."""
+
+    at: str
+    partitions: int
+    moved: tuple[tuple[int, str, tuple[str, ...]], ...]  # (input, what its records lie in, columns)
+    datasets: tuple[str, ...]
+    given: tuple[str, ...]
+    size: int | None
+
+    @property
+    def changes(self) -> tuple[bool, int, int, int]:
+        """What a way without sizes is chosen by: the fewest changes, the fewest of datasets, the most partitions."""
+        return self.size is None, self.size or 0, len(self.moved) + len(self.datasets), len(self.datasets)
+
+
+def mends(
+    app: Application, catalog: Catalog, needs: Needs, flows: Flows, groups: Groups, counts: Counts
+) -> Callable[[str], tuple[Mend, ...]]:
+    """Return what gives the ways to mend one of the groups in conflict, the cheapest first."""
+    before = set(counts.conflicts)
+    tried = set(counts.conflicts[:_TRIED])
+    held = _Held(app, catalog)
+
+    def settles(mend: Mend) -> bool:
+        if mend.at not in tried:
+            return True
+        inserted = {
+            (mend.at, number): Inserted(mend.at, number, stream, columns, mend.partitions, "")
+            for number, stream, columns in mend.moved
+        }
+        declared = declared_counts(app, catalog) | dict.fromkeys(
+            (*map(dataset_node, mend.datasets), *mend.given, *(item.node for item in inserted.values())),
+            mend.partitions,
+        )
+        after = join_groups(app, needs, follow(app, catalog, with_insertions(inserted)))
+        left = set(assign(declared, after, 1).conflicts)
+        return mend.at not in left and left <= before
+
+    def ways(at: str) -> tuple[Mend, ...]:
+        targets = dict.fromkeys(counts.partitions[node] for node in groups[at])
+        found = [_mend(app, at, target, needs, flows, counts, held) for target in targets]
+        possible = [mend for mend in found if mend is not None and settles(mend)]
+        if any(mend.size is None for mend in possible):  # sizes of some say nothing
+            possible = [
+                Mend(mend.at, mend.partitions, mend.moved, mend.datasets, mend.given, None) for mend in possible
+            ]
+        return tuple(sorted(possible, key=lambda mend: (mend.changes, -mend.partitions)))
+
+    return ways
+
+
+def _mend(
+    app: Application, at: str, target: int, needs: Needs, flows: Flows, counts: Counts, held: _Held
+) -> Mend | None:
+    """Return what makes all counts at an operator the target, None where that can't be."""
+    asked = needs.get(at, (None,) * len(flows.arriving[at]))
+    moved, datasets, given, sizes = [], {}, {}, []
+    for number, (needed, flow) in enumerate(zip(asked, flows.arriving[at], strict=True)):
+        if needed is None and at in needs:
+            continue
+        dataset = None if needed is None or needed.dataset is None else needed.dataset
+        if dataset is not None and needed is not None and needed.partitions != target:
+            datasets[dataset] = held.dataset(dataset)
+        wrong = "" if needed is None else mismatch(needed, flow)
+        if counts.partitions[flow.stream] == target and not wrong:
+            continue
+        if flow.stream in held.given and not wrong:
+            given[flow.stream] = 0
+            continue
+        columns = flow.partitioned_by if needed is None else needed.columns
+        if columns is None:
+            assert dataset is not None
+            columns = app.dataset(dataset).partition_by
+        moved.append((number, flow.stream, columns))
+        sizes.append(held.stream(flow.stream))
+    every = [*sizes, *datasets.values(), *given.values()]
+    known = [size for size in every if size is not None]
+    size = sum(known) if len(known) == len(every) else None
+    return Mend(at, target, tuple(moved), tuple(datasets), tuple(given), size)
+
+
+class _Held:
+    """How many bytes streams and datasets hold, and which streams have been given a count with partition_by."""
+
+    def __init__(self, app: Application, catalog: Catalog) -> None:
+        self._app, self._catalog = app, catalog
+        self._sizes: dict[str, int | None] = {}
+        self._read: Mapping[str, frozenset[str]] = {}
+        counts = declared_counts(app, catalog)
+        self.given = {
+            operator.id
+            for operator in app.operators
+            if operator.spec.role == "intermediate" and counts[operator.id] is not None
+        }
+
+    def dataset(self, name: str) -> int | None:
+        stream = self._app.dataset(name).stream
+        return None if stream is None else self._of(stream)
+
+    def stream(self, node: str) -> int | None:
+        """Return what the inputs hold that the records here come from, each once."""
+        if not self._read:
+            read: dict[str, frozenset[str]] = {}
+            for operator in self._app.operators:
+                own = () if operator.spec.reads is None else (operator.spec.reads,)
+                sources = [read[source] for source in operator.inputs]
+                read[operator.id] = sources[0] if len(sources) == 1 else frozenset(own).union(*sources)
+            self._read = read
+        sizes = [self._of(stream) for stream in self._read[node]]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+
+    def _of(self, stream: str) -> int | None:
+        if stream not in self._sizes:
+            self._sizes[stream] = bytes_of(self._catalog, stream)
+        return self._sizes[stream]

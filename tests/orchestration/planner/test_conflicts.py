@@ -1,0 +1,194 @@
+"""Counts that can't agree: all of an application's joins in one error, what most have, and the cheapest change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
+from dagster_adjunct.resources.errors import PartitionCountMismatchError, PlanningError
+from tests.orchestration.planner.planning import application, catalog, dataset
+from tests.orchestration.planner.several_inputs import BY_K, Together
+
+
+def refused(app, facts) -> PartitionCountMismatchError:
+    with pytest.raises(PartitionCountMismatchError) as caught:
+        plan(app, facts)
+    return caught.value
+
+
+def sized(**streams: tuple[int, int]) -> dict[str, StreamFacts]:
+    """Streams by name, each with its partitions and bytes."""
+    return catalog(*(StreamFacts(f"lake.{n}", p, ("k",), SPARK, size=size) for n, (p, size) in streams.items()))
+
+
+def test_every_join_that_can_not_be_is_told_with_its_streams():
+    app = application()
+    s = app.input_stream("lake.s")
+    s.join(app.table(dataset("a", 4)), on="k", select=[]).join(app.table(dataset("b", 16)), on="k", select=[])
+    s.join(app.table(dataset("c", 8)), on="k", select=[])
+    app.input_stream("lake.r").apply(BY_K, s)
+    error = refused(app, catalog(s=8, r=5, a=1, b=1, c=1))
+    assert [(join, dict(counts)) for join, counts in error.conflicts] == [
+        ("join-2-a", {"lake.s": 8, "lake.a": 4}),
+        ("join-3-b", {"lake.s": 8, "lake.b": 16}),
+        ("stream-join-6", {"lake.s": 8, "lake.r": 5}),
+    ]
+    assert (error.operator, error.counts) == ("join-2-a", error.conflicts[0][1])
+    for join, _ in error.conflicts:
+        assert f"{join} needs equal partition counts: lake.s has 8 (input)" in error.problem
+        assert f"At {join}: " in error.next_step
+
+
+def test_a_mismatch_in_the_second_of_two_chained_joins_only():
+    app = application()
+    s = app.input_stream("lake.s").join(app.table(dataset("a", 8)), on="k", select=[])
+    s.join(app.table(dataset("b", 4)), on="k", select=[])
+    error = refused(app, catalog(s=8, a=1, b=1))
+    assert [join for join, _ in error.conflicts] == ["join-3-b"]
+    assert error.problem == ("join-3-b needs equal partition counts: lake.s has 8 (input), lake.b has 4 (dataset b).")
+
+
+def test_figure_5_with_two_inputs_of_different_counts():
+    app = application()
+    moved = app.input_stream("lake.s2").partition_by("k")
+    moved.apply(BY_K, app.input_stream("lake.s1"))
+    moved.apply(BY_K, app.input_stream("lake.s4"))
+    error = refused(app, catalog(s1=16, s2=5, s4=8))
+    assert error.problem == (
+        "stream-join-6 needs equal partition counts: app-partition-by-2 has 16 (inferred from lake.s1 in "
+        "stream-join-4), lake.s1 has 16 (input), lake.s4 has 8 (input)."
+    )
+
+
+@pytest.mark.parametrize("others", [8, 16])
+def test_what_most_have_is_named(others):
+    app = application()
+    streams = [app.input_stream(f"lake.s{number}") for number in range(3)]
+    streams[0].apply(replace(BY_K, columns=(("k",),) * 3), *streams[1:])
+    error = refused(app, catalog(s0=4, s1=others, s2=others))
+    assert f"; most have {others}: lake.s1, lake.s2." in error.problem
+    assert 'move lake.s0 with .partition_by("k") before it (the fewest changes)' in error.next_step
+
+
+@pytest.mark.parametrize(("stream", "table", "first"), [(5_000, 40_000, "move"), (40_000, 5_000, "rewrite")])
+def test_the_cheapest_change_comes_first(stream, table, first):
+    app = application()
+    app.input_stream("lake.s").join(app.table(dataset("t", 4)), on="k", select=[])
+    error = refused(app, sized(s=(8, stream), t=(1, table)))
+    ways = error.next_step.split("; or ")
+    assert ways[0].startswith(f"At join-2-t: {first} ")
+    assert ways[0].endswith("5 kB in all (the cheapest by bytes)")
+    assert "40 kB in all" in ways[1]
+
+
+def test_without_all_sizes_the_fewest_changes_come_first():
+    app = application()
+    streams = [app.input_stream(f"lake.s{number}") for number in range(3)]
+    streams[0].apply(replace(BY_K, columns=(("k",),) * 3), *streams[1:])
+    facts = catalog(s0=8) | sized(s1=(4, 1), s2=(4, 1))
+    assert (
+        'At stream-join-4: move lake.s0 with .partition_by("k") before it (the fewest' in refused(app, facts).next_step
+    )
+    facts = sized(s0=(8, 1000), s1=(4, 100), s2=(4, 100))
+    assert 'lake.s2 with .partition_by("k") before it, 200 bytes in all (the cheapest' in refused(app, facts).next_step
+
+
+def test_a_change_that_breaks_another_join_is_not_proposed():
+    app = application()
+    table = app.table(dataset("t", 4))
+    app.input_stream("lake.right").join(table, on="k", select=[])
+    app.input_stream("lake.wrong").join(table, on="k", select=[])
+    error = refused(app, sized(right=(4, 1), wrong=(8, 1_000_000), t=(1, 1)))
+    assert error.next_step.startswith(
+        'At join-4-t: move lake.wrong with .partition_by("k") before it, 1 MB in all. Or set auto_repartition'
+    )
+
+
+def test_a_count_that_was_given_is_given_again():
+    app = application()
+    app.input_stream("lake.s").partition_by("k", partitions=3).join(app.table(dataset("t", 4)), on="k", select=[])
+    error = refused(app, sized(s=(8, 100), t=(1, 100)))
+    assert "At join-3-t: write partition_by(…, partitions=4) at partition-by-2, 0 bytes in all (the cheapest" in (
+        error.next_step
+    )
+
+
+def test_proposed_changes_are_a_way_out():
+    app = application()
+    s = app.input_stream("lake.s")
+    s.join(app.table(dataset("t", 4)), on="k", select=[])
+    assert 'move lake.s with .partition_by("k") before it' in refused(app, catalog(s=8, t=1)).next_step
+    mended = application()
+    mended.input_stream("lake.s").partition_by("k").join(mended.table(dataset("t", 4)), on="k", select=[])
+    plan(mended, catalog(s=8, t=1))
+
+
+def test_a_table_fed_by_streams_of_different_counts_is_refused_where_it_is_joined():
+    for joined in (False, True):
+        app = application()
+        table = app.table(dataset("t", 8))
+        app.input_stream("lake.s1").send_to(table)
+        app.input_stream("lake.s2").send_to(table)
+        reading = app.input_stream("lake.s3")
+        if not joined:
+            plan(app, catalog(s1=8, s2=4, s3=8, t=1))
+            continue
+        for _ in range(3):
+            reading.join(table, on="k", select=[])
+        error = refused(app, catalog(s1=8, s2=4, s3=8, t=1))
+        assert error.problem.startswith(
+            "join-6-t (and 2 more joins of its table) needs equal partition counts: lake.s2 has 4 (input), lake.s3 has"
+        )
+        assert 'At send-to-table-4-t: move lake.s2 with .partition_by("k") before it' in error.next_step
+
+
+def test_what_was_brought_together_before_the_join_is_told():
+    app = application()
+    both = app.input_stream("lake.s1").apply(Together(), app.input_stream("lake.s2"))
+    both.filter("true").join(app.table(dataset("t", 4)), on="k", select=[])
+    error = refused(app, catalog(s1=4, s2=5, t=1))
+    assert dict(error.counts) == {"lake.s1": 4, "lake.s2": 5, "lake.t": 4}
+    assert 'At together-3: move lake.s2 with .partition_by("k") before it' in error.next_step
+
+
+def test_records_that_lie_by_other_columns_are_told_beside_counts():
+    app = application()
+    by_x = StreamFacts("lake.x", 4, ("x",), SPARK)
+    app.input_stream("lake.x").join(app.table(dataset("a", 4)), on="k", select=[])
+    app.input_stream("lake.s").join(app.table(dataset("b", 4)), on="k", select=[])
+    error = refused(app, catalog(by_x, s=8, a=1, b=1))
+    assert "join-4-b needs equal partition counts" in error.problem
+    assert "join-2-a: stream lake.x does not lie as dataset a does" in error.problem
+    assert 'Write .partition_by("k") before join-2-a.' in error.next_step
+
+
+def test_where_only_the_columns_differ_both_joins_are_told():
+    app = application()
+    facts = [StreamFacts(f"lake.{name}", 4, ("x",), SPARK) for name in ("x", "y")]
+    for facts_of in facts:
+        app.input_stream(facts_of.name).join(app.table(dataset(f"of-{facts_of.name[-1]}", 4)), on="k", select=[])
+    with pytest.raises(PlanningError) as caught:
+        plan(app, catalog(*facts, **{"of-x": 1, "of-y": 1}))
+    assert not isinstance(caught.value, PartitionCountMismatchError)
+    assert "lake.x does not lie" in caught.value.problem
+    assert "lake.y does not lie" in caught.value.problem
+
+
+def test_hundreds_of_conflicts_are_counted_beyond_the_first():
+    app = application()
+    s = app.input_stream("lake.s")
+    table = app.table(dataset("t", 4))
+    for _ in range(300):
+        s.filter("true").join(table, on="k", select=[])
+    error = refused(app, catalog(s=8, t=1))
+    assert len(error.conflicts) == 300
+    assert "The same holds of 280 more: join-43-t, " in error.problem
+    assert len(str(error)) < 12_000
+
+
+def test_a_strict_application_is_not_told_to_let_the_planner_move_records():
+    app = application(strict=True)
+    app.input_stream("lake.s").join(app.table(dataset("t", 4)), on="k", select=[])
+    assert "auto_repartition" not in refused(app, catalog(s=8, t=1)).next_step
