@@ -307,6 +307,11 @@ class PlanningError(PermanentError):
     column: str | None = None
     declared_at: str | None = None  # the line of the user's file that made the operator: "visits.py:12"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.declared_at is not None:
+            self.args = (f"{self.declared_at}: {self.args[0]}",)
+
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class PartitionCountMismatchError(PlanningError):

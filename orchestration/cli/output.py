@@ -173,7 +173,9 @@ def guarded(command: Callable[[], Any]) -> int:
     except Exception as error:  # noqa: BLE001 - the last line of defence: nothing bare reaches the user
         ours = error if isinstance(error, AdjunctError) else _inside(error)
         if ours is not None:
-            _errors.print(Text.assemble((type(ours).__name__, "bold red"), f": {ours.problem}"))
+            place = ours.facts.get("declared_at")
+            said = f"{place}: {ours.problem}" if place else ours.problem
+            _errors.print(Text.assemble((type(ours).__name__, "bold red"), f": {said}"))
             if ours.next_step:
                 _errors.print(ours.next_step, markup=False, highlight=False)
             for note in getattr(ours, "__notes__", ()):

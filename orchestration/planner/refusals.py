@@ -47,7 +47,8 @@ class Refusals:
         raise PlanningError(
             f"{len(self._errors)} operators can't work:\n" + "\n".join(f"- {error}" for error in self._errors),
             "Correct each.",
-            **{name: value for name, value in first.facts.items() if name in ("operator", "column", "declared_at")},
+            operator=first.operator,
+            column=first.column,
         )
 
 
@@ -56,7 +57,7 @@ def placed(error: PlanningError, operator: Operator) -> PlanningError:
     if operator.declared_at is None or error.declared_at is not None:
         return error
     line = shown(operator.declared_at)
-    told = error.reworded(f"{line}: {error.problem}", error.next_step, operator=operator.id, declared_at=line)
+    told = error.reworded(error.problem, error.next_step, operator=operator.id, declared_at=line)
     told.__cause__ = error.__cause__
     return told
 

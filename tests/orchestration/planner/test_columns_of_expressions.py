@@ -45,9 +45,10 @@ def test_a_mistyped_column_is_refused_with_operator_line_and_the_nearest_name() 
 
     error = refusal(describe)
     line = inspect.getsourcelines(describe)[1] + 1
-    assert error.problem == (
+    assert str(error) == (
         f"tests/orchestration/planner/test_columns_of_expressions.py:{line}: filter-2: the stream has no column 'spnt' "
-        "('spnt > 0'); its columns there are visitor, shop, spent, at, times."
+        "('spnt > 0'); its columns there are visitor, shop, spent, at, times. Did you mean 'spent'? "
+        "Correct the condition."
     )
     assert error.next_step == "Did you mean 'spent'? Correct the condition."
     assert (error.operator, error.column) == ("filter-2", "spnt")
