@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dagster_adjunct.orchestration.application.load_application import load_application
 from dagster_adjunct.orchestration.cli.output import as_json, lake_url, show_line
+from dagster_adjunct.orchestration.cli.plan_of_revision import plan_of_revision
+from dagster_adjunct.orchestration.planner.plan_differences import differences
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.planner.execution_plan import ExecutionPlan
 
 FORMATS = ("text", "json", "mermaid", "svg")
+DIFFERS = 4
+"""The exit code of a comparison that has found something, so that it is not taken for a failure."""
 
 
 @click.command()
@@ -25,20 +29,73 @@ FORMATS = ("text", "json", "mermaid", "svg")
     "--format", "form", type=click.Choice(FORMATS), default="text", show_default=True, help="How it is shown."
 )
 @click.option("--output", metavar="FILE", type=click.Path(path_type=Path), help="Write it to this file.")
+@click.option("--against", metavar="FILE-OR-REV", help="Say what is other than in a stored plan or a git revision.")
 @as_json
-def plan(reference: str, lake_url: str | None, form: str, output: Path | None, json_output: bool) -> None:
-    """Prove an application's partition counts and show its plan; reads no data and starts no Spark."""
+def plan(
+    reference: str, lake_url: str | None, form: str, output: Path | None, against: str | None, json_output: bool
+) -> None:
+    """Prove an application's partition counts and show its plan; reads no data and starts no Spark.
+
+    With --against, the exit code is 4 where the plan differs.
+    """
     from dagster_adjunct.orchestration.planner.lake_catalog import plan_application, systems_for
     from dagster_adjunct.resources.objects import open_lake
 
+    form = "json" if json_output else form
+    if against is not None and form not in ("text", "json"):
+        raise ConfigurationError(
+            f"--against tells differences in words, which have no form {form}.",
+            "Choose --format text or json.",
+            setting="--format",
+        )
     app = load_application(reference)
-    planned = plan_application(app, systems_for(app, open_lake(lake_url)))
-    text = shown(planned, "json" if json_output else form)
+    lake = open_lake(lake_url)
+    planned = plan_application(app, systems_for(app, lake))
+    if against is None:
+        put(shown(planned, form), output, f"The plan of {planned.application}")
+        return
+    lines = differences(older_plan(against, reference, lake.url), planned.to_json())
+    if form == "json":
+        text = json.dumps({"against": against, "differences": lines}, indent=2, ensure_ascii=False) + "\n"
+    else:
+        text = "".join(f"{line}\n" for line in lines) or f"The plan is the one of {against}.\n"
+    put(text, output, f"What is other than in {against}")
+    if lines:
+        raise click.exceptions.Exit(DIFFERS)
+
+
+def older_plan(against: str, reference: str, lake: str) -> dict[str, Any]:
+    """Return the document of the plan that FILE-OR-REV names; a file goes before a revision of that name."""
+    path = Path(against)
+    if not path.is_file():
+        return plan_of_revision(reference, against, lake)
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"--against {against} is no JSON document: {error}.",
+            "Write it with adjunct plan MODULE:APP --format json --output FILE.",
+            setting="--against",
+        ) from error
+    return read_again(document)
+
+
+def read_again(document: object) -> dict[str, Any]:
+    """Return the document of a plan as it is, once it has been read. Raises MalformedDocumentError."""
+    from dagster_adjunct.orchestration.planner.execution_plan import ExecutionPlan
+
+    ExecutionPlan.from_json(document)
+    assert isinstance(document, dict)
+    return document
+
+
+def put(text: str, output: Path | None, what: str) -> None:
+    """Print a text, or write it to a file and say so."""
     if output is None:
         click.echo(text, nl=False)
         return
     write(output, text)
-    show_line(f"The plan of {planned.application} is in {output}.")
+    show_line(f"{what} is in {output}.")
 
 
 def shown(planned: ExecutionPlan, form: str) -> str:

@@ -10,6 +10,7 @@ from dagster_adjunct.orchestration.drawing.mermaid import mermaid
 from dagster_adjunct.orchestration.drawing.svg import svg
 from dagster_adjunct.orchestration.operators.planning_values import Exchange, StreamEdge
 from dagster_adjunct.orchestration.planner.join_groups import traverse
+from dagster_adjunct.orchestration.planner.plan_differences import differences
 from dagster_adjunct.orchestration.planner.plan_document import document_of, read_document
 from dagster_adjunct.orchestration.planner.plan_graph import plan_graph
 from dagster_adjunct.orchestration.planner.plan_parts import (
@@ -118,6 +119,10 @@ class ExecutionPlan:
         Raises MalformedDocumentError for what is none, and for a format of a later version.
         """
         return read_document(cls, document)
+
+    def differences_from(self, older: ExecutionPlan) -> tuple[str, ...]:
+        """Return in words, a line each, what is other than in an older plan; operators may have other numbers."""
+        return differences(older.to_json(), self.to_json())
 
     def to_mermaid(self) -> str:
         """Return the plan as a flowchart of Mermaid."""
