@@ -33,6 +33,8 @@ def advance_dataset(
 ) -> AdvanceReport:
     """Publish the complete versions of a bounded dataset, or bootstrap and follow an unbounded one.
 
+    A local table is only compacted, where that is due: its application's batches write it.
+
     `spark` is called only when there is something to build. Safe to call again after any failure; several
     datasets may advance at the same time, in threads of one session. `partition` and `make_current` are for
     bounded datasets with version partitions (see `advance_bounded`); `on_stage` hears of each stage's end.
@@ -44,6 +46,10 @@ def advance_dataset(
         return advance_bounded(
             lake, systems, spec, spark, by=by, partition=partition, make_current=make_current, on_stage=on_stage
         )
+    if spec.is_local:
+        from dagster_adjunct.assets.unbounded.local_table import advance_local
+
+        return advance_local(WriteContext(lake, systems, spark, by), spec, on_stage=on_stage)
     from dagster_adjunct.assets.unbounded.advance_table import advance_unbounded
 
     return advance_unbounded(WriteContext(lake, systems, spark, by), spec, on_stage=on_stage)

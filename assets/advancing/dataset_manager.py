@@ -136,7 +136,7 @@ class AdjunctDatasetManager:
         """
         ssps: set[SystemStreamPartition] = set()
         for dataset in self._datasets.values():
-            if dataset.follows_changes:
+            if dataset.follows_changes and not dataset.is_local:
                 if dataset.following.persistent:
                     seen = look(WriteContext(self._lake, self._systems, _no_session, "manager"), dataset)
                     if recover(seen).action == "bootstrap":

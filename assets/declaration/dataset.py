@@ -13,7 +13,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
 from dagster_adjunct.assets.declaration.changes.change_formats import ChangeFormat, Upserts
-from dagster_adjunct.assets.declaration.dataset_inputs import Input, QuerySource
+from dagster_adjunct.assets.declaration.dataset_arguments import descriptions, names, spread_by
+from dagster_adjunct.assets.declaration.dataset_inputs import Input, OwnedBy, QuerySource
 from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy, VersionPartitions
 from dagster_adjunct.assets.declaration.extractors.extractor import KeyValueExtractor
 from dagster_adjunct.assets.declaration.following_changes import (
@@ -42,8 +43,9 @@ MAX_PARTITIONS = 100_000
 class AdjunctDataset:
     """One adjunct dataset: entries by key, sealed from `input`, joined by applications.
 
-    `input` is a stream ("lake.planes"), and for a bounded dataset also a FileSource or QuerySource. `key` names the
-    columns that identify an entry; `key=BY_OFFSET` stands for none, of a bounded dataset on a stream.
+    `input` is a stream ("lake.planes"), for a bounded dataset also a FileSource or QuerySource, and for a local table
+    the application that owns it. `key` names the columns that identify an entry; `key=BY_OFFSET` stands for none, of a
+    bounded dataset on a stream.
     `partitions` is the number of buckets, None for one broadcast copy. `partition_by` are the key
     columns that choose the bucket, () for a broadcast copy. `columns` are the columns to store, None
     for all of the input's. `bootstrap` holds an application back until the dataset can be read for
@@ -106,7 +108,7 @@ class AdjunctDataset:
         check_validators(f"dataset {self.name!r}", self.validators)
         self._check_columns("sensitive", self.sensitive)
         self._check_columns("column_descriptions", tuple(name for name, _ in self.column_descriptions))
-        if self.follows_changes and self.stream is None:
+        if self.follows_changes and self.stream is None and not self.is_local:
             raise self._wrong(
                 f"is unbounded, and its input is {self.input}: only a stream has changes to follow",
                 "Declare it with bounded_dataset, or name a stream.",
@@ -127,8 +129,17 @@ class AdjunctDataset:
 
     @property
     def follows_changes(self) -> bool:
-        """Whether it follows a change stream (unbounded), and does not arrive in versions (bounded)."""
+        """Whether it follows changes (unbounded), of a stream or its application, and does not arrive in versions."""
         return self.kind == "unbounded"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a local table: an application owns it, and there is no stream that feeds it."""
+        return isinstance(self.input, OwnedBy)
+
+    def is_owned_by(self, application: str) -> bool:
+        """Whether it is a local table of this application."""
+        return isinstance(self.input, OwnedBy) and self.input.application == application
 
     @property
     def by_offset(self) -> bool:
@@ -248,18 +259,18 @@ def bounded_dataset(
     Give exactly one of `partitions` and `broadcast=True`. `partition_by` is the whole key unless given. See
     AdjunctDataset for the rest.
     """
-    spread = _partition_by(name, key, partitions, partition_by, broadcast)
+    spread = spread_by(name, key, partitions, partition_by, broadcast)
     return AdjunctDataset(
         name,
         "bounded",
         input,
-        _names(key),
+        names(key),
         spread,
         partitions,
         bootstrap,
-        None if columns is None else _names(columns),
+        None if columns is None else names(columns),
         description,
-        _names(owners),
+        names(owners),
         group,
         extractor=extractor,
         duplicates=duplicates,
@@ -268,8 +279,8 @@ def bounded_dataset(
         # Partitions in Dagster stay until somebody says otherwise: a backfill of a month is no garbage.
         discard=DiscardPolicy(keep=3 if versions is None else None) if discard is None else discard,
         on_damage=on_damage,
-        column_descriptions=_descriptions(name, column_descriptions),
-        sensitive=_names(sensitive),
+        column_descriptions=descriptions(name, column_descriptions),
+        sensitive=names(sensitive),
     )
 
 
@@ -308,7 +319,7 @@ def unbounded_dataset(
     change stream's records are, and how the table recovers, is in `Following`. `discard` says how long earlier
     commits can be read (its grace, and at least the newest `keep` commits).
     """
-    spread = _partition_by(name, key, partitions, partition_by, broadcast)
+    spread = spread_by(name, key, partitions, partition_by, broadcast)
     try:
         following = Following(
             changes=Upserts() if changes is None else changes,
@@ -326,48 +337,11 @@ def unbounded_dataset(
     except ConfigurationError as error:
         raise error.reworded(f"dataset {name!r}: {error.problem}", error.next_step, dataset=name) from error
     return AdjunctDataset(
-        name, "unbounded", input, _names(key), spread, partitions, bootstrap,
-        None if columns is None else _names(columns), description, _names(owners), group,
+        name, "unbounded", input, names(key), spread, partitions, bootstrap,
+        None if columns is None else names(columns), description, names(owners), group,
         extractor=extractor, discard=DiscardPolicy() if discard is None else discard, following=following,
-        column_descriptions=_descriptions(name, column_descriptions), sensitive=_names(sensitive),
+        column_descriptions=descriptions(name, column_descriptions), sensitive=names(sensitive),
     )  # fmt: skip
-
-
-def _partition_by(
-    name: str,
-    key: str | Sequence[str],
-    partitions: int | None,
-    partition_by: str | Sequence[str] | None,
-    broadcast: bool,
-) -> tuple[str, ...]:
-    if broadcast == (partitions is not None):
-        given = "both partitions and broadcast=True" if broadcast else "neither partitions nor broadcast=True"
-        raise ConfigurationError(
-            f"dataset {name!r} has {given}: expected exactly one.",
-            "Write partitions=N to spread it by key, or broadcast=True for one copy on every task.",
-            argument="partitions",
-            dataset=name,
-        )
-    if partition_by is not None:
-        return _names(partition_by)
-    return () if broadcast else _names(key)
-
-
-def _names(value: str | Sequence[str]) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)
-
-
-def _descriptions(name: str, given: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
-    if given is None:
-        return ()
-    if not isinstance(given, Mapping) or not all(isinstance(text, str) for text in given.values()):
-        raise ConfigurationError(
-            f"dataset {name!r} has column_descriptions={given!r}: expected a text for each column.",
-            'Write {"seats": "Seats, as the manufacturer tells", …}.',
-            argument="column_descriptions",
-            dataset=name,
-        )
-    return tuple(given.items())
 
 
 def version_set(name: str, *members: AdjunctDataset) -> tuple[AdjunctDataset, ...]:
@@ -376,10 +350,10 @@ def version_set(name: str, *members: AdjunctDataset) -> tuple[AdjunctDataset, ..
     A version of the set is published when every member has delivered a version of the same name.
     """
     check_name("version set", name)
-    names = [member.name for member in members]
-    if len(set(names)) < 2 or len(set(names)) != len(names):
+    called = [member.name for member in members]
+    if len(set(called)) < 2 or len(set(called)) != len(called):
         raise ConfigurationError(
-            f"version set {name!r} has the members {', '.join(names) or 'none'}: expected two or more different ones.",
+            f"version set {name!r} has the members {', '.join(called) or 'none'}: expected two or more different ones.",
             "Name the datasets that switch together.",
         )
     for member in members:

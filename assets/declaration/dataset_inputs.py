@@ -1,4 +1,4 @@
-"""What a bounded dataset can be made from besides a stream: folders of files, and queries."""
+"""What a dataset can be made from besides a stream: folders of files, queries, and what one application sends."""
 
 from __future__ import annotations
 
@@ -85,4 +85,15 @@ class QuerySource:
         return f"query {self.name}"
 
 
-Input = str | FileSource | QuerySource
+@dataclass(frozen=True, slots=True)
+class OwnedBy:
+    """What the batches of one application send: the input of a local table, whose columns are `schema`."""
+
+    application: str
+    schema: Schema
+
+    def __str__(self) -> str:
+        return f"application {self.application}"
+
+
+Input = str | FileSource | QuerySource | OwnedBy

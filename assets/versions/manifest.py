@@ -17,7 +17,7 @@ from dagster_adjunct.assets.versions.deliveries import Abandoned, Awaited, Deliv
 from dagster_adjunct.assets.versions.document_base import Document, Offset
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, VersionRef, version_number
 from dagster_adjunct.assets.versions.stored_declaration import Declaration
-from dagster_adjunct.assets.versions.unbounded_state import Bootstrap, Decision, Retired
+from dagster_adjunct.assets.versions.unbounded_state import Bootstrap, Decision, Retired, Written
 from dagster_adjunct.resources.errors import DatasetError
 
 KIND = "dataset"
@@ -173,6 +173,7 @@ class UnboundedManifest(CommonManifest):
     applied: dict[str, AppliedIds] = Field(default_factory=dict)
     decision: Decision | None = None
     numbers: tuple[tuple[int, int], ...] = ()
+    written: Written | None = None
 
     @property
     def is_settled(self) -> bool:

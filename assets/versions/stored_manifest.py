@@ -50,6 +50,7 @@ _FIELDS: dict[str, Any] = {
     "counters": {},
     "change": None,
     "numbers": [],
+    "written": None,
 }
 _OF_OTHERS: dict[type[DatasetManifest], set[str]] = {
     BoundedManifest: UnboundedManifest.model_fields.keys() - BoundedManifest.model_fields.keys(),

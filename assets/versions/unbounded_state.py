@@ -37,6 +37,28 @@ class Retired(Document):
     at: AwareDatetime
 
 
+class Sent(Document):
+    """What one operator of a batch has sent to a local table: the last record of each key, and what tells it again."""
+
+    rows: int
+    deleted: int
+    digest: int
+
+
+class Written(Document):
+    """The last batch that has written a local table, with each of its `sends` in the order of the application.
+
+    `before` is the version that it was begun with, None where there was none. `undone` says that the batch was given
+    up, and the table is as it was before it: what is committed late of that batch changes nothing.
+    """
+
+    application: str
+    batch: int
+    sends: tuple[Sent, ...] = ()
+    before: str | None = None
+    undone: bool = False
+
+
 class Decision(Document):
     """What was decided about a change stream's table when a run began, and why (the recovery table)."""
 

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.local_table import local_table
 from dagster_adjunct.orchestration.application.message_stream import (
     DatasetTable,
     MessageStream,
@@ -27,10 +28,12 @@ from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, 
 from dagster_adjunct.resources.names import check_name, split_stream_name
 
 if TYPE_CHECKING:
-    from typing import overload
+    from typing import Unpack, overload
 
+    from dagster_adjunct.assets.declaration.local_table import LocalTableOptions
     from dagster_adjunct.orchestration.operators.input import DefaultOffset, Input, OnLost
     from dagster_adjunct.orchestration.operators.operator_spec import Operator
+    from dagster_adjunct.resources.schemas.schema import Schema
 
 T = TypeVar("T")
 
@@ -182,11 +185,7 @@ class Application:
             )
         check_name("table", name)
         if name in self._datasets or name in self._remote_tables:
-            raise PlanningError(
-                f"application {self.name!r} declares the table {name!r} twice.",
-                "Keep what the first table() returned; two different tables need different names.",
-                application=self.name,
-            )
+            raise self._twice(name)
         self._check_staleness(table, name, max_staleness)
         if isinstance(table, AdjunctDataset):
             dataset = DatasetTable(self._graph, table, max_staleness)
@@ -202,6 +201,37 @@ class Application:
             )
         self._remote_tables[name], self._tables[name] = remote, table
         return remote
+
+    def local_table(
+        self,
+        name: str,
+        *,
+        key: str | Sequence[str],
+        schema: Schema,
+        partitions: int,
+        partition_by: str | Sequence[str] | None = None,
+        **options: Unpack[LocalTableOptions],
+    ) -> DatasetTable:
+        """Declare a table that is this application's own state: its records are sent to it, and it can be joined.
+
+        It is an unbounded dataset `name` of the lake without a stream: entries with the columns of `schema`, unique by
+        `key`, in `partitions` buckets by `partition_by` (the whole key unless given). Each batch commits what it sends
+        once, whatever crashes. A join that is defined before a `send_to` meets it in the next batch, one that is
+        defined after it in the same.
+        """
+        if name in self._datasets or name in self._remote_tables:
+            raise self._twice(name)
+        if partition_count(f"local table {name!r}: partitions", partitions) is None:
+            raise ConfigurationError(
+                f"local table {name!r} has no partitions.", "Write partitions=N.", argument="partitions", dataset=name
+            )
+        keys = column_names(f"local table {name!r}: key", key)
+        by = column_names(f"local table {name!r}: partition_by", partition_by)
+        spec = local_table(
+            name, application=self.name, key=keys, schema=schema, partitions=partitions, partition_by=by, **options
+        )
+        self._datasets[name] = declared = DatasetTable(self._graph, spec)
+        return declared
 
     # -- what was declared, in the order of declaration
 
@@ -247,6 +277,13 @@ class Application:
         """Return the key columns of a declared remote table."""
         return self._declared(self._remote_tables, "remote table", name).key
 
+    def _twice(self, name: str) -> PlanningError:
+        return PlanningError(
+            f"application {self.name!r} declares the table {name!r} twice.",
+            "Keep what the first table() returned; two different tables need different names.",
+            application=self.name,
+        )
+
     def _declared(self, declared: Mapping[str, T], kind: str, name: str) -> T:
         if name not in declared:
             raise ConfigurationError(
@@ -261,7 +298,7 @@ class Application:
             return
         shown = limit if isinstance(limit, timedelta) else repr(limit)
         what = f"application {self.name!r}: table {name!r} has max_staleness={shown}"
-        if not isinstance(table, AdjunctDataset) or not table.follows_changes:
+        if not isinstance(table, AdjunctDataset) or not table.follows_changes or table.is_local:
             raise ConfigurationError(
                 f"{what}, and follows no change stream.",
                 "Leave it out: it is for unbounded datasets.",

@@ -19,6 +19,7 @@ from dagster_adjunct.orchestration.operators.lookup_join import checked_lookup_j
 from dagster_adjunct.orchestration.operators.map import checked_map
 from dagster_adjunct.orchestration.operators.partition_by import PartitionBy, checked_partition_by, key_columns
 from dagster_adjunct.orchestration.operators.select import checked_select
+from dagster_adjunct.orchestration.operators.send_to_local import checked_send_to_local
 from dagster_adjunct.orchestration.operators.send_to_stream import SendToStream
 from dagster_adjunct.orchestration.operators.send_to_table import SendToDataset, SendToTable
 from dagster_adjunct.orchestration.operators.table_sends import TableSend
@@ -197,6 +198,7 @@ class MessageStream:
         dead_letters: OutputStream | None = None,
         at_most: int = 100,
         args: Sequence[object] = (),
+        deleted: str | None = None,
     ) -> MessageStream:
         """Write the records and return the stream to go on with.
 
@@ -206,9 +208,22 @@ class MessageStream:
         counted and skipped. With `dead_letters`, records that the table refuses for good go to that output stream,
         before the batch is committed; more than `at_most` of a batch fail it. `args` are handed through to the table's
         function. Sending to an unbounded dataset writes the changes to the stream that feeds it.
+
+        A local table takes its own columns of the records, and keeps the last record of each key; tombstones, and
+        records that meet `deleted`, a Spark SQL condition, delete the entry of their key. `on_null_key` is as with
+        remote tables.
         """
+        local = isinstance(target, DatasetTable) and target.dataset.is_local
+        if deleted is not None and not local:
+            raise ConfigurationError(
+                f"send_to after {self.operator}: deleted is for local tables only.",
+                "Leave it out: elsewhere tombstones delete.",
+                argument="deleted",
+            )
         if isinstance(target, RemoteTableHandle):
             return self._send_to_table("send_to", target, contract, None, on_null_key, dead_letters, at_most, args)
+        if isinstance(target, DatasetTable) and local and contract is None and dead_letters is None and not args:
+            return self._send_to_local(target, deleted, on_null_key)
         if contract is not None or on_null_key != "fail" or dead_letters is not None or args:
             raise ConfigurationError(
                 f"send_to after {self.operator}: contract, on_null_key, dead_letters and args are for remote tables "
@@ -301,6 +316,11 @@ class MessageStream:
                 stream=target.name,
                 operator=self.operator,
             )
+
+    def _send_to_local(self, target: DatasetTable, deleted: str | None, on_null_key: OnNullKey) -> MessageStream:
+        self._check_ours(target, target.name)
+        spec = checked_send_to_local(self.graph.name, self.operator, target.dataset, deleted, on_null_key)
+        return self.apply(spec, name=target.name)
 
     def _send_to_dataset(self, target: DatasetTable) -> MessageStream:
         self._check_ours(target, target.name)

@@ -75,8 +75,9 @@ class ApplicationState(StoredDocument):
     """The whole state of an application.
 
     `checkpoint` is the next offset to read of each stream partition; `records` and `totals` add up the input records
-    and the counters of all closed batches. `note` says what else there is to know of this commit, such as what it was
-    for where it is no batch's.
+    and the counters of all closed batches. `given_up` is the batch before the next one, where it is read again: local
+    tables take out what it has written. `note` says what else there is to know of this commit, such as what it was for
+    where it is no batch's.
     """
 
     checkpoint: dict[Partition, str] = Default(default_factory=dict)
@@ -86,6 +87,7 @@ class ApplicationState(StoredDocument):
     last: ClosedBatch | None = None
     totals: dict[str, dict[str, int]] = Default(default_factory=dict)
     offsets: OffsetState = Default(default_factory=OffsetState)
+    given_up: int | None = None
     note: str | None = None
 
 
@@ -193,6 +195,7 @@ class BatchLog:
         else:
             again = {ssp: intent.epochs.get(ssp, 0) for ssp, span in intent.ranges.items() if span.start != span.end}
             update["offsets"] = state.offsets.with_given_up(again, intent.replays)
+            update["given_up"] = intent.batch
         self._commit(logged, state.model_copy(update=update), by)
         return intent
 

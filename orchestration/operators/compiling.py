@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction
+    from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
     from dagster_adjunct.orchestration.operators.declared_sinks import Declarations
     from dagster_adjunct.orchestration.operators.table_lookups import TableLookup
     from dagster_adjunct.orchestration.operators.table_sends import TableSend
@@ -71,6 +71,10 @@ class Batch(Protocol):
 
     def write(self, operator: str, frame: DataFrame, send: TableSend) -> None:
         """Write records to a declared remote table."""
+        ...
+
+    def keep(self, operator: str, frame: DataFrame, table: str, *, deleted: str | None, on_null_key: OnNullKey) -> None:
+        """Keep the last record of each key in a local table; tombstones, and what meets `deleted`, delete theirs."""
         ...
 
     def letters(self, operator: str) -> DataFrame:

@@ -38,6 +38,16 @@ def before_table(operator: str, table: str, key: tuple[str, ...], flow: Flow, ly
     return Exchange(operator, "remote table", key, lying, why)
 
 
+def before_local(
+    operator: str, table: str, by: tuple[str, ...], partitions: int, flow: Flow, lying: int
+) -> Exchange | None:
+    """Return the exchange that brings records, which lie in `lying` partitions, to the buckets of a local table."""
+    if flow.partitioned_by == by and flow.partitioner == SPARK and lying == partitions:
+        return None
+    why = f"local table {table} has {partitions} buckets by ({', '.join(by)}); {_where(flow, lying)}"
+    return Exchange(operator, "local table", by, partitions, why)
+
+
 def _one_task_per_key(flow: Flow, key: tuple[str, ...]) -> bool:
     # A partition of another system's stream may be read by several tasks.
     return bool(flow.partitioned_by) and flow.partitioner == SPARK and set(flow.partitioned_by) <= set(key)

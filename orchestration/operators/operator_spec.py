@@ -107,6 +107,11 @@ class Spec(ABC):
         return False
 
     @property
+    def feeds(self) -> str | None:
+        """The dataset that its records end up in; None where they end up in none of the application's."""
+        return None
+
+    @property
     def match(self) -> Match | None:
         """What the records are looked up in."""
         return None

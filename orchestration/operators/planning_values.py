@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.known_columns import Columns
     from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Partitioner
 
-Role = Literal["input", "broadcast-input", "output", "intermediate", "side-input"]
-Reason = Literal["partition_by", "auto_repartition", "output", "remote table", "dataset"]
+Role = Literal["input", "broadcast-input", "output", "intermediate", "side-input", "local-table"]
+Reason = Literal["partition_by", "auto_repartition", "output", "remote table", "dataset", "local table"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,6 +138,10 @@ class SendToDataset(PassesRecords):
     def writes(self) -> str:
         return self.table
 
+    @property
+    def feeds(self) -> str:
+        return self.table
+
     def target(self, app: Declarations) -> Node:
         return Node("stream", self._fed(app))
 

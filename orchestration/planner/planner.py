@@ -92,8 +92,8 @@ def tasks(streams: tuple[StreamEdge, ...]) -> tuple[Task, ...]:
     inputs = [edge for edge in streams if edge.role == "input"]
     shared = [edge for edge in streams if edge.role == "broadcast-input"]
     everywhere = tuple(_partition(edge, number) for edge in shared for number in range(edge.partitions or 0))
-    datasets = [edge for edge in streams if edge.role == "side-input" and edge.partitions is not None]
-    whole = [edge for edge in streams if edge.role == "side-input" and edge.partitions is None]
+    datasets = [edge for edge in streams if edge.dataset is not None and edge.partitions is not None]
+    whole = [edge for edge in streams if edge.dataset is not None and edge.partitions is None]
     broadcast = (*(edge.name for edge in shared), *(str(edge.dataset) for edge in whole))
     total = max((edge.partitions or 0 for edge in streams if edge.role not in ("output", "broadcast-input")), default=0)
     return tuple(

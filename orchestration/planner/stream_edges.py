@@ -45,7 +45,8 @@ def stream_edges(
         if dataset.stream is not None:
             facts_of(catalog, dataset.stream, f"dataset {dataset.name!r}")
         edges[dataset_node(dataset.name)] = StreamEdge(
-            str(dataset.input), "side-input", dataset.partitions, dataset.partition_by, SPARK,
+            dataset.name if dataset.is_local else str(dataset.input),
+            "local-table" if dataset.is_local else "side-input", dataset.partitions, dataset.partition_by, SPARK,
             f"dataset {dataset.name}", None, dataset.name,
         )  # fmt: skip
     return {node: _with_origin(node, edge, edges, counts, default_from) for node, edge in edges.items()}

@@ -211,5 +211,6 @@ def _resolvable(
 
 def rewindable(app: Application, only: Collection[str] | None = None) -> list[AdjunctDataset]:
     """Return the datasets that startpoints can rewind: stored tables of change streams, of these names if any."""
-    tables = [dataset for dataset in app.datasets if dataset.follows_changes and dataset.following.persistent]
+    followed = [dataset for dataset in app.datasets if dataset.follows_changes and dataset.stream is not None]
+    tables = [dataset for dataset in followed if dataset.following.persistent]
     return [dataset for dataset in tables if only is None or dataset.name in only]

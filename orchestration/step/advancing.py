@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.versions.advance_report import AdvanceReport, OnStage
+    from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.application.runtime import Runtime
     from dagster_adjunct.resources.objects import Lake
 
@@ -82,18 +83,22 @@ def advance_units(
 
 def follow_meanwhile(
     runtime: Runtime,
-    datasets: Iterable[AdjunctDataset],
+    app: Application,
     *,
     on_report: Callable[[AdvanceReport], None] = lambda report: None,
     on_stage: OnStage = ignore,
 ) -> None:
     """Advance those of the datasets that are not marked for bootstrap: they are followed while batches run.
 
+    So are those that the application itself feeds: the next batch meets what this one has sent.
+
     Nothing is reported where nothing has come, nor where somebody else follows one too: the next batch meets what they
     have committed.
     """
-    for dataset in datasets:
-        if dataset.follows_changes and not dataset.bootstrap and advances_alone(dataset):
+    fed = {operator.spec.feeds for operator in app.operators}
+    for dataset in app.datasets:
+        followed = not dataset.bootstrap or dataset.name in fed
+        if dataset.follows_changes and followed and advances_alone(dataset):
             with suppress(CommitConflictError):
                 for report in advance_together(runtime, [dataset], on_stage=on_stage):
                     if report.changed:

@@ -13,6 +13,7 @@ from dagster_adjunct.orchestration.operators.hidden_columns import ORIGIN, tie_b
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.exchange_check import ProvenJoin, check_joins
 from dagster_adjunct.orchestration.step.join_counts import JoinCounts
+from dagster_adjunct.orchestration.step.local_sends import LocalSends
 from dagster_adjunct.orchestration.step.record_positions import (
     as_branch,
     origins,
@@ -22,7 +23,13 @@ from dagster_adjunct.orchestration.step.record_positions import (
 from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers
 from dagster_adjunct.orchestration.step.refused_records import as_records, check_all_there
 from dagster_adjunct.orchestration.step.table_answers import about, answered, as_frame, distinct_keys, with_answers
-from dagster_adjunct.orchestration.step.table_marks import marking_of, streams_of_positions, summed, writer_of
+from dagster_adjunct.orchestration.step.table_marks import (
+    marking_of,
+    producers_of,
+    streams_of_positions,
+    summed,
+    writer_of,
+)
 from dagster_adjunct.orchestration.step.user_functions import result_of
 from dagster_adjunct.resources.errors import PlanningError, StreamNotFoundError
 from dagster_adjunct.resources.names import split_stream_name
@@ -41,7 +48,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction
+    from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
     from dagster_adjunct.orchestration.operators.operator_spec import Operator
     from dagster_adjunct.orchestration.operators.table_lookups import TableLookup
     from dagster_adjunct.orchestration.operators.table_sends import TableSend
@@ -87,6 +94,8 @@ class Batch:
         self._origins = origins(operators)
         self._positions = streams_of_positions(operators, lambda stream: self.system_of(stream).appends_alone)
         self._letters: dict[str, tuple[str, tuple[dict[str, Any], ...]]] = {}
+        self._local = LocalSends(context, inputs)
+        self._producers = producers_of(context.app)
         self._written = _upstream_of_outputs(operators)
         self._partitions = {planned.id: planned.partitions for planned in context.plan.operators}
         self._exchanges: dict[str, list[Exchange]] = {}
@@ -104,10 +113,12 @@ class Batch:
                     # Several operators read these records: compute them once.
                     frame = self.computed_once(operator.id, frame)
                 self._frames[operator.id] = frame
+            self._counters |= self._local.commit(self._before_output)
             for join in self._joins:
                 self._counters[join.name] = join.result()
             return Counted(self._counters, self._measured)
         finally:
+            self._local.close()
             for frame in self._kept:
                 frame.unpersist()
 
@@ -175,6 +186,9 @@ class Batch:
         return result_of(operator, function, frame)
 
     def entries(self, dataset: str) -> tuple[DataFrame, Schema]:
+        if self.app.dataset(dataset).is_owned_by(self.app.name):
+            reader = self._local.reader(dataset)
+            return self._entries(reader, reader.schema), reader.schema
         view = self._inputs.views[dataset]
         # Held back by nothing and not built yet: an empty dataset of the columns that it will have.
         schema = self._declared_schema(self.app.dataset(dataset)) if view is None else view.schema
@@ -234,30 +248,33 @@ class Batch:
         create = partial(system.create, name, schema=sent_schema(frame), key=key, partitions=partitions)
         sources = self._sources(operator) if system.keeps_positions else None
         more: dict[str, Any] = {"sources": sources} if sources else {}
+        producer = self._producers[operator]
+        first = producer == self.app.name
         append = partial(
             system.append,
             name,
             with_positions(frame, sources).drop(ORIGIN),
-            producer=self.app.name,
+            producer=producer,
             sequence=self._inputs.batch,
             order_by=("__partition", "__offset", *tie_breakers(frame)),
             partitioned=operator not in self._exchanges,
-            consumed=self._inputs.consumed,
+            consumed=self._inputs.consumed if first else None,
             **more,
         )
-        if system.evolves and self._is_in(system, name):
+        if system.evolves and self._is_in(system, name, producer):
             # Sent before the columns changed, maybe: they do not change for records that turn out to be others.
             result = append()
             create()
         else:
             create()
             result = append()
-        self._counters[stream] = {"rows": result.rows, "duplicate_batches": int(result.duplicate)}
+        counted = {"rows": result.rows, "duplicate_batches": int(result.duplicate)}
+        self._counters[stream] = summed(self._counters.get(stream, {}), counted)
         return result
 
-    def _is_in(self, system: StreamSystem, stream: str) -> bool:
+    def _is_in(self, system: StreamSystem, stream: str, producer: str) -> bool:
         try:
-            return system.appended(stream, self.app.name, self._inputs.batch) is not None
+            return system.appended(stream, producer, self._inputs.batch) is not None
         except StreamNotFoundError:
             return False
 
@@ -315,6 +332,12 @@ class Batch:
         self._context.open_tables.forget(send.table)
         self._measure(send.table, written.metrics, written.counters)
 
+    def keep(self, operator: str, frame: DataFrame, table: str, *, deleted: str | None, on_null_key: OnNullKey) -> None:
+        self._check_joins(frame)
+        self._local.send(
+            frame, table, deleted=deleted, on_null_key=on_null_key, partitioned=operator not in self._exchanges
+        )
+
     def letters(self, operator: str) -> DataFrame:
         (before,) = self.app.operator(operator).inputs
         return as_records(self._spark, *self._letters.get(before, ("", ())))
@@ -323,7 +346,7 @@ class Batch:
         self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
     ) -> None:
         system, name = self.system_of(stream), split_stream_name(stream)[1]
-        if self._is_in(system, name):
+        if self._is_in(system, name, self.app.name):
             sent = system.appended(name, self.app.name, self._inputs.batch)
             assert sent is not None
             check_all_there(system, name, sent, frame, operator)

@@ -9,10 +9,12 @@ from dagster_adjunct.assets.reading.served_together import current_readers
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.freshness import check_fresh
+from dagster_adjunct.assets.unbounded.local_table import undo_batch
 from dagster_adjunct.assets.unbounded.transient_table import TransientTable
 from dagster_adjunct.assets.unbounded.transient_version import TransientVersion, is_transient
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import as_unbounded
+from dagster_adjunct.assets.writing.write_context import WriteContext
 from dagster_adjunct.resources.errors import StaleDatasetError, VersionDiscardedError
 
 if TYPE_CHECKING:
@@ -53,6 +55,13 @@ class BatchVersions:
             elif self._app.dataset(name).bootstrap:
                 self._datasets[name].require_current(self._systems)  # says what it waits for
         return {name: None if view is None else view.version for name, view in views.items()}
+
+    def undo(self, batch: int) -> None:
+        """Take what a batch that was given up has written out of the application's local tables, once."""
+        write = WriteContext(self._lake, self._systems, self._spark, self._run)
+        for dataset in self._app.datasets:
+            if dataset.is_owned_by(self._app.name):
+                undo_batch(write, dataset, self._app.name, batch)
 
     def check_fresh(self) -> None:
         """Refuse to begin a batch with a stored table that lacks something older than is allowed."""

@@ -7,10 +7,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.assets.declaration.dataset_inputs import OwnedBy
 from dagster_adjunct.orchestration.operators.table_checks import Sink, check_columns
 from dagster_adjunct.orchestration.operators.table_lookups import check_stored, read_function
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.compile_batch import Batch, Counted, sent_schema
+from dagster_adjunct.orchestration.step.local_sends import kept_rows
 from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.tables.arrow_operations import DEFAULT, UPDATE
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
-    from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction
+    from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
     from dagster_adjunct.orchestration.operators.operator_spec import Operator
     from dagster_adjunct.orchestration.operators.table_lookups import TableLookup
     from dagster_adjunct.orchestration.operators.table_sends import TableSend
@@ -98,6 +100,15 @@ class Rehearsal(Batch):
         name = split_stream_name(stream)[1]
         self.system_of(stream).check_create(name, schema=sent_schema(frame), key=key, partitions=partitions)
         return None
+
+    def entries(self, dataset: str) -> tuple[DataFrame, Schema]:
+        source = self.app.dataset(dataset).input
+        if isinstance(source, OwnedBy):
+            return super()._entries(None, source.schema), source.schema
+        return super().entries(dataset)
+
+    def keep(self, operator: str, frame: DataFrame, table: str, *, deleted: str | None, on_null_key: OnNullKey) -> None:
+        kept_rows(frame, self.app.dataset(table).key, deleted, on_null_key)
 
     def write(self, operator: str, frame: DataFrame, send: TableSend) -> None:
         """Compare what Spark makes of the records with the table's columns, as its store has them."""

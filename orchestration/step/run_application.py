@@ -159,7 +159,7 @@ def run_application(
             datasets.append(report)
 
         def follow() -> None:
-            follow_meanwhile(runtime, app.datasets, on_report=heard, on_stage=on_stage)
+            follow_meanwhile(runtime, app, on_report=heard, on_stage=on_stage)
 
         # Once a run: the datasets took theirs from it, where any could go back.
         fan_out = hand_out(runtime, app, plan) if advanced.fan_out is None else advanced.fan_out

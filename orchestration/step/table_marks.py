@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from dagster_adjunct.resources.tables.record_marks import MarkedSource, Marking
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.operator_spec import Operator
     from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 
@@ -71,6 +73,20 @@ def writer_of(app: str, table: str, operator: str, operators: Iterable[Operator]
     sends = [one.id for one in operators if one.spec.sends is not None and one.spec.sends.table == table]
     number = sends.index(operator)
     return app if number == 0 else f"{app}#{number + 1}"
+
+
+def producers_of(app: Application) -> dict[str, str]:
+    """Return under which name each operator appends to its stream: the application's, where it is not the first one to
+    send there with its number."""
+    names: dict[str, str] = {}
+    senders: Counter[str] = Counter()
+    for operator in app.operators:
+        target = operator.spec.target(app)
+        if target is not None and target.kind == "stream":
+            senders[target.name] += 1
+            number = senders[target.name]
+            names[operator.id] = app.name if number == 1 else f"{app.name}#{number}"
+    return names
 
 
 def summed(before: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:

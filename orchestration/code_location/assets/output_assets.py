@@ -157,7 +157,7 @@ def _run_batches(
         _log.info(event.summary(), extra={"adjunct_event": event})
 
     runtime = Runtime(op.lake, op.systems, spark.starter, by=run)
-    follow = partial(follow_meanwhile, runtime, app.datasets, on_report=lambda done: log.info(done.summary()))
+    follow = partial(follow_meanwhile, runtime, app, on_report=lambda done: log.info(done.summary()))
     claim = Claim(
         wait=checked_wait(config.wait_seconds),
         take_over=config.take_over,

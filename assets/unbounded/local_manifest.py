@@ -1,0 +1,110 @@
+"""The manifest of a local table: how it begins, what it serves, and which columns it may have. Values alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.declaration.dataset_inputs import OwnedBy
+from dagster_adjunct.assets.sources.entries_of_records import declaration_of
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+from dagster_adjunct.assets.versions.sealed_version import SealedVersion
+from dagster_adjunct.assets.versions.unbounded_state import Bootstrap
+from dagster_adjunct.resources.errors import DatasetError
+from dagster_adjunct.resources.schemas.evolution import refused_changes
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.versions.unbounded_state import Sent
+    from dagster_adjunct.resources.bucketing.bucket_files import Generation
+    from dagster_adjunct.resources.objects.commit_log import Commit
+    from dagster_adjunct.resources.schemas.schema import Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """What is current of a table: its commit, and its manifest; None before the first."""
+
+    commit: Commit | None
+    manifest: UnboundedManifest | None
+
+    @property
+    def number(self) -> int:
+        """The number of the commit, 0 before the first."""
+        return 0 if self.commit is None else self.commit.number
+
+    @property
+    def next_generation(self) -> int:
+        """The number that the next generation has."""
+        return 1 if self.manifest is None else self.manifest.next_generation
+
+
+def schema_of(spec: AdjunctDataset) -> Schema:
+    """Return the columns that a local table is declared with."""
+    assert isinstance(spec.input, OwnedBy), "other datasets have the columns of their input"
+    return spec.input.schema
+
+
+def first_manifest(spec: AdjunctDataset, schema: Schema, now: datetime) -> UnboundedManifest:
+    """Return the manifest of a table that has nothing yet."""
+    return UnboundedManifest(
+        name=spec.name,
+        declaration=declaration_of(spec, schema),
+        offsets={},
+        bootstrap=Bootstrap(state="done", start={}, target={}, started_at=now, finished_at=now),
+    )
+
+
+def serving(
+    spec: AdjunctDataset,
+    generations: Sequence[Generation],
+    *,
+    number: int,
+    id: str,
+    now: datetime,
+    counters: Mapping[str, int],
+) -> SealedVersion:
+    """Return the version of these generations, oldest first, with the columns that are declared now."""
+    exact = len(generations) == 1 and not keeps_deletions(generations[0])
+    return SealedVersion(
+        id=id,
+        number=number,
+        name=None,
+        sealed_at=now,
+        columns=schema_of(spec),
+        key=spec.key,
+        partition_by=spec.partition_by,
+        partitions=spec.partitions,
+        positioned=True,
+        generations=tuple(generations),
+        rows=generations[0].rows if exact else None,
+        offsets={},
+        counters=dict(counters),
+    )
+
+
+def keeps_deletions(generation: Generation) -> int:
+    """Return how many of a generation's rows are deletions, which are no entries."""
+    return sum(int(file.stats.get("tombstones", 0)) for file in generation.files)
+
+
+def counted(sends: Sequence[Sent]) -> dict[str, int]:
+    """Return what these sends add to a table's counters."""
+    return {"changes": sum(sent.rows for sent in sends), "deleted": sum(sent.deleted for sent in sends)}
+
+
+def check_columns(spec: AdjunctDataset, manifest: UnboundedManifest) -> None:
+    """Refuse columns that what is stored can't be read with: they can only be added, or widened."""
+    if manifest.version is None:
+        return
+    refused = refused_changes(manifest.version.columns, schema_of(spec), spec.key)
+    if refused:
+        raise DatasetError(
+            f"local table {spec.name!r} has other columns than are declared: {'; '.join(refused)}. Columns can only be "
+            "added, or widened.",
+            "Declare them as they were, or declare a table of another name; to begin this one anew: adjunct dataset "
+            f"delete {spec.name} --reason ….",
+            dataset=spec.name,
+        )

@@ -1,0 +1,109 @@
+"""What one batch sends to the application's local tables, and what its joins meet of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.unbounded.local_manifest import schema_of
+from dagster_adjunct.assets.unbounded.local_writes import Batch, LocalWrites
+from dagster_adjunct.orchestration.operators.hidden_columns import tie_breakers
+from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION, TOMBSTONE
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.orchestration.operators.arguments import OnNullKey
+    from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
+    from dagster_adjunct.orchestration.step.step_context import StepContext
+
+Counters = dict[str, dict[str, int]]
+
+
+class LocalSends:
+    """The local tables of one batch. A bounded replay writes none: they have had its records, or get them in order."""
+
+    def __init__(self, context: StepContext, inputs: BatchInputs) -> None:
+        self._context, self._inputs = context, inputs
+        self._writes: dict[str, LocalWrites] = {}
+        self._counters: Counters = {}
+        self._stack = ExitStack()
+
+    def reader(self, table: str) -> VersionReader:
+        """Return the table as the batch was begun with it, with what it has sent so far on top."""
+        return self._of(table).reader()
+
+    def send(
+        self,
+        frame: DataFrame,
+        table: str,
+        *,
+        deleted: str | None,
+        on_null_key: OnNullKey,
+        partitioned: bool,
+    ) -> None:
+        """Write the last record of each key; counted in the end, when it is committed."""
+        counted = self._counters.setdefault(table, {"rows": 0, "deleted": 0, "duplicate_batches": 0})
+        if self._inputs.consumed is None:
+            counted["replayed_batches"] = 1
+            return
+        rows, null_keys = kept_rows(frame, self._context.app.dataset(table).key, deleted, on_null_key)
+        names = schema_of(self._context.app.dataset(table)).names
+        order = (PARTITION, OFFSET, *tie_breakers(frame))
+        done = self._of(table).send(
+            rows.select(*[column(name) for name in (*names, TOMBSTONE, *order)]),
+            order_by=order,
+            partitioned=partitioned,
+        )
+        if null_keys is not None:
+            done["null_keys"] = null_keys()
+        for name, count in done.items():
+            counted[name] = counted.get(name, 0) + count
+
+    def commit(self, before_commit: Callable[[str], None]) -> Counters:
+        """Commit each table that was sent to, once for the batch; return what was counted."""
+        for table, writes in self._writes.items():
+            if table in self._counters and self._inputs.consumed is not None:
+                before_commit(table)
+                _, duplicate = writes.commit()
+                self._counters[table]["duplicate_batches"] = int(duplicate)
+        return self._counters
+
+    def close(self) -> None:
+        """Let go of what is not committed."""
+        self._stack.close()
+
+    def _of(self, table: str) -> LocalWrites:
+        if table not in self._writes:
+            view = self._inputs.views.get(table)
+            pinned = view.sealed if isinstance(view, VersionReader) else None
+            app, run = self._context.app, self._context.run
+            batch = Batch(app.name, self._inputs.batch, run)
+            self._writes[table] = self._stack.enter_context(
+                LocalWrites(self._context.lake, app.dataset(table), pinned, batch)
+            )
+        return self._writes[table]
+
+
+def kept_rows(
+    frame: DataFrame, key: tuple[str, ...], deleted: str | None, on_null_key: OnNullKey
+) -> tuple[DataFrame, Callable[[], int] | None]:
+    """Return the records with `__tombstone` as it is for the table, and what tells how many were left out."""
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F
+
+    if deleted is not None:
+        frame = frame.withColumn(
+            TOMBSTONE, F.coalesce(F.col(TOMBSTONE), F.lit(False)) | F.coalesce(F.expr(deleted), F.lit(False))
+        )
+    if on_null_key == "fail":
+        return frame, None  # the writer refuses them
+    lacks = reduce(or_, [column(name).isNull() for name in key])
+    observed = Observation()
+    watched = frame.observe(observed, F.coalesce(F.sum(lacks.cast("long")), F.lit(0)).alias("null_keys"))
+    return watched.where(~lacks), lambda: int(observed.get["null_keys"])
