@@ -17,6 +17,7 @@ from dagster_adjunct.orchestration.operators.flat_map import checked_flat_map
 from dagster_adjunct.orchestration.operators.join import Join, checked_join
 from dagster_adjunct.orchestration.operators.lookup_join import checked_lookup_join
 from dagster_adjunct.orchestration.operators.map import checked_map
+from dagster_adjunct.orchestration.operators.merge import checked_merge
 from dagster_adjunct.orchestration.operators.partition_by import PartitionBy, checked_partition_by, key_columns
 from dagster_adjunct.orchestration.operators.select import checked_select
 from dagster_adjunct.orchestration.operators.send_to_local import checked_send_to_local
@@ -129,6 +130,18 @@ class MessageStream:
         records are partitioned are as they were.
         """
         return self.apply(checked_flat_map(self.operator, what, schema, keep_empty, keeps_partitioning))
+
+    def merge(self, *others: MessageStream) -> MessageStream:
+        """Return the records of this stream and of the others, which have the same columns of the same types.
+
+        The columns stand in this stream's order. Where records lie stays known where all streams agree on it. Records
+        of one stream keep their order; between streams there is none.
+        """
+        if not others:
+            raise ConfigurationError(
+                f"merge after {self.operator} got no other stream.", "Name those to merge with.", argument="others"
+            )
+        return self.apply(checked_merge(self.operator, [other.operator for other in others]), *others)
 
     def partition_by(self, *columns: str, partitions: int | None = None) -> MessageStream:
         """Return the records spread anew by `columns`: an intermediate stream.

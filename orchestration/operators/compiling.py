@@ -39,6 +39,10 @@ class Batch(Protocol):
         """Return the planned count of the records that leave an operator."""
         ...
 
+    def lying_by(self, operator: str) -> Sequence[str]:
+        """Return the columns by which the records that leave an operator are planned to lie; none: nobody knows."""
+        ...
+
     def goes_on(self, operator: str) -> bool:
         """Whether another operator takes the records of this one."""
         ...

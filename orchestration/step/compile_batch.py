@@ -97,7 +97,7 @@ class Batch:
         self._local = LocalSends(context, inputs)
         self._producers = producers_of(context.app)
         self._written = _upstream_of_outputs(operators)
-        self._partitions = {planned.id: planned.partitions for planned in context.plan.operators}
+        self._planned = {planned.id: planned for planned in context.plan.operators}
         self._exchanges: dict[str, list[Exchange]] = {}
         for exchange in context.plan.exchanges:
             self._exchanges.setdefault(exchange.operator, []).append(exchange)
@@ -163,7 +163,10 @@ class Batch:
         return self._inputs.tasks or len(self._context.plan.tasks)
 
     def partitions_at(self, operator: str) -> int:
-        return self._partitions[operator]
+        return self._planned[operator].partitions
+
+    def lying_by(self, operator: str) -> tuple[str, ...]:
+        return self._planned[operator].partitioned_by
 
     def goes_on(self, operator: str) -> bool:
         return bool(self._uses[operator])

@@ -1,0 +1,138 @@
+"""merge, as it is planned: columns that must agree, and where the records of several streams lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.application.message_stream import MessageStream
+from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage import output_columns
+from dagster_adjunct.orchestration.operators.column_lineage import Node
+from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    PartitionCountMismatchError,
+    PlanningError,
+)
+from dagster_adjunct.resources.schemas.schema import Schema
+from tests.orchestration.planner.planning import catalog, dataset
+
+RECORDS = Schema.of(k="string", v="int")
+A, B = (StreamFacts(f"lake.{name}", 4, ("k",), SPARK, RECORDS) for name in "ab")
+C = StreamFacts("lake.c", 8, ("k",), SPARK, RECORDS)
+OTHER = StreamFacts("kafka.a", 4, ("k",), "kafka-murmur2", Schema.of(v="int", k="string"))
+ALL = catalog(A, B, C, OTHER, StreamFacts("lake.t", 1, ("k",), SPARK, Schema.of(k="string", w="int")))
+
+Inputs = Callable[[str], MessageStream]
+
+
+def application() -> tuple[Application, Inputs]:
+    app = Application("app")
+    streams: dict[str, MessageStream] = {}
+
+    def stream(name: str) -> MessageStream:
+        if name not in streams:
+            streams[name] = app.input_stream(name if "." in name else f"lake.{name}")
+        return streams[name]
+
+    return app, stream
+
+
+LYING: dict[str, tuple[Callable[[Inputs], MessageStream], tuple[str, ...]]] = {
+    "streams that lie alike": (lambda s: s("a").merge(s("b")), ("k",)),
+    "two ways of one stream": (lambda s: s("a").filter("v > 0").merge(s("a").with_columns(v="v + 1")), ("k",)),
+    "one stream twice": (lambda s: s("a").merge(s("a")), ("k",)),
+    "counts that differ, and nobody needs": (lambda s: s("a").merge(s("c")), ()),
+    "two systems": (lambda s: s("a").merge(s("kafka.a")), ()),
+    "another system twice": (lambda s: s("kafka.a").merge(s("kafka.a")), ()),
+    "one that is lost": (lambda s: s("a").merge(s("b").select("upper(k) as k", "v")), ()),
+    "different keys": (lambda s: s("a").partition_by("v").merge(s("b")), ()),
+    "all moved": (lambda s: s("a").partition_by("v").merge(s("c").partition_by("v")), ("v",)),
+}
+
+
+@pytest.mark.parametrize("case", LYING)
+def test_records_lie_as_all_inputs_do(case: str) -> None:
+    make, by = LYING[case]
+    app, stream = application()
+    merged = make(stream)
+    planned = plan(app, ALL).operator(merged.operator)
+    assert planned.partitioned_by == by
+    assert planned.columns is not None
+    assert sorted(planned.columns) == ["k", "v"]
+
+
+def test_the_first_input_says_the_order_of_columns() -> None:
+    app, stream = application()
+    one, two = stream("a").merge(stream("kafka.a")), stream("kafka.a").merge(stream("a"))
+    planned = plan(app, ALL)
+    assert (planned.operator(one.operator).columns, planned.operator(two.operator).columns) == (("k", "v"), ("v", "k"))
+
+
+def test_a_join_behind_it_makes_all_counts_agree() -> None:
+    app, stream = application()
+    moved = stream("c").partition_by("k")
+    stream("a").merge(stream("b"), moved).join(app.table(dataset("t", 4)), on="k")
+    planned = plan(app, ALL)
+    assert planned.operator(moved.operator).partitions == 4
+
+    app, stream = application()
+    stream("a").merge(stream("c")).join(app.table(dataset("t", 4)), on="k")
+    with pytest.raises(PartitionCountMismatchError, match=r"lake.c has 8"):
+        plan(app, ALL)
+
+
+REFUSED: dict[str, tuple[Callable[[Inputs], MessageStream], type[AdjunctError], str]] = {
+    "nothing to merge with": (lambda s: s("a").merge(), ConfigurationError, "got no other stream"),
+    "a column less": (
+        lambda s: s("a").merge(s("b").select("k")), PlanningError, "merge-4: .*select-3 has no 'v', unlike input-1"
+    ),
+    "a column more": (
+        lambda s: s("a").merge(s("b").with_columns(w="1")), PlanningError, "with-columns-3 has 'w', unlike input-1"
+    ),
+    "another name": (
+        lambda s: s("a").merge(s("b").select("k", "v as V")), PlanningError, "has no 'v' and has 'V', unlike"
+    ),
+    "another type": (
+        lambda s: s("a").merge(s("b").with_columns(v="cast(v as bigint)")), PlanningError,
+        "different types of 'v': bigint in with-columns-3, int in input-1",
+    ),
+    "the third": (lambda s: s("a").merge(s("b"), s("c").select("k")), PlanningError, "select-4 has no 'v'"),
+    "another application's": (
+        lambda s: s("a").merge(Application("other").input_stream("lake.b")), PlanningError, "by application 'other'"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_agree_is_refused_by_name(case: str) -> None:
+    make, kind, said = REFUSED[case]
+    app, stream = application()
+
+    def planned() -> None:
+        make(stream)
+        plan(app, ALL)
+
+    with pytest.raises(AdjunctError, match=said) as refused:
+        planned()
+    assert type(refused.value) is kind
+
+
+def test_lineage_comes_from_all_inputs() -> None:
+    app, stream = application()
+    merged = stream("a").merge(stream("b").with_columns(v="v * 2"))
+    merged.send_to(app.output_stream("lake.out", partitions=4, key="k"))
+    planned = plan(app, ALL)
+    assert planned.exchanges == ()
+    made = output_columns(app, planned)[Node("stream", "lake.out")]
+    assert made["v"] == ((Node("stream", "lake.a"), "v"), (Node("stream", "lake.b"), "v"))
+
+
+def test_columns_that_are_not_known_are_left_to_the_run() -> None:
+    app, stream = application()
+    merged = stream("a").merge(stream("b"))
+    assert plan(app, ALL | {"lake.b": replace(B, schema=None)}).operator(merged.operator).columns == ("k", "v")
