@@ -17,6 +17,7 @@ from dagster_adjunct.orchestration.operators.with_columns import WithColumns
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.sql.checking import checked_expression
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -46,17 +47,20 @@ class Elements(Spec):
 
     @property
     def _as_columns(self) -> WithColumns:
-        """What it does to columns: as if it gave one more, which is never another as it was."""
-        return WithColumns(((self.name, f"({self.expression})"),))
+        """What it does to columns: as if it gave one more, which is none of those that arrive."""
+        return WithColumns(((self.name, f"explode({self.expression})"),))
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
-        array = plain_column(self.expression)
-        if array is not None:
-            require(context.operator, "the stream", (array,), flow.columns, "Correct the expression.")
+        checked_expression(context.operator, self.expression, flow.columns)
         return self._as_columns.flow(context, arriving)
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        (types,) = arriving
+        if types is not None:
+            kind = checked_expression(context.operator, self.expression, tuple(types), types)
+            if kind is not None and not kind.startswith(("array<", "map<")):
+                raise self._no_elements(context.operator, kind)
         return self._as_columns.types(context, arriving)
 
     def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
@@ -70,12 +74,7 @@ class Elements(Spec):
         values = F.expr(self.expression)
         kind = frame.select(values).schema.fields[0].dataType
         if not isinstance(kind, ArrayType | MapType):
-            raise PlanningError(
-                f"{operator}: {self.expression} is {kind.simpleString()}, which has no elements: expected an array or "
-                "a map.",
-                "Make one of it, with split(words, ' ') or from_json(text, 'array<string>'), say.",
-                operator=operator,
-            )
+            raise self._no_elements(operator, kind.simpleString())
         values = F.map_entries(values) if isinstance(kind, MapType) else values
         exploded = (F.posexplode_outer if self.keep_empty else F.posexplode)(values)
         made = frame.select("*", exploded.alias(_NUMBER, _ELEMENT))
@@ -89,6 +88,13 @@ class Elements(Spec):
         if self.name.lower() not in there:
             columns.append(F.col(_ELEMENT).alias(self.name))
         return made.select(*columns, ordinal(frame, number).alias(ORDINAL))
+
+    def _no_elements(self, operator: str, kind: str) -> PlanningError:
+        return PlanningError(
+            f"{operator}: {self.expression} is {kind}, which has no elements: expected an array or a map.",
+            "Make one of it, with split(words, ' ') or from_json(text, 'array<string>'), say.",
+            operator=operator,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.operators.compiling import Batch
     from dagster_adjunct.orchestration.operators.planning_values import PlanContext, Role
+
+_NAMED = re.compile(r"\sas\s", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ def checked_partition_by(after: str, stream: str, columns: Sequence[str], partit
 
 def key_columns(columns: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the names of the columns to partition by, and the expressions of those that have to be computed first."""
-    split = [split_alias(item) if isinstance(item, str) else (item, None) for item in columns]
+    # A column may be called "loud name": only "as" names an expression here.
+    split = [split_alias(item) if _NAMED.search(str(item)) else (item, None) for item in columns]
     computed = {alias: what for what, alias in split if alias is not None}
     return tuple(alias or item for item, (_, alias) in zip(columns, split, strict=True)), computed

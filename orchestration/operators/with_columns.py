@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.orchestration.operators.arguments import column_names
 from dagster_adjunct.orchestration.operators.column_lineage import sources_of
-from dagster_adjunct.orchestration.operators.expressions import cast_type, plain_column
-from dagster_adjunct.orchestration.operators.known_columns import Columns, Types, require
+from dagster_adjunct.orchestration.operators.expressions import plain_column
+from dagster_adjunct.orchestration.operators.known_columns import Columns, Types
 from dagster_adjunct.orchestration.operators.operator_spec import Spec
 from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN
 from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.sql.checking import checked_expression
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -38,9 +39,7 @@ class WithColumns(Spec):
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
         for _, expression in self.columns:
-            column = plain_column(expression)
-            if column is not None:
-                require(context.operator, "the stream", (column,), flow.columns, "Correct the expression.")
+            checked_expression(context.operator, expression, flow.columns)
         moved = replace(flow, columns=self._columns(flow.columns))
         kept = tuple(self._kept(column) for column in flow.partitioned_by)
         if all(kept):
@@ -59,24 +58,25 @@ class WithColumns(Spec):
         """Return the name that a column has after it, None where another one stands in its place."""
         for name, expression in self.columns:
             if name.lower() == column.lower():
-                return name if plain_column(expression) == column else None
+                return name if (plain_column(expression) or "").lower() == column.lower() else None
         return column
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         (types,) = arriving
         if types is None:
             return None
-        known: dict[str, str | None] = {}
-        for name, expression in self.columns:
-            column = plain_column(expression)
-            known[name] = types.get(column) if column is not None else cast_type(expression)
+        known = {
+            name: checked_expression(context.operator, expression, tuple(types), types)
+            for name, expression in self.columns
+        }
         return {name: types.get(name) for name in self._columns(tuple(types)) or ()} | known
 
     def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
         (made,) = arriving
         given = {name: sources_of(expression, made) for name, expression in self.columns}
         replaced = {name.lower() for name in given}
-        return {name: sources for name, sources in made.items() if name.lower() not in replaced} | given
+        kept = {name: sources for name, sources in made.items() if name.lower() not in replaced}
+        return kept | {name: sources for name, sources in given.items() if sources}
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
         from pyspark.sql import functions as F

@@ -58,6 +58,9 @@ CASES: dict[str, tuple[Callable[[MessageStream], MessageStream], tuple[str, ...]
     "partition_by an expression": (
         lambda s: s.partition_by("upper(shop) as shop_key"), (*ALL, "shop_key"), ("shop_key",)
     ),
+    "partition_by a column with a space": (
+        lambda s: s.with_columns(**{"loud name": "k"}).partition_by("loud name"), (*ALL, "loud name"), ("loud name",)
+    ),
     "partition_by both": (
         lambda s: s.partition_by("k", "upper(shop) as shop_key"), (*ALL, "shop_key"), ("k", "shop_key")
     ),
@@ -83,6 +86,12 @@ REFUSED: dict[str, tuple[Callable[[MessageStream], MessageStream], type[AdjunctE
     "with what is not there": (lambda s: s.with_columns(n="kk"), PlanningError, "with-columns-2.*no column 'kk'"),
     "elements without a name": (lambda s: s.flat_map("split(words, ' ')"), ConfigurationError, "how an element is"),
     "elements of what is not there": (lambda s: s.flat_map("wordz"), PlanningError, "flat-map-2.*no column 'wordz'"),
+    "elements of a text": (
+        lambda s: s.flat_map("words as word"), PlanningError, "flat-map-2: words is string, which has no elements"
+    ),
+    "with a function of what is not there": (
+        lambda s: s.with_columns(n="upper(shopp)"), PlanningError, "no column 'shopp'.*Did you mean 'shop'"
+    ),
     "elements with a schema": (lambda s: s.flat_map("words", schema=MADE), ConfigurationError, "for functions"),
     "function without a schema": (lambda s: s.flat_map(several), ConfigurationError, "which columns the results"),
     "function with keep_empty": (
