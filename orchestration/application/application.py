@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.local_table import local_table
-from dagster_adjunct.orchestration.application.message_stream import (
+from dagster_adjunct.orchestration.application.declared_handles import (
     DatasetTable,
-    MessageStream,
     OutputStream,
     RemoteTableHandle,
 )
+from dagster_adjunct.orchestration.application.message_stream import MessageStream
 from dagster_adjunct.orchestration.application.operator_graph import Graph
 from dagster_adjunct.orchestration.operators.arguments import column_names, partition_count
 from dagster_adjunct.orchestration.operators.declared_sinks import KeyedTable

@@ -1,4 +1,4 @@
-"""`MessageStream`: the operators of an application, and the handles that they take.
+"""`MessageStream`: the operators of an application.
 
 Every method adds one operator and returns a new stream; the stream that it is called on stays as it
 was and may be used again, which branches the graph.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.orchestration.application.declared_handles import DatasetTable, OutputStream, RemoteTableHandle
 from dagster_adjunct.orchestration.operators.dead_letters import DeadLetters
 from dagster_adjunct.orchestration.operators.filter import checked_filter
 from dagster_adjunct.orchestration.operators.flat_map import checked_flat_map
@@ -31,51 +31,13 @@ from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.tables.partial_update import UpdateContract
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.orchestration.application.operator_graph import Graph
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
-    from dagster_adjunct.orchestration.operators.declared_sinks import KeyedTable
     from dagster_adjunct.orchestration.operators.join_arguments import How, On
     from dagster_adjunct.orchestration.operators.operator_spec import Spec
     from dagster_adjunct.orchestration.operators.record_functions import RecordFunction
     from dagster_adjunct.orchestration.operators.update_columns import Columns, Update
     from dagster_adjunct.resources.schemas.schema import Schema
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DatasetTable:
-    """An adjunct dataset as a table of one application, which may demand that it is not staler than so much."""
-
-    graph: Graph = field(repr=False)
-    dataset: AdjunctDataset
-    max_staleness: timedelta | None = None
-
-    @property
-    def name(self) -> str:
-        return self.dataset.name
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RemoteTableHandle:
-    """A remote table of one application: `table` is what reaches it, `key` its key columns."""
-
-    graph: Graph = field(repr=False)
-    table: KeyedTable
-    key: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        return self.table.name
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class OutputStream:
-    """A stream that one application writes."""
-
-    graph: Graph = field(repr=False)
-    name: str
-    partitions: int
-    key: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,7 +17,8 @@ from tests.orchestration.step_world import StepWorld
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.application.message_stream import DatasetTable, MessageStream
+    from dagster_adjunct.orchestration.application.declared_handles import DatasetTable
+    from dagster_adjunct.orchestration.application.message_stream import MessageStream
 
 pytestmark = pytest.mark.spark
 

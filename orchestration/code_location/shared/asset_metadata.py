@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.unbounded.freshness import PartitionLag
     from dagster_adjunct.assets.versions.advance_report import AdvanceReport
     from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest
-    from dagster_adjunct.orchestration.application.message_stream import OutputStream
+    from dagster_adjunct.orchestration.application.declared_handles import OutputStream
     from dagster_adjunct.orchestration.operators.column_lineage import Made, Node
     from dagster_adjunct.orchestration.operators.declared_sinks import KeyedTable
     from dagster_adjunct.orchestration.step.step_report import StepReport
