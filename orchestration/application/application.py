@@ -42,11 +42,13 @@ class Application:
     """One job: its inputs, outputs, tables and operators.
 
     `auto_repartition` lets the planner insert the exchanges that joins lack, instead of refusing.
-    `intermediate_partitions` is the count of intermediate streams that nothing else decides.
+    `intermediate_partitions` is the count of intermediate streams that nothing else decides; -1 is the same as None.
     `max_batch_records` bounds how many input records the step reads in one batch, over all inputs. Requests for
     startpoints that no run has taken up `startpoints_expire_after` they were made are not followed any more. With
     `startpoints=False` there are none: requests are refused, runs leave those alone that are stored, and say so.
-    A `strict` application is not planned where the order of a remote table's records holds per source partition only.
+    A `strict` application is not planned where something is not proven that else is only said in the plan: where the
+    order of a remote table's records holds per source partition only, and where the type of a join's key is not known.
+    Records move only where it says so itself.
     """
 
     def __init__(
@@ -68,7 +70,8 @@ class Application:
         self.owners = (owners,) if isinstance(owners, str) else tuple(owners)
         self.auto_repartition = auto_repartition
         self.intermediate_partitions = partition_count(
-            f"application {name!r}: intermediate_partitions", intermediate_partitions
+            f"application {name!r}: intermediate_partitions",
+            None if intermediate_partitions == -1 else intermediate_partitions,
         )
         what = f"application {name!r}: max_batch_records is {max_batch_records!r}"
         check_whole_number(max_batch_records, what, "1 or more", argument="max_batch_records")
@@ -81,6 +84,14 @@ class Application:
                 application=self.name,
             )
         self.startpoints = startpoints
+        if strict and auto_repartition:
+            raise ConfigurationError(
+                f"application {self.name!r} has strict=True and auto_repartition=True: a strict one moves records only "
+                "where it says so itself.",
+                "Leave one of them out.",
+                argument="strict",
+                application=self.name,
+            )
         self.strict = bool(strict)
         if startpoints_expire_after < timedelta(milliseconds=1):
             raise ConfigurationError(

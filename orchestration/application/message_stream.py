@@ -47,12 +47,13 @@ class MessageStream:
     graph: Graph = field(repr=False)
     operator: str
 
-    def filter(self, condition: str | DataFrameFunction) -> MessageStream:
+    def filter(self, condition: str | DataFrameFunction, *, keeps_partitioning: bool = False) -> MessageStream:
         """Return the records that meet a Spark SQL condition.
 
-        A DataFrame function may be given instead; it must keep the columns, and where records lie.
+        A DataFrame function may be given instead; it must keep the columns. Nothing is known after it of where records
+        lie, unless `keeps_partitioning=True` promises that it leaves them there.
         """
-        return self.apply(checked_filter(self.operator, condition))
+        return self.apply(checked_filter(self.operator, condition, keeps_partitioning))
 
     def map(self, *expressions: str | DataFrameFunction, keeps_partitioning: bool = False) -> MessageStream:
         """Return records whose columns are these Spark SQL expressions: "tailnum", "upper(x) as y", "*".

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.orchestration.operators.arguments import called
 from dagster_adjunct.orchestration.operators.operator_spec import PassesRecords
+from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.sql.checking import checked_expression
 
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Filter(PassesRecords):
-    """The records that meet a Spark SQL condition, or that a DataFrame function lets pass."""
+    """The records that meet a Spark SQL condition, or that a DataFrame function lets pass, which may promise that it
+    leaves them where they are."""
 
     kind: ClassVar[str] = "filter"
     condition: str | DataFrameFunction
+    keeps_partitioning: bool = False
 
     def summary(self) -> str:
         return self.condition if isinstance(self.condition, str) else called(self.condition)
@@ -34,7 +37,9 @@ class Filter(PassesRecords):
         (flow,) = arriving
         if isinstance(self.condition, str):
             checked_expression(context.operator, self.condition, flow.columns, next_step="Correct the condition.")
-        return flow
+        if isinstance(self.condition, str) or self.keeps_partitioning or not flow.partitioned_by:
+            return flow
+        return replace(flow, partitioned_by=(), partitioner=UNKNOWN, lost_at=context.operator)
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         (types,) = arriving
@@ -56,15 +61,21 @@ class Filter(PassesRecords):
         return batch.call(operator, self.condition, frame)
 
 
-def checked_filter(after: str, condition: str | DataFrameFunction) -> Filter:
+def checked_filter(after: str, condition: str | DataFrameFunction, keeps_partitioning: bool) -> Filter:
     """Return the filter that a user's argument asks for, behind the operator `after`."""
     if isinstance(condition, str):
         if not condition.strip():
             raise ConfigurationError(f"filter after {after} is empty.", "Write a condition.", argument="condition")
+        if keeps_partitioning:
+            raise ConfigurationError(
+                f"filter after {after} has keeps_partitioning=True with a condition.",
+                "Leave it out: a condition leaves records where they are.",
+                argument="keeps_partitioning",
+            )
     elif not callable(condition):
         raise ConfigurationError(
             f"filter after {after} got {condition!r}.",
             "Pass a Spark SQL condition or a function.",
             argument="condition",
         )
-    return Filter(condition)
+    return Filter(condition, bool(keeps_partitioning))

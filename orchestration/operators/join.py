@@ -24,7 +24,7 @@ from dagster_adjunct.orchestration.operators.known_columns import (
     types_of,
 )
 from dagster_adjunct.orchestration.operators.operator_spec import Match, Spec
-from dagster_adjunct.orchestration.operators.planning_values import Flow, Requirement
+from dagster_adjunct.orchestration.operators.planning_values import ComparedColumn, Flow, Requirement
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     PlanningError,
@@ -120,15 +120,28 @@ class Join(Spec):
         refuse_double(operator, added, "Rename one with 'column as name'.")
         return None if stream is None else (*stream, *added)
 
-    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+    def compared(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
         (types,) = arriving
+        entries = self._entry_types(context) or {}
+        return [
+            ComparedColumn(
+                stream, (types or {}).get(stream), f"{entry!r} of dataset {self.dataset}", entries.get(entry)
+            )
+            for stream, entry in self.on
+        ]
+
+    def _entry_types(self, context: PlanContext) -> Types:
         dataset = context.app.dataset(self.dataset)
         records = _records_of(dataset, context.catalog)
-        if types is None or records is None:
-            return None
         try:
-            entries = types_of(schema_of_entries(dataset, records))
+            return None if records is None else types_of(schema_of_entries(dataset, records))
         except AdjunctError:  # which the plan itself tells
+            return None
+
+    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        (types,) = arriving
+        entries = self._entry_types(context)
+        if types is None or entries is None:
             return None
         return types | {chosen.name: entries.get(chosen.column) for chosen in self.selection(tuple(entries))}
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.known_columns import Types
     from dagster_adjunct.orchestration.operators.planning_values import (
         Call,
+        ComparedColumn,
         Exchange,
         Flow,
         PlanContext,
@@ -144,6 +145,10 @@ class Spec(ABC):
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
         """Return how records have to move before they are written; None where they lie right, in `partitions`."""
         return None
+
+    def compared(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
+        """Return the columns of the records whose values are compared with others, which takes equal types."""
+        return ()
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         """Return the types of the columns that leave; None where they are not known."""

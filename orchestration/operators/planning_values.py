@@ -80,6 +80,16 @@ class Requirement:
 
 
 @dataclass(frozen=True, slots=True)
+class ComparedColumn:
+    """A column whose values have to equal those of another one ("'id' of dataset planes"); types None: not known."""
+
+    column: str
+    type: str | None
+    other: str
+    other_type: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Exchange:
     """Records move before (or, for partition_by, at) `operator`, into `partitions` by `partitioned_by`.
 

@@ -26,7 +26,7 @@ from dagster_adjunct.orchestration.planner.partition_counts import (
 )
 from dagster_adjunct.orchestration.planner.plan_parts import FedDataset, JoinGroup, PlannedCall, PlannedOperator, Task
 from dagster_adjunct.orchestration.planner.record_flows import Flows, follow
-from dagster_adjunct.orchestration.planner.stored_columns import check_stored_columns
+from dagster_adjunct.orchestration.planner.stored_columns import check_types
 from dagster_adjunct.orchestration.planner.stream_edges import stream_edges
 from dagster_adjunct.orchestration.planner.table_order import order_notes, planned_tables
 from dagster_adjunct.resources.errors import PlanningError
@@ -56,7 +56,7 @@ def plan(app: Application, catalog: Catalog) -> ExecutionPlan:
     inserted: Insertions = repartitioned(app, catalog, needs) if app.auto_repartition else {}
     flows = follow(app, catalog, with_insertions(inserted))
     check_budgets(budgets_of(app.tables.values()))
-    check_stored_columns(app, catalog)
+    unproven = check_types(app, catalog)
     groups = join_groups(app, needs, flows)
     default, default_from = default_count(app, catalog)
     open_counts = declared_counts(app, catalog)
@@ -77,7 +77,7 @@ def plan(app: Application, catalog: Catalog) -> ExecutionPlan:
         join_groups=_groups(app, needs, flows, edges, counts.partitions),
         exchanges=exchanges,
         tasks=tasks(streams),
-        notes=(*_notes(app, edges, inserted), *order_notes(tables)),
+        notes=(*_notes(app, edges, inserted), *order_notes(tables), *unproven),
         tables=tables,
         fed=_fed(app, needs, flows, edges),
         calls=_calls(app),

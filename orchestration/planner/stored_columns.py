@@ -1,4 +1,5 @@
-"""Refuses records whose columns their stream can't take, as far as names and types are known before anything runs.
+"""Refuses records whose columns their stream, or a key that they are compared with, can't take, as far as names and
+types are known before anything runs.
 
 The type of a column is known while it is passed on or brought by a dataset, and that of most that are computed
 (`resources/sql/expression_types.py`); after a function nothing is. What is not known here is asked of Spark before a
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.known_columns import Types
 from dagster_adjunct.orchestration.operators.planning_values import PlanContext
+from dagster_adjunct.orchestration.planner.key_types import check_key_types
 from dagster_adjunct.orchestration.planner.refusals import Refusals
 from dagster_adjunct.resources.errors import PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.evolution import refused_changes
@@ -21,9 +23,11 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.stream_facts import Catalog, StreamFacts
 
 
-def check_stored_columns(app: Application, catalog: Catalog) -> None:
-    """Raise PlanningError for the first output that would not be the columns that its stream has, or more, or wider."""
+def check_types(app: Application, catalog: Catalog) -> tuple[str, ...]:
+    """Raise PlanningError for outputs that would not be the columns that their streams have, or more, or wider, and for
+    joins of keys of different types; return what of these keys is unproven, in words."""
     after: dict[str, Types] = {}
+    unproven: list[str] = []
     refusals = Refusals()
     for operator in app.operators:
         if refusals.stop(operator):
@@ -35,8 +39,11 @@ def check_stored_columns(app: Application, catalog: Catalog) -> None:
             for types in map(operator.spec.written_types, arriving):
                 if facts is not None and types is not None:
                     _check(operator.id, facts, types)
-            after[operator.id] = operator.spec.types(PlanContext(operator.id, app, catalog), arriving)
+            context = PlanContext(operator.id, app, catalog)
+            after[operator.id] = operator.spec.types(context, arriving)
+            unproven += check_key_types(operator.id, operator.spec.compared(context, arriving), strict=app.strict)
     refusals.tell()
+    return tuple(unproven)
 
 
 def _check(operator: str, facts: StreamFacts, types: dict[str, str | None]) -> None:

@@ -7,13 +7,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.orchestration.operators.operator_spec import Spec
-from dagster_adjunct.orchestration.operators.planning_values import Flow, PlanContext, Requirement, agreed
+from dagster_adjunct.orchestration.operators.planning_values import (
+    ComparedColumn,
+    Flow,
+    PlanContext,
+    Requirement,
+    agreed,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.orchestration.operators.compiling import Batch
     from dagster_adjunct.orchestration.operators.declared_sinks import Declarations
+    from dagster_adjunct.orchestration.operators.known_columns import Types
 
 
 class Planned(Spec):
@@ -37,6 +44,16 @@ class StreamJoin(Planned):
 
     def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
         return [Requirement(None, None, columns) for columns in self.columns]
+
+    def compared(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
+        first, *others = [
+            [(types or {}).get(name) for name in by] for by, types in zip(self.columns, arriving, strict=True)
+        ]
+        return [
+            ComparedColumn(self.columns[0][at], first[at], f"{self.columns[number][at]!r} of input {number + 1}", kind)
+            for number, types in enumerate(others, 1)
+            for at, kind in enumerate(types)
+        ]
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         return arriving[0]

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
-from dagster_adjunct.resources.errors import PartitionCountMismatchError, PlanningError
+from dagster_adjunct.resources.errors import ConfigurationError, PartitionCountMismatchError, PlanningError
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.planner.planning import application, catalog, dataset
 from tests.orchestration.planner.several_inputs import BY_K, Together
 
@@ -191,4 +192,7 @@ def test_hundreds_of_conflicts_are_counted_beyond_the_first():
 def test_a_strict_application_is_not_told_to_let_the_planner_move_records():
     app = application(strict=True)
     app.input_stream("lake.s").join(app.table(dataset("t", 4)), on="k", select=[])
-    assert "auto_repartition" not in refused(app, catalog(s=8, t=1)).next_step
+    typed = [StreamFacts(f"lake.{name}", 8, ("k",), SPARK, Schema.of(k="int")) for name in "st"]
+    assert "auto_repartition" not in refused(app, catalog(*typed)).next_step
+    with pytest.raises(ConfigurationError, match="strict=True and auto_repartition=True"):
+        application(strict=True, auto_repartition=True)

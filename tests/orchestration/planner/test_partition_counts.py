@@ -193,8 +193,22 @@ def test_a_stream_that_is_not_there_is_named_with_those_that_are():
         plan(application(), {})
 
 
-def test_settings_that_cannot_work_are_refused():
-    with pytest.raises(ConfigurationError):
-        application(intermediate_partitions=0)
-    with pytest.raises(ConfigurationError):
-        catalog(s=0)
+@pytest.mark.parametrize("unset", [None, -1])
+def test_an_intermediate_setting_of_minus_one_is_none(unset):
+    app = application(intermediate_partitions=unset)
+    app.input_stream("lake.s").partition_by("x")
+    assert intermediate(app, catalog(s=12)) == (12, "most of inputs and outputs, lake.s")
+
+
+@pytest.mark.parametrize("wrong", [0, -2, -100, 1.5, True, "8"])
+def test_settings_that_cannot_work_are_refused(wrong):
+    with pytest.raises(ConfigurationError, match="intermediate_partitions is"):
+        application(intermediate_partitions=wrong)
+    with pytest.raises(ConfigurationError, match=r"partition_by after input-1: partitions is"):
+        application().input_stream("lake.s").partition_by("k", partitions=wrong)
+
+
+@pytest.mark.parametrize("count", [0, -1, None])
+def test_a_stream_whose_count_is_not_known_is_named(count):
+    with pytest.raises(ConfigurationError, match=r"stream 'lake\.s'"):
+        catalog(s=count)
