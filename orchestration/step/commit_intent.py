@@ -7,14 +7,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
-from dagster_adjunct.orchestration.step.rehearsal import check_outputs
+from dagster_adjunct.orchestration.step.rehearsal import rehearse
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
 
 if TYPE_CHECKING:
+    from dagster_adjunct.assets.reading.version_reader import VersionReader
+    from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
     from dagster_adjunct.orchestration.batchlog.batch_log import Intent
     from dagster_adjunct.orchestration.step.next_batch import PlannedBatch
     from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
+    from dagster_adjunct.resources.schemas.schema import Schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +35,10 @@ def commit_intent(step: OpenedStep, run: StepRun, planned: PlannedBatch) -> Open
     """Commit what the batch is going to do, once its outputs are known to take it; nothing is read before."""
     context, intent, state = step.context, planned.intent, run.logged.state
     views = {name: step.versions.view(name, version, state) for name, version in intent.versions.items()}
-    columns = {**planned.records, **{name: None if view is None else view.schema for name, view in views.items()}}
-    if columns != run.columns:  # once a run, and for other columns of datasets or inputs
-        check_outputs(context, views)
-    run = replace(run, columns=columns, logged=step.log.open(run.logged, intent))
+    shapes = {**planned.records, **{name: _shape(view) for name, view in views.items()}}
+    if shapes != run.shapes:  # once a run, and for datasets or inputs of other columns or buckets
+        rehearse(context, views, {ssp: span.start for ssp, span in intent.ranges.items()}).tell()
+    run = replace(run, shapes=shapes, logged=step.log.open(run.logged, intent))
     spans = intent.ranges.items()
     records = sum(context.systems[ssp.system].distance(ssp, span.start, span.end) for ssp, span in spans)
     told = {"records": records, "unit": context.unit, "versions": intent.versions}
@@ -50,3 +53,11 @@ def commit_intent(step: OpenedStep, run: StepRun, planned: PlannedBatch) -> Open
         tasks=intent.tasks,
     )
     return OpenBatch(run, intent, inputs, records, {"intent": time.monotonic() - planned.began})
+
+
+def _shape(view: VersionReader | TransientVersion | None) -> tuple[Schema, int | None] | None:
+    """Return what Spark's plans depend on of a dataset's version: its columns, and in how many buckets it lies."""
+    if view is None:
+        return None
+    sealed = getattr(view, "sealed", None)
+    return view.schema, None if sealed is None else sealed.partitions

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 from dagster_adjunct.assets.sources.entries_of_records import schema_of_entries
 from dagster_adjunct.orchestration.operators.hidden_columns import ORIGIN, tie_breakers
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
-from dagster_adjunct.orchestration.step.exchange_check import ProvenJoin, check_joins
 from dagster_adjunct.orchestration.step.join_counts import JoinCounts
 from dagster_adjunct.orchestration.step.local_sends import LocalSends
 from dagster_adjunct.orchestration.step.record_positions import (
@@ -87,7 +86,6 @@ class Batch:
         self._counters: Counters = {}
         self._measured: dict[str, TableMetrics] = {}
         self._joins: list[JoinCounts] = []
-        self._unchecked: dict[str, ProvenJoin] = {}
         self._kept: list[DataFrame] = []
         operators = context.app.operators
         self._uses = Counter(source for operator in operators for source in set(operator.inputs))
@@ -191,13 +189,13 @@ class Batch:
     def entries(self, dataset: str) -> tuple[DataFrame, Schema]:
         if self.app.dataset(dataset).is_owned_by(self.app.name):
             reader = self._local.reader(dataset)
-            return self._entries(reader, reader.schema), reader.schema
+            return self._entries(dataset, reader, reader.schema), reader.schema
         view = self._inputs.views[dataset]
         # Held back by nothing and not built yet: an empty dataset of the columns that it will have.
         schema = self._declared_schema(self.app.dataset(dataset)) if view is None else view.schema
-        return self._entries(view, schema), schema
+        return self._entries(dataset, view, schema), schema
 
-    def _entries(self, view: VersionReader | TransientVersion | None, schema: Schema) -> DataFrame:
+    def _entries(self, dataset: str, view: VersionReader | TransientVersion | None, schema: Schema) -> DataFrame:
         return self._spark.createDataFrame([], schema.ddl()) if view is None else view.frame(self._spark)
 
     def _declared_schema(self, dataset: AdjunctDataset) -> Schema:
@@ -209,8 +207,6 @@ class Batch:
     def matched(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
         counts = JoinCounts(operator)
         self._joins.append(counts)
-        if not self.app.dataset(dataset).broadcast and self._inputs.views[dataset] is not None:
-            self._unchecked[counts.metric] = ProvenJoin(operator, dataset)
         return counts.observe(frame)
 
     def looked_up(self, operator: str, frame: DataFrame, lookup: TableLookup) -> DataFrame:
@@ -231,21 +227,13 @@ class Batch:
         self._counters[table] = summed(self._counters.get(table, {}), counters)
 
     def computed_once(self, operator: str, frame: DataFrame) -> DataFrame:
-        self._check_joins(frame)  # what follows sees only that the records are kept
         kept = frame.persist()
         self._kept.append(kept)
         return kept
 
-    def _check_joins(self, frame: DataFrame) -> None:
-        """Look at the joins that no plan has been looked at for, where records are about to be computed."""
-        if self._unchecked:
-            for metric in check_joins(frame, self._unchecked):
-                del self._unchecked[metric]
-
     def send(
         self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
     ) -> AppendResult | None:
-        self._check_joins(frame)
         self._before_output(stream)
         system, name = self.system_of(stream), split_stream_name(stream)[1]
         create = partial(system.create, name, schema=sent_schema(frame), key=key, partitions=partitions)
@@ -300,7 +288,6 @@ class Batch:
         )
 
     def write(self, operator: str, frame: DataFrame, send: TableSend) -> None:
-        self._check_joins(frame)
         self._before_output(send.table)
         table = cast("RemoteTable[Any, Any, Any]", self.app.tables[send.table])
         if self._inputs.consumed is None and table.on_replay == "skip":
@@ -336,7 +323,6 @@ class Batch:
         self._measure(send.table, written.metrics, written.counters)
 
     def keep(self, operator: str, frame: DataFrame, table: str, *, deleted: str | None, on_null_key: OnNullKey) -> None:
-        self._check_joins(frame)
         self._local.send(
             frame, table, deleted=deleted, on_null_key=on_null_key, partitioned=operator not in self._exchanges
         )

@@ -1,4 +1,4 @@
-"""Asks Spark which columns the outputs of a batch will have, over no records at all, before the batch is begun."""
+"""Asks Spark what a batch will do, over no records at all, before it is begun: columns of outputs, joins, exchanges."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset_inputs import OwnedBy
+from dagster_adjunct.orchestration.operators.hidden_columns import ORIGIN, tie_breakers
 from dagster_adjunct.orchestration.operators.table_checks import Sink, check_columns
 from dagster_adjunct.orchestration.operators.table_lookups import check_stored, read_function
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.compile_batch import Batch, Counted, sent_schema
 from dagster_adjunct.orchestration.step.local_sends import kept_rows
+from dagster_adjunct.orchestration.step.physical_proof import Proof, check_written
+from dagster_adjunct.orchestration.step.spark_plan import marked, plan_of
+from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout
+from dagster_adjunct.resources.bucketing.bucketed_tables import GENERATION, bucketed_frame
 from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError
 from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
 from dagster_adjunct.resources.tables.arrow_operations import DEFAULT, UPDATE
 from dagster_adjunct.resources.tables.spark_write import check_record_columns
 
@@ -27,21 +34,32 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.operator_spec import Operator
     from dagster_adjunct.orchestration.operators.table_lookups import TableLookup
     from dagster_adjunct.orchestration.operators.table_sends import TableSend
+    from dagster_adjunct.orchestration.step.physical_proof import PhysicalProof
+    from dagster_adjunct.orchestration.step.spark_plan import SparkPlan
     from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.resources.schemas.schema import Schema
     from dagster_adjunct.resources.streams.interface.stream_system import AppendResult
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
     from dagster_adjunct.resources.tables.table_functions import TableFunction
 
 _log = logging.getLogger("adjunct.step")
 
 
-def check_outputs(context: StepContext, views: Mapping[str, VersionReader | TransientVersion | None]) -> None:
-    """Raise what creating an output stream would raise for the columns that these dataset versions give it.
+def rehearse(
+    context: StepContext,
+    views: Mapping[str, VersionReader | TransientVersion | None],
+    starts: Mapping[SystemStreamPartition, str] | None = None,
+) -> PhysicalProof:
+    """Return what Spark is going to do with a batch over these dataset versions; nothing is read, and no job is run.
 
-    Functions of the application are called with a frame of no records, as a batch may be: one that fails over that is
-    refused.
+    Raises what creating an output stream would raise for the columns that it gets, and PlanningError for what Spark
+    refuses. Functions of the application are called with a frame of no records, as a batch may be: one that fails over
+    that is refused. `starts` are offsets that are there, of input streams; they are asked for where they are left out.
     """
-    Rehearsal(context, BatchInputs(0, {}, views), lambda name: None).run()
+    ranges = {ssp: OffsetRange(start, start) for ssp, start in (starts or {}).items()}
+    rehearsal = Rehearsal(context, BatchInputs(0, ranges, views), lambda name: None)
+    rehearsal.run()
+    return rehearsal.proof.result()
 
 
 class Rehearsal(Batch):
@@ -49,13 +67,53 @@ class Rehearsal(Batch):
 
     def __init__(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> None:
         super().__init__(context, inputs, before_output)
+        self.proof = Proof(context.plan)
+        self._datasets: dict[str, str] = {}
         self._looked_at: dict[str, dict[str, str] | None] = {}
 
     def run(self) -> Counted:
-        for operator in self._context.app.operators:
-            if operator.id in self._written:
-                self._frames[operator.id] = self._named(operator)
+        try:
+            for operator in self._context.app.operators:
+                if operator.id in self._written:
+                    self._frames[operator.id] = self._leaving(operator, self._named(operator))
+        finally:
+            for frame in self._kept:
+                frame.unpersist()
         return Counted({}, {})
+
+    def _leaving(self, operator: Operator, frame: DataFrame) -> DataFrame:
+        """Return the records as the next operators meet them, cut off from what was looked at already."""
+        spec = operator.spec
+        if spec.reads is not None or not self._uses[operator.id]:
+            return frame
+        if spec.role == "output" and spec.writes is not None and self.system_of(spec.writes).appends_alone:
+            # They are read from the output, in whose partitions they lie.
+            planned = self._context.plan.operator(operator.id)
+            by = [column(name) for name in planned.partitioned_by]
+            stored = frame.drop(*tie_breakers(frame), ORIGIN).repartition(planned.partitions, *by)
+            return self._cut(stored)
+        frame = marked(operator.id, frame)
+        if self._uses[operator.id] > 1 and spec.writes is None:
+            return self.computed_once(operator.id, frame)
+        return frame
+
+    def _cut(self, frame: DataFrame) -> DataFrame:
+        """Return the same records, which Spark plans no more as part of others: kept, if anybody computed them."""
+        self._kept.append(frame.persist())
+        return self._kept[-1]
+
+    def _look(self, operator: str, frame: DataFrame) -> SparkPlan:
+        found = plan_of(operator, frame, self._datasets)
+        self.proof.add(found, self._datasets)
+        return found
+
+    def _written_as_they_lie(self, operator: str, frame: DataFrame) -> None:
+        found = self._look(operator, frame)
+        (source,) = self.app.operator(operator).inputs
+        if operator not in self._exchanges and self._context.plan.operator(source).partitioned_by:
+            note = check_written(self._context.plan, operator, source, found)
+            if note is not None:
+                self.proof.note(note)
 
     def _named(self, operator: Operator) -> DataFrame:
         """Return the operator's records; what is refused of them is told with its name."""
@@ -76,10 +134,15 @@ class Rehearsal(Batch):
                 "another stream is replayed.",
             ) from error.__cause__
 
-    def _entries(self, view: VersionReader | TransientVersion | None, schema: Schema) -> DataFrame:
-        return super()._entries(None, schema)
+    def _entries(self, dataset: str, view: VersionReader | TransientVersion | None, schema: Schema) -> DataFrame:
+        declared = self.app.dataset(dataset)
+        if view is None and declared.partitions is not None and set(declared.partition_by) <= set(schema.names):
+            layout = BucketLayout(schema, declared.partition_by, declared.partitions, declared.key)
+            return bucketed_frame(self._spark, self._context.lake.store, dataset, layout, []).drop(GENERATION)
+        return super()._entries(dataset, view, schema)
 
     def matched(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
+        self._datasets[operator] = dataset
         return frame
 
     def looked_up(self, operator: str, frame: DataFrame, lookup: TableLookup) -> DataFrame:
@@ -92,22 +155,28 @@ class Rehearsal(Batch):
         return frame.select("*", *added, F.lit(None).cast("boolean").alias("__matched"))
 
     def computed_once(self, operator: str, frame: DataFrame) -> DataFrame:
-        return frame
+        self._look(operator, frame)
+        return self._cut(frame)
 
     def send(
         self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
     ) -> AppendResult | None:
         name = split_stream_name(stream)[1]
         self.system_of(stream).check_create(name, schema=sent_schema(frame), key=key, partitions=partitions)
+        if key:
+            self._written_as_they_lie(operator, frame)
+        else:
+            self._look(operator, frame)
         return None
 
     def entries(self, dataset: str) -> tuple[DataFrame, Schema]:
         source = self.app.dataset(dataset).input
         if isinstance(source, OwnedBy):
-            return super()._entries(None, source.schema), source.schema
+            return self._entries(dataset, None, source.schema), source.schema
         return super().entries(dataset)
 
     def keep(self, operator: str, frame: DataFrame, table: str, *, deleted: str | None, on_null_key: OnNullKey) -> None:
+        self._written_as_they_lie(operator, frame)
         kept_rows(frame, self.app.dataset(table).key, deleted, on_null_key)
 
     def write(self, operator: str, frame: DataFrame, send: TableSend) -> None:
@@ -117,6 +186,7 @@ class Rehearsal(Batch):
         spec = self.app.operator(operator).spec
         sink = Sink(table, send, getattr(spec, "update", None))
         check_columns(operator, sink, _types(frame), self._stored_types(sink))
+        self._written_as_they_lie(operator, frame)
 
     def _stored_types(self, sink: Sink) -> dict[str, str] | None:
         return sink.columns or self._stored(sink.table.name, sink.function)
@@ -137,7 +207,8 @@ class Rehearsal(Batch):
     def send_letters(
         self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
     ) -> None:
-        self.send(operator, frame, stream, key=key, partitions=partitions)
+        name = split_stream_name(stream)[1]
+        self.system_of(stream).check_create(name, schema=sent_schema(frame), key=key, partitions=partitions)
 
 
 async def _asked(function: TableFunction) -> dict[str, str] | None:

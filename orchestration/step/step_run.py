@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
     from dagster_adjunct.orchestration.step.dataset_versions import BatchVersions
     from dagster_adjunct.orchestration.step.step_context import StepContext
-    from dagster_adjunct.resources.schemas.schema import Schema
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 Counters = dict[str, dict[str, int]]
@@ -39,13 +38,13 @@ class OpenedStep:
 class StepRun:
     """How far a run of the step has come: the batch log as it has left it, and what its report will tell.
 
-    Partitions that are `held` are not read in this run; None before its start. `columns` are those of the datasets and
-    inputs that the outputs were last checked with; None before the first check.
+    Partitions that are `held` are not read in this run; None before its start. `shapes` are the columns of the inputs,
+    and columns and buckets of the datasets, that a batch was last rehearsed with; None before the first rehearsal.
     """
 
     logged: LoggedState
     held: frozenset[SystemStreamPartition] | None = None
-    columns: Mapping[str, Schema | None] | None = None
+    shapes: Mapping[str, object] | None = None
     batches: int = 0
     counters: Counters = field(default_factory=dict)
     versions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

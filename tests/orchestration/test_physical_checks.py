@@ -1,16 +1,17 @@
-"""Compiling a batch is linear in its operators: Spark plans a chain of joins once, however many they are."""
+"""What Spark is going to do is compared with the plan before a batch is begun: once a run, each operator once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.step import compile_batch as compiling
-from dagster_adjunct.orchestration.step.exchange_check import ProvenJoin, check_joins
+from dagster_adjunct.orchestration.step import rehearsal
+from dagster_adjunct.orchestration.step.spark_plan import SparkPlan, plan_of
 from dagster_adjunct.resources.errors import PlanningError
 from tests.orchestration.step_world import StepWorld
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2)
+CREWS = bounded_dataset("crews", input="lake.crews", key="tailnum", partitions=2)
 
 
 @pytest.fixture
@@ -35,16 +37,16 @@ def world(step_world: StepWorld) -> StepWorld:
 
 
 @pytest.fixture
-def checks(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
-    """The operators of the joins that each physical plan was looked at for, a plan each."""
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
+    """The joins of each physical plan that was looked at."""
     seen: list[set[str]] = []
 
-    def counted(frame: DataFrame, joins: Mapping[str, ProvenJoin]) -> set[str]:
-        metrics = check_joins(frame, joins)
-        seen.append({joins[metric].operator for metric in metrics})
-        return metrics
+    def counted(operator: str, frame: DataFrame, joins: Any) -> SparkPlan:
+        found = plan_of(operator, frame, joins)
+        seen.append(set(found.joins))
+        return found
 
-    monkeypatch.setattr(compiling, "check_joins", counted)
+    monkeypatch.setattr(rehearsal, "plan_of", counted)
     return seen
 
 
@@ -54,45 +56,118 @@ def joined(stream: MessageStream, planes: DatasetTable, first: int, count: int) 
     return stream
 
 
-@pytest.mark.parametrize("joins", [1, 4, 8])
-def test_one_plan_is_looked_at_for_all_joins_of_a_batch(world: StepWorld, checks: list[set[str]], joins: int) -> None:
-    app = Application("app")
+@pytest.mark.parametrize("joins", [1, 8])
+def test_one_plan_is_looked_at_for_all_joins_of_a_run(world: StepWorld, looks: list[set[str]], joins: int) -> None:
+    app = Application("app", max_batch_records=1)
     enriched = joined(app.input_stream("lake.trips"), app.table(PLANES), 0, joins)
     enriched.send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
     report = world.run(app)
-    assert checks == [{f"join-{number + 2}-j{number}" for number in range(joins)}]
+    assert report.batches == 3
+    assert looks == [{f"join-{number + 2}-j{number}" for number in range(joins)}]
     assert report.counters[f"join-{joins + 1}-j{joins - 1}"] == {"rows": 3, "unmatched": 1}
 
 
-def test_records_that_several_read_are_looked_at_where_they_are_kept(world: StepWorld, checks: list[set[str]]) -> None:
+def test_records_that_several_read_are_looked_at_where_they_are_kept(world: StepWorld, looks: list[set[str]]) -> None:
     app = Application("app")
     planes = app.table(PLANES)
     trunk = joined(app.input_stream("lake.trips"), planes, 0, 2)
     joined(trunk, planes, 2, 2).send_to(app.output_stream("lake.left", partitions=2, key="tailnum"))
     trunk.filter("v > 1").send_to(app.output_stream("lake.right", partitions=2, key="tailnum"))
     world.run(app)
-    assert checks == [{"join-2-j0", "join-3-j1"}, {"join-4-j2", "join-5-j3"}]
+    assert looks == [{"join-2-j0", "join-3-j1"}, {"join-4-j2", "join-5-j3"}, set()]
     assert len(world.rows("left")) == 3
     assert len(world.rows("right")) == 2
 
 
-def test_a_shuffled_dataset_is_told_with_the_join_that_it_is_of(
-    world: StepWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second join's dataset is moved, as it would be if Spark saw no buckets."""
+def moved(frame: DataFrame) -> DataFrame:
+    return frame.repartition(3)
 
-    def moved(batch: compiling.Batch, dataset: str) -> tuple[DataFrame, object]:
-        frame, schema = entries(batch, dataset)
-        return frame.repartition(3) if dataset == "crews" else frame, schema
+
+def with_its_own_exchange(frame: DataFrame) -> DataFrame:
+    return frame.dropDuplicates(["v"]).repartition(2, "tailnum")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "said"),
+    [
+        ("planes", "join-2-planes: Spark shuffles dataset planes, which the plan proved to be partitioned alike"),
+        ("crews", "join-3-crews: Spark shuffles dataset crews, which the plan proved"),
+    ],
+)
+def test_a_shuffled_dataset_is_told_with_the_join_that_it_is_of(
+    world: StepWorld, monkeypatch: pytest.MonkeyPatch, dataset: str, said: str
+) -> None:
+    """Any join's dataset is moved, as it would be if Spark saw no buckets."""
+
+    def shuffled(batch: compiling.Batch, name: str) -> tuple[DataFrame, object]:
+        frame, schema = entries(batch, name)
+        return moved(frame) if name == dataset else frame, schema
 
     entries = compiling.Batch.entries
-    crews = bounded_dataset("crews", input="lake.crews", key="tailnum", partitions=2)
     world.stream("crews", "tailnum", 2, tailnum="string", pilot="string")
     world.send("crews", ("N1", "Ada"), version="v1")
     app = Application("app")
-    enriched = app.input_stream("lake.trips").join(app.table(PLANES), on="tailnum").join(app.table(crews), on="tailnum")
+    enriched = app.input_stream("lake.trips").join(app.table(PLANES), on="tailnum").join(app.table(CREWS), on="tailnum")
     enriched.send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
-    monkeypatch.setattr(compiling.Batch, "entries", moved)
-    with pytest.raises(PlanningError, match="join-3-crews: Spark shuffles dataset crews, which the plan proved"):
+    monkeypatch.setattr(compiling.Batch, "entries", shuffled)
+    with pytest.raises(PlanningError, match=said):
         world.run(app)
     assert "out" not in world.streams.list_streams()
+    assert world.state(app).open is None
+    monkeypatch.delenv("ADJUNCT_STRICT_PLANS")
+    world.run(app)
+    assert len(world.rows("out")) == 1
+
+
+@pytest.mark.parametrize(
+    ("describe", "said"),
+    [
+        (
+            lambda stream: stream.filter(moved),
+            r"send-to-3: .* hashpartitioning\(tailnum, 2\); after filter-2 it is Round",
+        ),
+        (lambda stream: stream.map(moved, keeps_partitioning=True), "send-to-3: .* after map-2 it is RoundRobin"),
+        (
+            lambda stream: stream.map(lambda frame: frame.repartition(2, "v"), keeps_partitioning=True),
+            r"after map-2 it is hashpartitioning\(v, 2\)",
+        ),
+        (lambda stream: stream.filter(lambda frame: frame.coalesce(1)), "after filter-2 it is SinglePartition"),
+        (
+            lambda stream: stream.map("*", "row_number() over (partition by v order by tailnum) as n"),
+            r"after map-2 it is hashpartitioning\(v, ",
+        ),
+    ],
+)
+def test_records_that_would_be_written_in_other_partitions_are_refused_before_a_batch(
+    world: StepWorld, describe: Callable[[Any], Any], said: str
+) -> None:
+    app = Application("app")
+    describe(app.input_stream("lake.trips")).send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
+    with pytest.raises(PlanningError, match=said):
+        world.run(app)
+    assert world.state(app).open is None
+    assert "out" not in world.streams.list_streams()
+
+
+def test_a_function_that_moves_records_and_brings_them_back_is_told_and_right(
+    world: StepWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = Application("app")
+    kept = app.input_stream("lake.trips").map(with_its_own_exchange, keeps_partitioning=True)
+    kept.send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
+    with pytest.raises(PlanningError, match="map-2: Spark moves the records 2 times more than the plan lists"):
+        world.run(app)
+    monkeypatch.delenv("ADJUNCT_STRICT_PLANS")
+    world.run(app)
+    assert "map-2: Spark moves the records 2 times" in caplog.text
+    assert sorted(row["v"] for row in world.rows("out")) == [1, 2, 3]
+
+
+def test_a_function_of_which_nothing_is_claimed_may_move_records(world: StepWorld) -> None:
+    app = Application("app")
+    trips = app.input_stream("lake.trips")
+    trips.map(lambda frame: frame.dropDuplicates(["v"])).send_to(
+        app.output_stream("lake.out", partitions=2, key="tailnum")
+    )
+    world.run(app)
+    assert len(world.rows("out")) == 3

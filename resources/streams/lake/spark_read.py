@@ -16,7 +16,6 @@ from dagster_adjunct.resources.streams.interface.stream_system import (
     PARTITION,
     POSITION,
     RECORD_META,
-    RECORD_META_DDL,
     TIMESTAMP,
     TOMBSTONE,
 )
@@ -52,11 +51,10 @@ def read_frame(
     declaration = state.declaration
     layout, schema, n = declaration.layout, declaration.schema_, declaration.partitions
     segments = [segment for segment in touched if holds_records(segment, spans)]
-    if not segments:
-        more = "".join(f", `{name}` {kind.upper()}" for name, kind in HIDDEN if positions and name in POSITION)
-        return spark.createDataFrame([], f"{schema.ddl()}, {RECORD_META_DDL}{more}")
     generations = [segment.generation(i, prefix) for i, segment in enumerate(segments)]
     frame = bucketed_frame(spark, store, prefix, layout, generations)
+    if not segments:
+        return _no_records(frame, schema.names, positions=positions)
 
     partition: Column = F.lit(0)
     if declaration.key:
@@ -78,6 +76,18 @@ def read_frame(
         *own,
         *[meta[name].alias(name) for name in RECORD_META],
         *[F.col(name) for name in POSITION if positions],
+    )
+
+
+def _no_records(frame: DataFrame, own: Sequence[str], *, positions: bool) -> DataFrame:
+    """Return the columns of records, of a table without any: a scan that is bucketed still."""
+    from pyspark.sql import functions as F
+
+    kinds = dict(zip(RECORD_META, ("int", "bigint", "timestamp", "boolean", "int"), strict=True))
+    kinds |= {name: kind for name, kind in HIDDEN if positions and name in POSITION}
+    return frame.select(
+        *[F.col(quoted(name)) for name in own],
+        *[(F.lit(0) if name == EPOCH else F.lit(None).cast(kind)).alias(name) for name, kind in kinds.items()],
     )
 
 
