@@ -23,6 +23,7 @@ from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_o
 from dagster_adjunct.orchestration.step import commit_intent as intent_module
 from dagster_adjunct.orchestration.step import run_outputs as outputs_module
 from dagster_adjunct.orchestration.step.compile_batch import Counted
+from dagster_adjunct.orchestration.step.physical_proof import PhysicalProof
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.step.step_context import StepContext
 from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport
@@ -130,7 +131,7 @@ def new_trips(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trips]:
         world.send("trips", [(key, 1) for key in KEYS])
         trips = Trips(world, Reading(), datasets)
         monkeypatch.setattr(outputs_module, "run_batch", trips.reading)
-        monkeypatch.setattr(intent_module, "check_outputs", lambda context, views: None)  # it compiles the batch
+        monkeypatch.setattr(intent_module, "rehearse", lambda *given: PhysicalProof())  # it compiles the batch
         return trips
 
     return make
@@ -232,14 +233,15 @@ def commits_late(trips: Trips, monkeypatch: pytest.MonkeyPatch) -> None:
     def end() -> None:
         raise Crash
 
-    def late(context: StepContext, views: object) -> None:
-        monkeypatch.setattr(intent_module, "check_outputs", lambda context, views: None)
+    def late(*given: object) -> PhysicalProof:
+        monkeypatch.setattr(intent_module, "rehearse", lambda *given: PhysicalProof())
         trips.reading.meanwhile = end
         with pytest.raises(Crash):
             trips.run()
         trips.reading.meanwhile = lambda: None
+        return PhysicalProof()
 
-    monkeypatch.setattr(intent_module, "check_outputs", late)
+    monkeypatch.setattr(intent_module, "rehearse", late)
 
 
 def test_who_holds_the_lease_begins_from_what_the_run_before_it_still_committed(new_trips, monkeypatch) -> None:

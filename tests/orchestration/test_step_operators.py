@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +10,6 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounde
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.step import compile_batch as compiling
-from dagster_adjunct.orchestration.step.exchange_check import ProvenJoin
 from dagster_adjunct.resources.errors import PlanningError
 from tests.orchestration.step_world import StepWorld
 
@@ -244,15 +242,14 @@ def test_the_join_with_planes_merges_bucketed_scans_without_an_exchange_on_eithe
     step_world: StepWorld, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert spark.conf.get("spark.sql.autoBroadcastJoinThreshold") == "-1"
-    joined: dict[str, str] = {}
+    sent: dict[str, str] = {}
 
-    def see(frame: DataFrame, joins: Mapping[str, ProvenJoin]) -> set[str]:
-        for join in joins.values():
-            joined[join.dataset] = frame._jdf.queryExecution().executedPlan().toString()
-        return check(frame, joins)
+    def see(batch: compiling.Batch, operator: str, frame: DataFrame, stream: str, **more: Any) -> Any:
+        sent[stream] = frame._jdf.queryExecution().executedPlan().toString()
+        return send(batch, operator, frame, stream, **more)
 
-    check = compiling.check_joins
-    monkeypatch.setattr(compiling, "check_joins", see)
+    send = compiling.Batch.send
+    monkeypatch.setattr(compiling.Batch, "send", see)
     trips(step_world)
     app = Application("app")
     (
@@ -261,7 +258,7 @@ def test_the_join_with_planes_merges_bucketed_scans_without_an_exchange_on_eithe
         .send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
     )
     step_world.run(app)
-    plan = joined["planes"]
+    plan = sent["lake.out"]
     assert plan.count("SortMergeJoin") == 1
     assert "Exchange" not in plan
     assert plan.count("Bucketed: true") == 2, plan

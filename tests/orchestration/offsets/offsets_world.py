@@ -22,6 +22,7 @@ from dagster_adjunct.orchestration.step import commit_intent as intent_module
 from dagster_adjunct.orchestration.step import run_outputs as outputs_module
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.compile_batch import Counted
+from dagster_adjunct.orchestration.step.physical_proof import PhysicalProof
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.step.step_context import StepContext
 from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport
@@ -100,7 +101,7 @@ class OffsetsWorld:
 
     def __post_init__(self) -> None:
         self.monkeypatch.setattr(outputs_module, "run_batch", self.output.take)
-        self.monkeypatch.setattr(intent_module, "check_outputs", lambda context, views: None)
+        self.monkeypatch.setattr(intent_module, "rehearse", lambda *given: PhysicalProof())
         self.lake = on_clock(self.lake, lambda: self.now)
 
     def faulty(self, faults: Sequence[Fault]) -> Lake:
