@@ -37,6 +37,7 @@ from dagster_adjunct.orchestration.code_location.shared.asset_metadata import (
 )
 from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures
 from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
+from dagster_adjunct.orchestration.code_location.shared.plan_metadata import plan_metadata
 from dagster_adjunct.orchestration.code_location.shared.runs_in_progress import has_ended
 from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage import (
     origins,
@@ -119,9 +120,11 @@ def outputs_asset(
             return
         version = hashlib.sha256(f"{app.name}:{report.state.batch}".encode()).hexdigest()[:16]
         description = f"{app.name}: {report.batches} batches, the last of all is {report.state.batch}"
+        plan = plan_metadata(planned)
         for node, spec in outputs.items():
             metadata = (
                 step_metadata(report)
+                | plan
                 | lookup_metadata(report, tables)
                 | output_metadata(report, node.name)
                 | described[node]

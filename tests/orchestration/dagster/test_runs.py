@@ -15,6 +15,7 @@ from dagster import AssetKey, DagsterInstance, ExecuteInProcessResult
 from dagster_adjunct import Application, Lake, LakeStreams, SparkResource, build_definitions, open_lake
 from dagster_adjunct.assets.advancing import advance_dataset as advancing
 from dagster_adjunct.errors import PermanentError, TransientError
+from dagster_adjunct.plans import ExecutionPlan
 from dagster_adjunct.resources.errors import NullKeyError, StoreUnavailableError
 from dagster_adjunct.resources.spark.spark_errors import adjunct_error
 from tests.orchestration.dagster import small
@@ -115,6 +116,8 @@ def test_metadata_tells_rows_schemas_versions_offsets_and_counters(lake: Lake, t
     assert priced["adjunct/versions"] == {"items": [items["adjunct/version"]], "rates": [rates["adjunct/version"]]}
     assert sum(map(int, priced["adjunct/checkpoint"].values())) == 21
     assert sum(map(int, priced["adjunct/upcoming"].values())) == 21
+    assert ExecutionPlan.from_json(priced["adjunct/plan_document"]).operator("join-2-items").looks_up == "items"
+    assert "join-2-items" in priced["adjunct/plan"]
     assert priced["adjunct/joins"]["join-2-items"] == {"rows": 21, "unmatched": 5}
     assert [column.name for column in priced["dagster/column_schema"].columns][-2:] == ["label", "rate"]
     assert (table["adjunct/updates"], table["adjunct/null_keys"]) == (20, 1)

@@ -8,8 +8,11 @@ from typing import Any
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
 from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState, Replay
 from dagster_adjunct.orchestration.code_location.shared.asset_metadata import output_metadata, step_metadata
+from dagster_adjunct.orchestration.code_location.shared.plan_metadata import plan_metadata
+from dagster_adjunct.orchestration.planner import ExecutionPlan, plan
 from dagster_adjunct.orchestration.step.step_report import StepReport
 from dagster_adjunct.resources.tables.metrics import Meter
+from tests.orchestration.planner.planning import application, catalog
 
 REPLAY = Replay(
     id="s@lake.orders.0",
@@ -66,3 +69,21 @@ def test_what_a_table_has_counted_and_measured_stands_on_its_asset_as_numbers() 
     assert told["write_seconds_max"] == 0.5
     assert told["batch_sizes_mean"] == 40
     assert report.to_json()["measured"]["machines"]["rate_waits"] == 1.25
+
+
+def test_the_plan_stands_on_outputs_as_text_that_stays_in_its_block_and_as_a_document() -> None:
+    def chain(filters: int) -> ExecutionPlan:
+        app = application()
+        stream = app.input_stream("lake.s")
+        for _ in range(filters):
+            stream = stream.filter("k <> '````' or `k` = 1")
+        return plan(app, catalog(s=8))
+
+    metadata = plan_metadata(chain(1))
+    lines = metadata["adjunct/plan"].value.splitlines()
+    assert (lines[0], lines[-1]) == ("`````text", "`````")
+    assert "\n".join(lines[1:-1]) + "\n" == chain(1).render()
+    assert ExecutionPlan.from_json(metadata["adjunct/plan_document"].value) == chain(1)
+    long = plan_metadata(chain(3_000))
+    assert len(long["adjunct/plan"].value) < 101_000
+    assert "adjunct/plan_document" not in long
