@@ -60,7 +60,10 @@ def _with_origin(
     reason = default_from
     inference = counts.inferred.get(node)
     if inference is not None:
-        source = edges[inference.source]
+        at = inference.source
+        while at not in edges:  # where streams are brought together, the count comes from one of them
+            at = counts.inferred[at].source
+        source = edges[at]
         named = f"dataset {source.dataset}" if source.dataset else source.name
         reason = f"inferred from {named} in {inference.join}"
     return replace(edge, count_from=reason)

@@ -99,6 +99,14 @@ def test_what_lies_alike_in_all_inputs_lies_so_together() -> None:
         plan(app, catalog(s1=4, s2=5, t=1))
 
 
+def test_a_count_that_comes_from_what_is_together_is_told_by_one_of_its_streams() -> None:
+    app = application()
+    both = app.input_stream("lake.s1").apply(Together(), app.input_stream("lake.s2"))
+    app.input_stream("lake.s3").partition_by("k").apply(BY_K, both)
+    moved = plan(app, catalog(s1=4, s2=4, s3=9)).stream("app-partition-by-5")
+    assert (moved.partitions, moved.count_from) == (4, "inferred from lake.s1 in stream-join-6")
+
+
 def test_what_lies_in_other_counts_is_together_in_none_that_is_known() -> None:
     app = application()
     app.input_stream("lake.s1").apply(Together(), app.input_stream("lake.s2"))
