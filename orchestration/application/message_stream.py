@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.application.declared_handles import DatasetTable, OutputStream, RemoteTableHandle
+from dagster_adjunct.orchestration.operators.broadcast import Broadcast, checked_broadcast
 from dagster_adjunct.orchestration.operators.dead_letters import DeadLetters
 from dagster_adjunct.orchestration.operators.filter import checked_filter
 from dagster_adjunct.orchestration.operators.flat_map import checked_flat_map
 from dagster_adjunct.orchestration.operators.join import Join, checked_join
+from dagster_adjunct.orchestration.operators.join_function import checked_join_function
 from dagster_adjunct.orchestration.operators.lookup_join import checked_lookup_join
 from dagster_adjunct.orchestration.operators.map import checked_map
 from dagster_adjunct.orchestration.operators.merge import checked_merge
@@ -106,6 +108,14 @@ class MessageStream:
             )
         return self.apply(checked_merge(self.operator, [other.operator for other in others]), *others)
 
+    def broadcast(self, *, task: str = "task") -> MessageStream:
+        """Return all the records for every task, each with the task's number, from 0, in the column `task`.
+
+        They have to fit into memory, those of a batch, once for each of Spark's executors.
+        """
+        stream = f"{self.graph.name}-{self.graph.next_id(Broadcast.kind)}"
+        return self.apply(checked_broadcast(self.operator, stream, task))
+
     def partition_by(self, *columns: str, partitions: int | None = None) -> MessageStream:
         """Return the records spread anew by `columns`: an intermediate stream.
 
@@ -128,6 +138,8 @@ class MessageStream:
         name: str | None = None,
         min_match_rate: float | None = None,
         args: Sequence[object] = (),
+        function: RecordFunction | None = None,
+        schema: Schema | None = None,
     ) -> MessageStream:
         """Return the records with the columns of the entry for their key, in a dataset or in a remote table.
 
@@ -137,6 +149,9 @@ class MessageStream:
         are added. `prefix` goes before names that `select` does not change. `name` ends the operator's
         id, in place of the dataset's name. `min_match_rate` (0 to 1) is how many of a run's records have to meet an
         entry: below it the join's asset check fails, and the outputs are written all the same.
+
+        `function` is called in Spark's tasks with each record and its entry as dictionaries, the entry None where there
+        is none, and returns a dictionary of the columns of `schema`, which are added, or None to drop the record.
 
         In a remote table each key of a batch is looked up once. `select` may give the types of columns that the table
         does not declare, {"seats": "int"}; `args` are handed through to the table's function.
@@ -153,6 +168,12 @@ class MessageStream:
                     f"two joins are called {name!r}: {taken} and {operator}.", "Give one another name=."
                 )
         spec: Spec
+        if isinstance(table, RemoteTableHandle) and (function is not None or schema is not None):
+            raise ConfigurationError(
+                f"{operator}: function= and schema= are for datasets; {table.name!r} is a remote table.",
+                "Join with select=, and call the function behind it: flat_map(function, schema=…).",
+                argument="function",
+            )
         if isinstance(table, RemoteTableHandle):
             spec = checked_lookup_join(operator, table.name, table.key, on, how, select, prefix, args, min_match_rate)
         elif args or isinstance(select, Mapping):
@@ -161,6 +182,9 @@ class MessageStream:
                 "Leave args= out, and write select=[…].",
                 argument="args" if args else "select",
             )
+        elif function is not None or schema is not None:
+            others = select is not None or bool(prefix)
+            spec = checked_join_function(operator, table.dataset, on, how, function, schema, min_match_rate, others)
         else:
             spec = checked_join(operator, table.dataset, on, how, select, prefix, min_match_rate)
         return self.apply(spec, name=name or table.name)

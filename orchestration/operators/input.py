@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from dagster_adjunct.orchestration.operators.broadcast import columns_with_task, for_each_task
 from dagster_adjunct.orchestration.operators.column_lineage import Node, whole
 from dagster_adjunct.orchestration.operators.expressions import plain_column
-from dagster_adjunct.orchestration.operators.hidden_columns import TASK
 from dagster_adjunct.orchestration.operators.known_columns import Types, types_of
 from dagster_adjunct.orchestration.operators.operator_spec import Spec
 from dagster_adjunct.orchestration.operators.planning_values import Flow, StreamEdge
 from dagster_adjunct.orchestration.operators.stream_facts import TASK_NUMBER, UNKNOWN, facts_of
-from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.names import split_stream_name
 
 if TYPE_CHECKING:
@@ -56,16 +56,8 @@ class Input(Spec):
         facts = facts_of(context.catalog, self.stream, context.operator)
         if self.broadcast is None:
             return Flow(context.operator, facts.columns, facts.key, facts.partitioner if facts.key else UNKNOWN)
-        if facts.columns is not None and self.broadcast.lower() in map(str.lower, facts.columns):
-            raise PlanningError(
-                f"{context.operator}: stream {self.stream} has a column {self.broadcast!r}, as the number of the task "
-                "is called.",
-                'Call that otherwise: input_stream(…, broadcast="task_number").',
-                stream=self.stream,
-                column=self.broadcast,
-                operator=context.operator,
-            )
-        columns = None if facts.columns is None else (*facts.columns, self.broadcast)
+        what = f"stream {self.stream}"
+        columns = columns_with_task(context.operator, what, facts.columns, self.broadcast, "input_stream")
         return Flow(context.operator, columns, (self.broadcast,), TASK_NUMBER)
 
     def declared_partitions(self, context: PlanContext) -> int | None:
@@ -92,7 +84,7 @@ class Input(Spec):
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
         records = batch.read(self.stream)
-        return records if self.broadcast is None else _for_each_task(records, self.broadcast, batch.tasks)
+        return records if self.broadcast is None else for_each_task(records, self.broadcast, batch.tasks)
 
 
 def checked_input(
@@ -133,16 +125,3 @@ def _task_column(stream: str, broadcast: bool | str) -> str | None:
             stream=stream,
         )
     return broadcast
-
-
-def _for_each_task(records: DataFrame, name: str, tasks: int) -> DataFrame:
-    """Return all the records once for each task, those of task n in partition n, with its number in the column `name`.
-
-    The number is there a second time, hidden: it orders the copies of one record where they come together again, so
-    that a batch that is repeated sends the same bytes.
-    """
-    from pyspark.sql import functions as F
-
-    numbers = records.sparkSession.range(0, tasks, 1, tasks).select(F.col("id").cast("int").alias(TASK))
-    # The numbers stay where they are, and each of their partitions gets all records.
-    return numbers.crossJoin(F.broadcast(records)).select(*records.columns, F.col(TASK).alias(name), TASK)

@@ -155,15 +155,22 @@ class Join(Spec):
         return made | {name: ((node, name.removeprefix(self.prefix)),) for name in added}
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
-        from pyspark.sql import functions as F
-
         (frame,) = frames
         entries, schema = batch.entries(self.dataset)
         self._check_types(operator, dict(frame.dtypes), schema)
+        added = [column(chosen.column).alias(chosen.name) for chosen in self.selection(schema.names)]
+        return self._joined(operator, frame, entries, added, batch)
+
+    def _joined(
+        self, operator: str, frame: DataFrame, entries: DataFrame, added: Sequence[Column], batch: Batch
+    ) -> DataFrame:
+        """Return the records with these columns of their entries."""
+        from pyspark.sql import functions as F
+
         keys = [f"__key_{index}" for index in range(len(self.on))]
         side = entries.select(
             *[column(entry).alias(key) for (_, entry), key in zip(self.on, keys, strict=True)],
-            *[column(chosen.column).alias(chosen.name) for chosen in self.selection(schema.names)],
+            *added,
             F.lit(True).alias("__matched"),
         )
         condition: Column | None = None

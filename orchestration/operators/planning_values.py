@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.known_columns import Columns
     from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Partitioner
 
-Role = Literal["input", "broadcast-input", "output", "intermediate", "side-input", "local-table"]
-Reason = Literal["partition_by", "auto_repartition", "output", "remote table", "dataset", "local table"]
+Role = Literal["input", "broadcast-input", "broadcast", "output", "intermediate", "side-input", "local-table"]
+Reason = Literal["partition_by", "broadcast", "auto_repartition", "output", "remote table", "dataset", "local table"]
+BROADCAST: Collection[Role] = ("broadcast-input", "broadcast")
+"""Streams of which every task gets all records."""
 
 
 @dataclass(frozen=True, slots=True)

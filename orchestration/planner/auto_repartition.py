@@ -104,7 +104,7 @@ def with_insertions(inserted: Insertions) -> Callable[[Operator, Arriving], Arri
 def mismatch(needed: Requirement, flow: Flow) -> str:
     """Return in words why the stream does not lie as it has to, "" when it does (counts aside)."""
     if flow.partitioner == TASK_NUMBER:
-        return "it is a broadcast input, which every task reads whole"
+        return "it is broadcast: every task gets all of it"
     if needed.columns is None or (flow.partitioned_by == needed.columns and flow.partitioner == SPARK):
         return ""
     if flow.lost_at:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.planning_values import PlanContext
+from dagster_adjunct.orchestration.operators.planning_values import BROADCAST, PlanContext
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, facts_of
 from dagster_adjunct.orchestration.planner.join_groups import dataset_node
 from dagster_adjunct.resources.errors import PlanningError
@@ -106,13 +106,13 @@ def assign(counts: Mapping[str, int | None], groups: Mapping[str, Sequence[str]]
 
 
 def with_broadcast(app: Application, counts: Counts) -> Counts:
-    """Return the counts with those of broadcast inputs: one copy for each task, of which there are as many as the most
+    """Return the counts with those of what is broadcast: one copy for each task, of which there are as many as the most
     partitions of an input, a dataset or an intermediate stream."""
     roles = {operator.id: operator.spec.role for operator in app.operators}
-    broadcast = [node for node, role in roles.items() if role == "broadcast-input"]
+    broadcast = [node for node, role in roles.items() if role in BROADCAST]
     if not broadcast:
         return counts
-    if len(broadcast) == len(app.inputs):
+    if all(source.broadcast is not None for source in app.inputs.values()):
         raise PlanningError(
             f"all inputs of application {app.name!r} are broadcast ({', '.join(app.inputs)}): nothing says how many "
             "tasks there are.",

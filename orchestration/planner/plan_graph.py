@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.drawing.graph import Colour, Graph, Link, Node, Shape
+from dagster_adjunct.orchestration.operators.planning_values import BROADCAST
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.planning_values import Exchange, StreamEdge
@@ -94,7 +95,7 @@ def _link(source: str, target: str, moved: Exchange | None) -> Link:
 def _count(edge: StreamEdge) -> str:
     if edge.partitions is None:
         return "broadcast"
-    if edge.role == "broadcast-input":
+    if edge.role in BROADCAST:
         return f"{_partitions(edge.partitions)}, read whole by every task"
     by = f" by {', '.join(edge.partitioned_by)}" if edge.partitioned_by else ""
     return _partitions(edge.partitions) + by

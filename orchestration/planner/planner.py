@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.application.advance_units import partitions_note
-from dagster_adjunct.orchestration.operators.planning_values import Exchange, PlanContext, StreamEdge
+from dagster_adjunct.orchestration.operators.planning_values import BROADCAST, Exchange, PlanContext, StreamEdge
 from dagster_adjunct.orchestration.planner.auto_repartition import Insertions, repartitioned, with_insertions
 from dagster_adjunct.orchestration.planner.co_partitioning import check_co_partitioned
 from dagster_adjunct.orchestration.planner.execution_plan import ExecutionPlan
@@ -95,7 +95,7 @@ def tasks(streams: tuple[StreamEdge, ...]) -> tuple[Task, ...]:
     datasets = [edge for edge in streams if edge.dataset is not None and edge.partitions is not None]
     whole = [edge for edge in streams if edge.dataset is not None and edge.partitions is None]
     broadcast = (*(edge.name for edge in shared), *(str(edge.dataset) for edge in whole))
-    total = max((edge.partitions or 0 for edge in streams if edge.role not in ("output", "broadcast-input")), default=0)
+    total = max((edge.partitions or 0 for edge in streams if edge.role not in ("output", *BROADCAST)), default=0)
     return tuple(
         Task(
             f"Partition {number}",
@@ -130,6 +130,10 @@ def _exchanges(
             edge = edges[operator.id]
             why = f"count: {edge.count_from}"
             exchanges.append(Exchange(operator.id, "partition_by", edge.partitioned_by, counts[operator.id], why))
+        if operator.spec.role == "broadcast":
+            edge = edges[operator.id]
+            why = "every task gets all records"
+            exchanges.append(Exchange(operator.id, "broadcast", edge.partitioned_by, counts[operator.id], why))
         if operator.spec.writes is not None:
             flow = flows.before(operator.id)
             context = PlanContext(operator.id, app, catalog)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_adjunct.orchestration.batchlog.batch_log import Intent, Range
+from dagster_adjunct.orchestration.operators.planning_values import BROADCAST
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
@@ -99,7 +100,7 @@ def spread(lags: Mapping[K, int], limit: int) -> dict[K, int]:
 
 
 def _intent(context: StepContext, state: ApplicationState, ranges: Spans, **more: Any) -> Intent:
-    broadcast = any(source.broadcast for source in context.app.inputs.values())
+    broadcast = any(operator.spec.role in BROADCAST for operator in context.app.operators)
     return Intent(
         batch=state.batch + 1,
         run=context.run,

@@ -107,3 +107,29 @@ def test_a_batch_that_died_between_outputs_is_repeated_for_the_tasks_that_it_was
     world.send("rules", ("e", 3))
     world.run(grown)
     assert order(world.rows("alike")) == order([*expected(), *expected([("e", 3)], tasks=5)])
+
+
+def test_a_stream_is_broadcast_in_the_middle_of_a_graph(world: StepWorld) -> None:
+    """Also what is broadcast already, and together with what is not; a repeated batch sends the same bytes."""
+
+    def died(event: StepEvent) -> None:
+        if event.what == "output" and event.detail["output"] == "lake.last":
+            raise Crash
+
+    app = Application("app")
+    events = app.input_stream("lake.events")
+    told = app.input_stream("lake.rules").filter("limit > 1").broadcast()
+    told.send_to(app.output_stream("lake.told", partitions=TASKS, key="task"))
+    twice = told.broadcast(task="again").select("rule as k", "again * 10 + task as v")
+    events.merge(twice).send_to(app.output_stream("lake.both", partitions=1))
+    events.send_to(app.output_stream("lake.last", partitions=TASKS, key="k"))
+    with pytest.raises(Crash):
+        world.run(app, on_event=died)
+    report = world.run(app)
+    assert report.counters["lake.both"]["duplicate_batches"] == 1
+    found = sorted((row["rule"], row["limit"], row["task"]) for row in world.rows("told"))
+    assert found == sorted((rule, limit, task) for rule, limit in RULES if limit > 1 for task in range(TASKS))
+    copies = [(rule, a * 10 + b) for rule, limit in RULES if limit > 1 for a in range(TASKS) for b in range(TASKS)]
+    both = [(row["k"], row["v"]) for row in world.rows("both")]
+    assert sorted(both) == sorted([*copies, *((f"k{number}", number) for number in range(6))])
+    world.again(app)

@@ -50,7 +50,7 @@ def test_a_partitioned_dataset_is_not_met_without_moving_first() -> None:
         rules.join(app.table(dataset("d", 4)), on="k").send_to(app.output_stream("lake.out", partitions=4, key="k"))
         facts = catalog(RULES, s=4, d=4)
         if refused:
-            with pytest.raises(PlanningError, match=r"broadcast input, which every task reads whole.*partition_by"):
+            with pytest.raises(PlanningError, match=r"it is broadcast: every task gets all of it.*partition_by"):
                 plan(app, facts)
         else:
             assert [each.operator for each in plan(app, facts).exchanges] == ["join-4-d"]

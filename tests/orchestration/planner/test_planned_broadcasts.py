@@ -1,0 +1,48 @@
+"""Streams that are broadcast in the middle of a graph, as they are planned."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
+from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.resources.schemas.schema import Schema
+from tests.orchestration.planner.planning import application, catalog, dataset
+
+VISITS = StreamFacts("lake.visits", 4, ("k",), SPARK, Schema.of(k="string", v="int"))
+
+
+def test_there_are_as_many_copies_as_tasks() -> None:
+    app = application()
+    visits = app.input_stream("lake.visits")
+    visits.partition_by("v", partitions=6).send_to(app.output_stream("lake.out", partitions=9))
+    told = visits.filter("v > 0").broadcast()
+    kept = told.join(app.table(dataset("names")), on="k", how="left", select=["name"])
+    planned = plan(app, catalog(VISITS, StreamFacts("lake.names", 1, schema=Schema.of(k="string", name="string"))))
+    assert len(planned.tasks) == 6
+    assert planned.operator(kept.operator).partitions == 6
+    assert planned.operator(kept.operator).columns == ("k", "v", "task", "name")
+    assert [(each.operator, each.reason, each.partitions) for each in planned.exchanges][-1] == (
+        told.operator, "broadcast", 6
+    )  # fmt: skip
+    assert re.search(r"app-broadcast-5 +broadcast +6 +task +task number +one for each task", planned.render())
+    assert str(planned.tasks[5].ssps) == "()"
+
+
+def test_a_partitioned_dataset_is_met_behind_a_shuffle_only() -> None:
+    app = application()
+    app.input_stream("lake.visits").broadcast().join(app.table(dataset("t", 4)), on="k")
+    with pytest.raises(PlanningError, match="it is broadcast: every task gets all of it"):
+        plan(app, catalog(VISITS, t=1))
+
+
+def test_its_column_is_named_and_not_there_yet() -> None:
+    app = application()
+    visits = app.input_stream("lake.visits")
+    with pytest.raises(ConfigurationError, match="expected the name of a column"):
+        visits.broadcast(task="a b")
+    visits.broadcast(task="V")
+    with pytest.raises(PlanningError, match="broadcast-2: the stream has a column 'V', as the number of the task"):
+        plan(app, catalog(VISITS))
