@@ -15,7 +15,10 @@ from dagster_adjunct.orchestration.planner.plan_differences import differences
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.planner.execution_plan import ExecutionPlan
+    from dagster_adjunct.orchestration.step.physical_proof import PhysicalProof
+    from dagster_adjunct.resources.objects import Lake
 
 FORMATS = ("text", "json", "mermaid", "svg")
 DIFFERS = 4
@@ -30,13 +33,23 @@ DIFFERS = 4
 )
 @click.option("--output", metavar="FILE", type=click.Path(path_type=Path), help="Write it to this file.")
 @click.option("--against", metavar="FILE-OR-REV", help="Say what is other than in a stored plan or a git revision.")
+@click.option("--verify", is_flag=True, help="Ask Spark what it would do, over no records, and compare.")
+@click.option("--master", help="Spark master for --verify. Default: all cores here.")
 @as_json
 def plan(
-    reference: str, lake_url: str | None, form: str, output: Path | None, against: str | None, json_output: bool
+    reference: str,
+    lake_url: str | None,
+    form: str,
+    output: Path | None,
+    against: str | None,
+    verify: bool,
+    master: str | None,
+    json_output: bool,
 ) -> None:
     """Prove an application's partition counts and show its plan; reads no data and starts no Spark.
 
-    With --against, the exit code is 4 where the plan differs.
+    With --against, the exit code is 4 where the plan differs, and with --verify where Spark would do otherwise: it is
+    started for that, and reads no data.
     """
     from dagster_adjunct.orchestration.planner.lake_catalog import plan_application, systems_for
     from dagster_adjunct.resources.objects import open_lake
@@ -48,9 +61,26 @@ def plan(
             "Choose --format text or json.",
             setting="--format",
         )
+    if verify and (against is not None or form not in ("text", "json")):
+        raise ConfigurationError(
+            "--verify tells what Spark would do as text or JSON, of the plan as it is now.",
+            "Leave --against out, and choose --format text or json.",
+            setting="--verify",
+        )
     app = load_application(reference)
     lake = open_lake(lake_url)
     planned = plan_application(app, systems_for(app, lake))
+    if verify:
+        proof = proof_of(app, lake, planned, master)
+        if form == "json":
+            both = {"plan": planned.to_json(), "spark": proof.to_json()}
+            text = json.dumps(both, indent=2, ensure_ascii=False) + "\n"
+        else:
+            text = f"{planned.render()}\n{proof.render()}\n"
+        put(text, output, f"The plan of {planned.application}")
+        if proof.differences:
+            raise click.exceptions.Exit(DIFFERS)
+        return
     if against is None:
         put(shown(planned, form), output, f"The plan of {planned.application}")
         return
@@ -62,6 +92,18 @@ def plan(
     put(text, output, f"What is other than in {against}")
     if lines:
         raise click.exceptions.Exit(DIFFERS)
+
+
+def proof_of(app: Application, lake: Lake, planned: ExecutionPlan, master: str | None) -> PhysicalProof:
+    """Return what Spark would do with the application; a session is started for that."""
+    from dagster_adjunct.orchestration.application.runtime import Runtime
+    from dagster_adjunct.orchestration.planner.lake_catalog import systems_for
+    from dagster_adjunct.orchestration.step.session_scope import session_scope
+    from dagster_adjunct.orchestration.step.verify_plan import verify_plan
+    from dagster_adjunct.resources.spark.given_session import starter_of
+
+    with session_scope(master=master, lake_url=lake.url) as spark:
+        return verify_plan(Runtime(lake, systems_for(app, lake), starter_of(spark), by="verify"), app, planned)
 
 
 def older_plan(against: str, reference: str, lake: str) -> dict[str, Any]:
