@@ -25,6 +25,7 @@ from dagster_adjunct.orchestration.operators.select import checked_select
 from dagster_adjunct.orchestration.operators.send_to_local import checked_send_to_local
 from dagster_adjunct.orchestration.operators.send_to_stream import SendToStream
 from dagster_adjunct.orchestration.operators.send_to_table import SendToDataset, SendToTable
+from dagster_adjunct.orchestration.operators.sink import checked_sink
 from dagster_adjunct.orchestration.operators.table_sends import TableSend
 from dagster_adjunct.orchestration.operators.update_columns import checked_update
 from dagster_adjunct.orchestration.operators.with_columns import checked_with_columns
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.join_arguments import How, On
     from dagster_adjunct.orchestration.operators.operator_spec import Spec
     from dagster_adjunct.orchestration.operators.record_functions import RecordFunction
+    from dagster_adjunct.orchestration.operators.sink import SinkFunction
     from dagster_adjunct.orchestration.operators.update_columns import Columns, Update
     from dagster_adjunct.resources.schemas.schema import Schema
 
@@ -275,6 +277,22 @@ class MessageStream:
         update = checked_update(what, table.key, set, add, append, remove, if_missing)
         contract = UpdateContract.UPDATE_ONLY if if_missing is None else UpdateContract.UPDATE_WITH_DEFAULTS
         return self._send_to_table("update", table, contract, update, on_null_key, dead_letters, at_most, args)
+
+    def sink(
+        self, function: SinkFunction, *, returns: Schema | None = None, keeps_partitioning: bool = False
+    ) -> MessageStream:
+        """Hand the records to a function, at least once for each batch, and return the stream to go on with.
+
+        It is called in Spark's tasks with some records of one partition, a pyarrow.RecordBatch in the order of their
+        stream, and a `SinkContext`. The records have their hidden columns, such as `__offset` and `__tombstone`.
+
+        Without `returns` the records go on as they were. With it the function returns a row of these columns for each
+        record, in their order, as a RecordBatch or Table, and these rows go on. They are recorded before anything is
+        made of them: a batch that is run again has the same, and does not call the function. Nothing is known of where
+        they lie, unless `keeps_partitioning=True` promises that the columns by which the records are partitioned are as
+        they were.
+        """
+        return self.apply(checked_sink(self.operator, function, returns, keeps_partitioning))
 
     def _send_to_table(
         self,

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
     from dagster_adjunct.orchestration.operators.declared_sinks import Declarations
+    from dagster_adjunct.orchestration.operators.sink import SinkFunction
     from dagster_adjunct.orchestration.operators.table_lookups import TableLookup
     from dagster_adjunct.orchestration.operators.table_sends import TableSend
     from dagster_adjunct.resources.schemas.schema import Schema
@@ -79,6 +80,14 @@ class Batch(Protocol):
 
     def keep(self, operator: str, frame: DataFrame, table: str, *, deleted: str | None, on_null_key: OnNullKey) -> None:
         """Keep the last record of each key in a local table; tombstones, and what meets `deleted`, delete theirs."""
+        ...
+
+    def hand_to(self, operator: str, frame: DataFrame, function: SinkFunction) -> None:
+        """Hand records to a function of the application, in tasks."""
+        ...
+
+    def results_of(self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema) -> DataFrame:
+        """Return what a function of the application returns for records, the same however often the batch is run."""
         ...
 
     def letters(self, operator: str) -> DataFrame:

@@ -6,14 +6,13 @@ them are called in `_results`.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from dagster_adjunct.orchestration.operators.arguments import called
 from dagster_adjunct.orchestration.operators.hidden_columns import ORDINAL, ordinal_text
+from dagster_adjunct.orchestration.operators.shipped_function import shipped_function
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.spark_errors import wrapped
@@ -67,33 +66,14 @@ def checked_function(what: str, function: object, schema: object) -> None:
 
 
 def _task(call: RecordCall, kept: Sequence[str]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    shipped = _shipped(call)
-    path = tuple(place or str(Path.cwd()) for place in sys.path)
+    shipped = shipped_function(call.operator, call.function)
     unshipped = replace(call, function=_not_here)
 
     def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pickle
-
-        # The module that the function is in may be imported from a folder of this process only, such as a script's.
-        sys.path.extend(place for place in path if place not in sys.path)
-        here = replace(unshipped, function=pickle.loads(shipped))
+        here = replace(unshipped, function=shipped.here())
         yield from wrapped(made for batch in batches for made in _made(batch, here, kept))
 
     return task
-
-
-def _shipped(call: RecordCall) -> bytes:
-    from pyspark import cloudpickle
-
-    pickling: Any = cloudpickle
-    try:
-        return bytes(pickling.dumps(call.function))
-    except Exception as error:  # whatever an object of somebody's says that can't be pickled
-        raise ConfigurationError(
-            f"{call.operator}: {called(call.function)} can't be sent to tasks: {type(error).__name__}: {error}.",
-            "Have it make what it needs itself, connections and locks above all, at its first call, say.",
-            argument="function",
-        ) from error
 
 
 def _not_here(record: Record) -> None:

@@ -9,8 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from dagster_adjunct.assets.sources.entries_of_records import schema_of_entries
+from dagster_adjunct.orchestration.operators.arguments import called
 from dagster_adjunct.orchestration.operators.hidden_columns import ORIGIN, tie_breakers
+from dagster_adjunct.orchestration.step import function_sinks
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
+from dagster_adjunct.orchestration.step.function_sinks import SinkCall
 from dagster_adjunct.orchestration.step.join_counts import JoinCounts
 from dagster_adjunct.orchestration.step.local_sends import LocalSends
 from dagster_adjunct.orchestration.step.record_positions import (
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
     from dagster_adjunct.orchestration.operators.operator_spec import Operator
+    from dagster_adjunct.orchestration.operators.sink import SinkFunction
     from dagster_adjunct.orchestration.operators.table_lookups import TableLookup
     from dagster_adjunct.orchestration.operators.table_sends import TableSend
     from dagster_adjunct.orchestration.planner import Exchange
@@ -326,6 +330,21 @@ class Batch:
         self._local.send(
             frame, table, deleted=deleted, on_null_key=on_null_key, partitioned=operator not in self._exchanges
         )
+
+    def hand_to(self, operator: str, frame: DataFrame, function: SinkFunction) -> None:
+        self._before_output(called(function))
+        self._counters[operator] = function_sinks.handed(
+            frame, SinkCall(operator, function, self.app.name, self._inputs.batch)
+        )
+
+    def results_of(self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema) -> DataFrame:
+        call = SinkCall(operator, function, self.app.name, self._inputs.batch, returns)
+        asked = {"function": called(function), "returns": {field.name: field.type for field in returns.fields}}
+        record = RecordedAnswers(self._context.lake, self.app.name, self._inputs.batch, operator, asked)
+        before = partial(self._before_output, called(function))
+        found, self._counters[operator] = function_sinks.results(frame, call, record, before)
+        kept = self._context.plan.operator(operator).partitioned_by
+        return function_sinks.as_frame(self._spark, found, self.partitions_at(operator) if kept else None)
 
     def letters(self, operator: str) -> DataFrame:
         (before,) = self.app.operator(operator).inputs

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset_inputs import OwnedBy
-from dagster_adjunct.orchestration.operators.hidden_columns import ORIGIN, tie_breakers
+from dagster_adjunct.orchestration.operators.hidden_columns import ORIGIN, carried, tie_breakers
+from dagster_adjunct.orchestration.operators.shipped_function import shipped_function
 from dagster_adjunct.orchestration.operators.table_checks import Sink, check_columns
 from dagster_adjunct.orchestration.operators.table_lookups import check_stored, read_function
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
     from dagster_adjunct.orchestration.operators.operator_spec import Operator
+    from dagster_adjunct.orchestration.operators.sink import SinkFunction
     from dagster_adjunct.orchestration.operators.table_lookups import TableLookup
     from dagster_adjunct.orchestration.operators.table_sends import TableSend
     from dagster_adjunct.orchestration.step.physical_proof import PhysicalProof
@@ -151,6 +153,7 @@ class Rehearsal(Batch):
 
         table = self.app.tables[lookup.table]
         check_stored(operator, table, lookup, self._stored(lookup.table, read_function(table)))
+        frame = self.computed_once(operator, frame)
         added = [F.lit(None).cast(answer.type).alias(answer.name) for answer in lookup.answers]
         return frame.select("*", *added, F.lit(None).cast("boolean").alias("__matched"))
 
@@ -203,6 +206,22 @@ class Rehearsal(Batch):
                 _log.info("Table %s can't be asked for its columns now: %s", table, error)
                 self._looked_at[table] = None
         return self._looked_at[table]
+
+    def hand_to(self, operator: str, frame: DataFrame, function: SinkFunction) -> None:
+        shipped_function(operator, function)
+        self._look(operator, frame)
+
+    def results_of(self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema) -> DataFrame:
+        shipped_function(operator, function)
+        from pyspark.sql import functions as F
+
+        self._look(operator, frame)
+        added = [F.lit(None).cast(field.type).alias(field.name) for field in returns.fields]
+        planned = self._context.plan.operator(operator)
+        made = frame.select(*carried(frame), *added)
+        if planned.partitioned_by:
+            made = made.repartition(planned.partitions, *map(column, planned.partitioned_by))
+        return self._cut(made)
 
     def send_letters(
         self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int

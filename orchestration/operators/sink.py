@@ -1,0 +1,117 @@
+"""Sink: records handed to a function of the user's, whose results flow on where it declares them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+from dagster_adjunct.orchestration.operators.arguments import called
+from dagster_adjunct.orchestration.operators.known_columns import Types, require, types_of
+from dagster_adjunct.orchestration.operators.operator_spec import Spec
+from dagster_adjunct.orchestration.operators.planning_values import Call, Flow
+from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.schemas.schema import Schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.orchestration.operators.column_lineage import LineageContext, Made
+    from dagster_adjunct.orchestration.operators.compiling import Batch
+    from dagster_adjunct.orchestration.operators.declared_sinks import Declarations
+    from dagster_adjunct.orchestration.operators.planning_values import PlanContext
+
+
+@dataclass(frozen=True, slots=True)
+class SinkContext:
+    """Where the records of one call come from: the application's batch, and their partition in it.
+
+    `call` counts the calls of a partition, from 0, and `attempt` those of its task. A batch that is run again by the
+    same application makes the same calls, so that (application, batch, partition, call) tells one that was made before.
+    """
+
+    application: str
+    batch: int
+    partition: int
+    call: int
+    attempt: int
+
+
+SinkFunction: TypeAlias = "Callable[[Any, SinkContext], Any]"
+
+
+@dataclass(frozen=True, slots=True)
+class Sink(Spec):
+    """Records handed to `function`, in Spark's tasks. With `returns` its results go on, else the records do."""
+
+    kind: ClassVar[str] = "sink"
+    function: SinkFunction
+    returns: Schema | None = None
+    keeps_partitioning: bool = False
+
+    @property
+    def writes(self) -> str:
+        return called(self.function)
+
+    def summary(self) -> str:
+        return called(self.function) if self.returns is None else f"what {called(self.function)} returns"
+
+    def call(self, app: Declarations) -> Call:
+        once = "at least once for each record of a batch"
+        if self.returns is None:
+            return Call(
+                "sink", called(self.function), f"{once}, and again where the batch is run again", recorded=False
+            )
+        return Call("sink", called(self.function), f"{once}; not again once its results are recorded", recorded=True)
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        (flow,) = arriving
+        if self.returns is None:
+            return flow
+        made = replace(flow, columns=self.returns.names)
+        if not flow.partitioned_by:
+            return made
+        if self.keeps_partitioning:
+            side = f"what {called(self.function)} returns with keeps_partitioning=True"
+            next_step = f"The records are partitioned by {', '.join(flow.partitioned_by)}: return these, too."
+            require(context.operator, side, flow.partitioned_by, made.columns, next_step)
+            return made
+        return replace(made, partitioned_by=(), partitioner=UNKNOWN, lost_at=context.operator)
+
+    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        (types,) = arriving
+        return types if self.returns is None else types_of(self.returns)
+
+    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+        (made,) = arriving
+        return made if self.returns is None else {}
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+        (frame,) = frames
+        if self.returns is not None:
+            return batch.results_of(operator, frame, self.function, self.returns)
+        if batch.goes_on(operator):
+            frame = batch.computed_once(operator, frame)
+        batch.hand_to(operator, frame, self.function)
+        return frame
+
+
+def checked_sink(after: str, function: object, returns: object, keeps_partitioning: bool) -> Sink:
+    """Return the sink that a user's arguments ask for, behind the operator `after`."""
+    what = f"sink after {after}"
+    if not callable(function):
+        raise ConfigurationError(f"{what} got {function!r}.", "Pass a function.", argument="function")
+    if returns is not None and (not isinstance(returns, Schema) or not returns.fields):
+        raise ConfigurationError(
+            f"{what} has returns={returns!r}: expected the columns of its results.",
+            'Declare them: returns=Schema.of(order="bigint", state="string"); or leave it out.',
+            argument="returns",
+        )
+    if keeps_partitioning and returns is None:
+        raise ConfigurationError(
+            f"{what} has keeps_partitioning=True without returns=: the records go on as they were.",
+            "Leave it out.",
+            argument="keeps_partitioning",
+        )
+    return Sink(function, returns, keeps_partitioning)

@@ -1,0 +1,171 @@
+"""Hands the records of a batch to functions of the user's, in Spark's tasks, and takes their results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from dagster_adjunct.orchestration.operators.arguments import called
+from dagster_adjunct.orchestration.operators.hidden_columns import carried, tie_breakers
+from dagster_adjunct.orchestration.operators.shipped_function import ShippedFunction, shipped_function
+from dagster_adjunct.orchestration.operators.sink import SinkContext, SinkFunction
+from dagster_adjunct.resources.errors import OperatorFailedError, PlanningError
+from dagster_adjunct.resources.spark.spark_errors import wrapped
+from dagster_adjunct.resources.user_code import failure_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers
+    from dagster_adjunct.resources.schemas.schema import Schema
+
+PLACE = "__place"
+"""The partition that a result's record was in."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkCall:
+    """How the operator `operator` calls a function in a batch, and the columns of its results, if it has any."""
+
+    operator: str
+    function: SinkFunction
+    application: str
+    batch: int
+    returns: Schema | None = None
+
+
+def handed(frame: DataFrame, call: SinkCall) -> dict[str, int]:
+    """Hand all records to the function; return how many records and calls there were."""
+    from pyspark.sql import functions as F
+
+    done = _in_order(frame).mapInArrow(_task(call, []), "rows bigint")
+    rows, calls = done.agg(F.sum("rows"), F.count("*")).collect()[0]
+    return {"rows": rows or 0, "calls": calls}
+
+
+def results(
+    frame: DataFrame, call: SinkCall, record: RecordedAnswers, before_call: Callable[[], None]
+) -> tuple[pa.Table, dict[str, int]]:
+    """Return the results, and how many records and calls there were: as they are recorded, else of the function.
+
+    Of several runs of the batch, the first that records its results decides them for all.
+    """
+    assert call.returns is not None
+    recorded = record.read(1)
+    if recorded is not None:
+        rows = frame.count()  # also what has been counted before it would be waited for in vain else
+        if rows != recorded.num_rows:
+            raise PlanningError(
+                f"{call.operator}: this batch is run again with {rows} records, and had {recorded.num_rows} when the "
+                f"results of {called(call.function)} were recorded.",
+                "Have what comes before it give the same records each time; or abandon the batch: adjunct checkpoint "
+                "abandon.",
+                operator=call.operator,
+            )
+        return recorded, {"rows": rows, "calls": 0}
+    before_call()
+    found = _in_order(frame).mapInArrow(_task(call, carried(frame)), _schema(frame, call.returns)).toArrow()
+    calls = len({(place, number) for place, number in _calls(found)})
+    kept = record.keep(1, found.drop_columns([_CALL]))
+    first = kept if kept is not None else record.read(1)
+    assert first is not None
+    return first, {"rows": found.num_rows, "calls": calls}
+
+
+def as_frame(spark: SparkSession, found: pa.Table, partitions: int | None) -> DataFrame:
+    """Return recorded results as a DataFrame; with `partitions`, in those that their records were in."""
+    frame = spark.createDataFrame(found.replace_schema_metadata(None))
+    if partitions is not None:
+        frame = frame.repartitionById(partitions, PLACE)
+    return frame.drop(PLACE)
+
+
+_CALL = "__call"
+
+
+def _calls(found: pa.Table) -> Iterator[tuple[int, int]]:
+    counted = found.group_by([PLACE, _CALL]).aggregate([])
+    return zip(counted[PLACE].to_pylist(), counted[_CALL].to_pylist(), strict=True)
+
+
+def _in_order(frame: DataFrame) -> DataFrame:
+    return frame.sortWithinPartitions("__partition", "__offset", *tie_breakers(frame))
+
+
+def _schema(frame: DataFrame, returns: Schema) -> Any:
+    from pyspark.sql.types import IntegerType, StructField, StructType
+
+    made = cast("StructType", StructType.fromDDL(returns.ddl()))
+    own = [StructField(PLACE, IntegerType()), StructField(_CALL, IntegerType())]
+    return StructType([*(frame.schema[name] for name in carried(frame)), *made.fields, *own])
+
+
+def _task(call: SinkCall, kept: Sequence[str]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    shipped = shipped_function(call.operator, call.function)
+    about = (call.operator, called(call.function), call.application, call.batch, call.returns)
+
+    def task(batches: Iterator[Any]) -> Iterator[Any]:
+        yield from wrapped(_handed(batches, shipped, about, kept))
+
+    return task
+
+
+def _handed(
+    batches: Iterator[Any],
+    shipped: ShippedFunction,
+    about: tuple[str, str, str, int, Schema | None],
+    kept: Sequence[str],
+) -> Iterator[Any]:
+    import pyarrow as pa
+    from pyspark import TaskContext
+
+    operator, name, application, batch, returns = about
+    function, task = shipped.here(), TaskContext.get()
+    partition, attempt = (task.partitionId(), task.attemptNumber()) if task is not None else (0, 0)
+    for number, records in enumerate(part for part in batches if part.num_rows):
+        context = SinkContext(application, batch, partition, number, attempt)
+        try:
+            result = function(records, context)
+        except Exception as error:
+            raise failure_of(operator, name, error) from error
+        if returns is None:
+            if result is not None:
+                raise _wrong(operator, name, f"returned {type(result).__name__}, and the sink declares no returns=")
+            yield pa.RecordBatch.from_pydict({"rows": pa.array([records.num_rows], pa.int64())})
+            continue
+        made = as_declared(operator, name, result, records.num_rows, returns)
+        count = records.num_rows
+        own = [pa.array([partition] * count, pa.int32()), pa.array([number] * count, pa.int32())]
+        yield pa.RecordBatch.from_arrays(
+            [*(records.column(column) for column in kept), *made, *own], [*kept, *returns.names, PLACE, _CALL]
+        )
+
+
+def as_declared(operator: str, name: str, result: Any, rows: int, returns: Schema) -> list[Any]:
+    """Return the columns of what a function returned for so many records; OperatorFailedError for anything else."""
+    import pyarrow as pa
+
+    if isinstance(result, pa.Table):
+        result = pa.RecordBatch.from_struct_array(result.to_struct_array().combine_chunks())
+    if not isinstance(result, pa.RecordBatch):
+        raise _wrong(operator, name, f"returned {type(result).__name__}: expected a pyarrow Table or RecordBatch")
+    if sorted(result.schema.names) != sorted(returns.names):
+        found = ", ".join(result.schema.names) or "none"
+        raise _wrong(operator, name, f"returned the columns {found}: expected {', '.join(returns.names)}")
+    if result.num_rows != rows:
+        raise _wrong(operator, name, f"returned {result.num_rows} rows for {rows} records: expected one for each")
+    columns = []
+    for field in returns.to_arrow():
+        try:
+            columns.append(result.column(field.name).cast(field.type))
+        except pa.ArrowException as error:
+            kind = returns.field(field.name).type
+            found = result.schema.field(field.name).type
+            raise _wrong(operator, name, f"returned {field.name!r} as {found}, which is no {kind}: {error}") from error
+    return columns
+
+
+def _wrong(operator: str, name: str, what: str) -> OperatorFailedError:
+    return OperatorFailedError(f"{operator}: {name} {what}.", "Correct the function, or returns=.", operator=operator)

@@ -1,0 +1,182 @@
+"""Records handed to functions of the user's: what they are called with, what flows on, and what a repeat calls."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from dagster_adjunct import SinkContext
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.operators.sink import SinkFunction
+from dagster_adjunct.orchestration.step.function_sinks import as_declared
+from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError
+from dagster_adjunct.resources.schemas.schema import Schema
+from tests.orchestration.step_world import StepWorld
+
+pytestmark = pytest.mark.spark
+
+SCORES = Schema.of(k="string", score="bigint")
+ROWS = [(f"k{i}", i) for i in range(12)]
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def noting(folder: Path, factor: int = 0) -> SinkFunction:
+    """Return a function that notes each call in a file of its own, and gives `factor` times v as the score, if any."""
+
+    def note(records: pa.RecordBatch, context: SinkContext) -> pa.Table | None:
+        call = {
+            "context": [context.application, context.batch, context.partition, context.call],
+            "rows": records.select(["k", "v"]).to_pylist(),
+            "offsets": records["__offset"].to_pylist(),
+        }
+        number = len(list(folder.iterdir()))
+        (folder / f"{context.partition}-{context.call}-{number}.json").write_text(json.dumps(call))
+        if not factor:
+            return None
+        return pa.table({"score": pc.multiply(records["v"], factor), "k": records["k"]})
+
+    return note
+
+
+def calls(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.iterdir())]
+
+
+def numbers(world: StepWorld) -> Path:
+    world.stream("numbers", "k", 2, k="string", v="int")
+    world.send("numbers", *ROWS)
+    folder = world.folder / "calls"
+    folder.mkdir()
+    return folder
+
+
+def scored(function: SinkFunction, *, keeps: bool = False, returns: Schema = SCORES) -> Application:
+    app = Application("app")
+    scores = app.input_stream("lake.numbers").sink(function, returns=returns, keeps_partitioning=keeps)
+    scores.send_to(app.output_stream("lake.out", partitions=2, key="k"))
+    return app
+
+
+def test_a_function_gets_the_records_of_each_partition_in_order_and_they_go_on_computed_once(
+    step_world: StepWorld,
+) -> None:
+    folder = numbers(step_world)
+    app = Application("app")
+    app.input_stream("lake.numbers").sink(noting(folder)).send_to(app.output_stream("lake.out", partitions=2, key="k"))
+    report = step_world.run(app)
+    found = calls(folder)
+    assert sorted((row["k"], row["v"]) for call in found for row in call["rows"]) == sorted(ROWS)
+    assert [call["context"] for call in found] == [["app", 1, 0, 0], ["app", 1, 1, 0]]
+    assert all(call["offsets"] == sorted(call["offsets"]) for call in found)
+    assert report.counters["sink-2"] == {"rows": 12, "calls": 2}
+    assert sorted(row["k"] for row in step_world.rows("out")) == sorted(k for k, _ in ROWS)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_results_that_are_declared_flow_on_in_place_of_the_records(step_world: StepWorld, keeps: bool) -> None:
+    folder = numbers(step_world)
+    app = scored(noting(folder, 10), keeps=keeps)
+    context = step_world.context(app)
+    assert bool(context.plan.exchanges) is not keeps
+    step_world.run(app)
+    assert sorted((row["k"], row["score"]) for row in step_world.rows("out")) == sorted((k, v * 10) for k, v in ROWS)
+    by_partition = [
+        {row["k"] for row in step_world.streams.read_arrow({ssp: span}).to_pylist()}
+        for stream in ("numbers", "out")
+        for ssp, span in sorted(step_world.streams.whole(stream).items())
+    ]
+    assert by_partition[:2] == by_partition[2:]
+
+
+def test_a_batch_that_is_run_again_has_the_results_that_were_recorded_and_calls_nobody(
+    step_world: StepWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = numbers(step_world)
+
+    def killed(*args: object, **named: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dagster_adjunct.orchestration.step.compile_batch.Batch.send", killed)
+        with pytest.raises(Killed):
+            step_world.run(scored(noting(folder, 10)))
+    assert len(calls(folder)) == 2
+    report = step_world.run(scored(noting(folder, 99)))
+    assert len(calls(folder)) == 2
+    assert report.counters["sink-2"] == {"rows": 12, "calls": 0}
+    assert sorted((row["k"], row["score"]) for row in step_world.rows("out")) == sorted((k, v * 10) for k, v in ROWS)
+    assert list(step_world.lake.store.list("applications/app/answers/")) == []
+
+
+def test_what_was_not_recorded_is_called_again(step_world: StepWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = numbers(step_world)
+
+    def killed(*args: object, **named: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dagster_adjunct.orchestration.step.recorded_answers.RecordedAnswers.keep", killed)
+        with pytest.raises(Killed):
+            step_world.run(scored(noting(folder, 10)))
+    step_world.run(scored(noting(folder, 20)))
+    assert sorted(str(call["context"]) for call in calls(folder)) == [
+        str(["app", 1, partition, 0]) for partition in (0, 0, 1, 1)
+    ]
+    assert {row["score"] for row in step_world.rows("out")} == {v * 20 for _, v in ROWS}
+
+
+def other_columns(records: Any, context: SinkContext) -> Any:
+    return records.select(["k", "v"])
+
+
+def fails(records: Any, context: SinkContext) -> Any:
+    raise ZeroDivisionError("over nothing")
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (None, "returned NoneType: expected a pyarrow Table"),
+        (pa.table({"k": ["a"], "score": [1]}), "returned 1 rows for 2 records"),
+        (pa.table({"k": ["a", "b"], "v": [1, 2]}), "returned the columns k, v: expected k, score"),
+        (pa.table({"k": ["a", "b"], "score": ["x", "y"]}), "returned 'score' as string, which is no bigint"),
+    ],
+)
+def test_results_that_are_not_as_declared_are_told_with_the_functions_name(result: Any, said: str) -> None:
+    with pytest.raises(OperatorFailedError) as caught:
+        as_declared("sink-2", "score()", result, 2, SCORES)
+    assert caught.value.problem.startswith(f"sink-2: score() {said}")
+
+
+def test_a_function_that_raises_fails_the_batch_and_is_told_with_its_line(step_world: StepWorld) -> None:
+    numbers(step_world)
+    with pytest.raises(OperatorFailedError, match=r"sink-2: fails\(\) raised ZeroDivisionError: over no") as caught:
+        step_world.run(scored(fails))
+    assert caught.value.file == __file__
+    assert "Batch 1" in caught.value.next_step
+
+
+def test_results_that_nobody_declared_are_refused(step_world: StepWorld) -> None:
+    numbers(step_world)
+    app = Application("app")
+    app.input_stream("lake.numbers").sink(other_columns)
+    with pytest.raises(OperatorFailedError, match="the sink declares no returns="):
+        step_world.run(app)
+
+
+def test_arguments_are_checked_where_they_are_given() -> None:
+    stream = Application("app").input_stream("lake.numbers")
+    with pytest.raises(ConfigurationError, match="Pass a function"):
+        stream.sink("notify")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="returns="):
+        stream.sink(fails, returns={"k": "string"})  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="without returns="):
+        stream.sink(fails, keeps_partitioning=True)
