@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.join_arguments import How, On
     from dagster_adjunct.orchestration.operators.operator_spec import Spec
     from dagster_adjunct.orchestration.operators.record_functions import RecordFunction
-    from dagster_adjunct.orchestration.operators.sink import SinkFunction
+    from dagster_adjunct.orchestration.operators.sink_context import SinkFunction
     from dagster_adjunct.orchestration.operators.update_columns import Columns, Update
     from dagster_adjunct.resources.schemas.schema import Schema
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
     from dagster_adjunct.orchestration.operators.declared_sinks import Declarations
-    from dagster_adjunct.orchestration.operators.sink import SinkFunction
+    from dagster_adjunct.orchestration.operators.sink_context import SinkFunction
     from dagster_adjunct.orchestration.operators.table_lookups import TableLookup
     from dagster_adjunct.orchestration.operators.table_sends import TableSend
     from dagster_adjunct.resources.schemas.schema import Schema

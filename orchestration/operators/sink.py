@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.orchestration.operators.arguments import called
 from dagster_adjunct.orchestration.operators.known_columns import Types, require, types_of
@@ -21,24 +21,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.compiling import Batch
     from dagster_adjunct.orchestration.operators.declared_sinks import Declarations
     from dagster_adjunct.orchestration.operators.planning_values import PlanContext
-
-
-@dataclass(frozen=True, slots=True)
-class SinkContext:
-    """Where the records of one call come from: the application's batch, and their partition in it.
-
-    `call` counts the calls of a partition, from 0, and `attempt` those of its task. A batch that is run again by the
-    same application makes the same calls, so that (application, batch, partition, call) tells one that was made before.
-    """
-
-    application: str
-    batch: int
-    partition: int
-    call: int
-    attempt: int
-
-
-SinkFunction: TypeAlias = "Callable[[Any, SinkContext], Any]"
+    from dagster_adjunct.orchestration.operators.sink_context import SinkFunction
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
     from dagster_adjunct.orchestration.operators.operator_spec import Operator
-    from dagster_adjunct.orchestration.operators.sink import SinkFunction
+    from dagster_adjunct.orchestration.operators.sink_context import SinkFunction
     from dagster_adjunct.orchestration.operators.table_lookups import TableLookup
     from dagster_adjunct.orchestration.operators.table_sends import TableSend
     from dagster_adjunct.orchestration.step.physical_proof import PhysicalProof
