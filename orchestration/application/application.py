@@ -43,6 +43,7 @@ class Application:
 
     `auto_repartition` lets the planner insert the exchanges that joins lack, instead of refusing.
     `intermediate_partitions` is the count of intermediate streams that nothing else decides; -1 is the same as None.
+    With `tasks`, there are at most so many, and one owns several partitions, instead of one for each partition.
     `max_batch_records` bounds how many input records the step reads in one batch, over all inputs. Requests for
     startpoints that no run has taken up `startpoints_expire_after` they were made are not followed any more. With
     `startpoints=False` there are none: requests are refused, runs leave those alone that are stored, and say so.
@@ -59,6 +60,7 @@ class Application:
         owners: str | Sequence[str] = (),
         auto_repartition: bool = False,
         intermediate_partitions: int | None = None,
+        tasks: int | None = None,
         max_batch_records: int = 100_000,
         startpoints: bool = True,
         startpoints_expire_after: timedelta = timedelta(hours=12),
@@ -76,6 +78,9 @@ class Application:
         what = f"application {name!r}: max_batch_records is {max_batch_records!r}"
         check_whole_number(max_batch_records, what, "1 or more", argument="max_batch_records")
         self.max_batch_records = max_batch_records
+        if tasks is not None:
+            check_whole_number(tasks, f"application {name!r}: tasks is {tasks!r}", "1 or more", argument="tasks")
+        self.tasks = tasks
         if not isinstance(startpoints, bool):
             raise ConfigurationError(
                 f"application {self.name!r} has startpoints={startpoints!r}: expected True or False.",

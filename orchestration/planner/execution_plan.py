@@ -66,12 +66,13 @@ class ExecutionPlan:
         raise PlanningError(f"the plan of {self.application!r} has no operator {operator_id!r}.", "Check the id.")
 
     def task(self, name: str) -> Task:
-        """Return the task of this name, as in "Partition 3"."""
+        """Return the task of this name, as in "Partition 3", or "Task 3" where tasks own several partitions."""
         for task in self.tasks:
             if task.name == name:
                 return task
         raise PlanningError(
-            f"the plan of {self.application!r} has no task {name!r}; it has {len(self.tasks)}, from 'Partition 0' on.",
+            f"the plan of {self.application!r} has no task {name!r}; it has {len(self.tasks)}, from "
+            f"{next((task.name for task in self.tasks), None)!r} on.",
             "Check the name.",
         )
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.orchestration.operators.planning_values import BROADCAST, PlanContext
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, facts_of
 from dagster_adjunct.orchestration.planner.join_groups import dataset_node
+from dagster_adjunct.orchestration.planner.task_groups import task_count
 from dagster_adjunct.resources.errors import PlanningError
 
 if TYPE_CHECKING:
@@ -106,8 +107,8 @@ def assign(counts: Mapping[str, int | None], groups: Mapping[str, Sequence[str]]
 
 
 def with_broadcast(app: Application, counts: Counts) -> Counts:
-    """Return the counts with those of what is broadcast: one copy for each task, of which there are as many as the most
-    partitions of an input, a dataset or an intermediate stream."""
+    """Return the counts with those of what is broadcast: one copy for each task; these are made of the most
+    partitions of an input, a dataset or an intermediate stream (`task_groups.py`)."""
     roles = {operator.id: operator.spec.role for operator in app.operators}
     broadcast = [node for node, role in roles.items() if role in BROADCAST]
     if not broadcast:
@@ -120,7 +121,7 @@ def with_broadcast(app: Application, counts: Counts) -> Counts:
             application=app.name,
         )
     others = [node for node in counts.partitions if roles.get(node) != "output"]
-    tasks = max(counts.partitions[node] for node in others if node not in broadcast)
+    tasks = task_count(max(counts.partitions[node] for node in others if node not in broadcast), app.tasks)
     return replace(counts, partitions={**counts.partitions, **dict.fromkeys(broadcast, tasks)})
 
 

@@ -109,15 +109,17 @@ def _graph(operators: Sequence[PlannedOperator]) -> list[str]:
 
 
 def _tasks(tasks: Sequence[Task]) -> list[str]:
-    """Tasks that own the same streams are shown as one line."""
+    """Tasks that own partitions of the same streams are shown as one line."""
     lines: list[str] = []
+    if tasks and tasks[0].name.startswith("Task"):
+        lines.append(f"  partition i, and bucket i of a dataset, is of task i modulo {len(tasks)}")
     start = 0
     for end in range(1, len(tasks) + 1):
         if end < len(tasks) and _owned(tasks[end]) == _owned(tasks[start]):
             continue
         first, last = start, end - 1
         start = end
-        name = f"Partition {first}" if first == last else f"Partition {first} to {last}"
+        name = tasks[first].name if first == last else f"{tasks[first].name} to {last}"
         inputs, buckets = _owned(tasks[first])
         parts = [f"input {name}" for name in inputs] + [f"dataset {name}" for name in buckets]
         if tasks[first].broadcast:
@@ -128,8 +130,10 @@ def _tasks(tasks: Sequence[Task]) -> list[str]:
 
 def _owned(task: Task) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return (
-        tuple(stream for stream in (ssp.qualified_stream for ssp in task.ssps) if stream not in task.broadcast),
-        tuple(bucket.rpartition(".")[0] for bucket in task.buckets),
+        tuple(
+            dict.fromkeys(name for name in (ssp.qualified_stream for ssp in task.ssps) if name not in task.broadcast)
+        ),
+        tuple(dict.fromkeys(bucket.rpartition(".")[0] for bucket in task.buckets)),
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.application.advance_units import partitions_note
-from dagster_adjunct.orchestration.operators.planning_values import BROADCAST, Exchange, PlanContext, StreamEdge
+from dagster_adjunct.orchestration.operators.planning_values import Exchange, PlanContext, StreamEdge
 from dagster_adjunct.orchestration.planner.auto_repartition import Insertions, repartitioned, with_insertions
 from dagster_adjunct.orchestration.planner.co_partitioning import check_co_partitioned
 from dagster_adjunct.orchestration.planner.execution_plan import ExecutionPlan
@@ -24,14 +24,13 @@ from dagster_adjunct.orchestration.planner.partition_counts import (
     with_broadcast,
     with_merged,
 )
-from dagster_adjunct.orchestration.planner.plan_parts import FedDataset, JoinGroup, PlannedCall, PlannedOperator, Task
+from dagster_adjunct.orchestration.planner.plan_parts import FedDataset, JoinGroup, PlannedCall, PlannedOperator
 from dagster_adjunct.orchestration.planner.record_flows import Flows, follow
 from dagster_adjunct.orchestration.planner.stored_columns import check_types
 from dagster_adjunct.orchestration.planner.stream_edges import stream_edges
 from dagster_adjunct.orchestration.planner.table_order import order_notes, planned_tables
+from dagster_adjunct.orchestration.planner.task_groups import tasks_of
 from dagster_adjunct.resources.errors import PlanningError
-from dagster_adjunct.resources.names import split_stream_name
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.tables.credits.stated_budgets import budgets_of, check_budgets
 
 if TYPE_CHECKING:
@@ -76,39 +75,12 @@ def plan(app: Application, catalog: Catalog) -> ExecutionPlan:
         streams=streams,
         join_groups=_groups(app, needs, flows, edges, counts.partitions),
         exchanges=exchanges,
-        tasks=tasks(streams),
+        tasks=tasks_of(streams, app.tasks),
         notes=(*_notes(app, edges, inserted), *order_notes(tables), *unproven),
         tables=tables,
         fed=_fed(app, needs, flows, edges),
         calls=_calls(app),
     )
-
-
-def tasks(streams: tuple[StreamEdge, ...]) -> tuple[Task, ...]:
-    """Return tasks 0 to n-1; a task owns its partition of all inputs and partitioned datasets.
-
-    n is the largest count of those and of the intermediate streams. All tasks read all partitions of broadcast inputs.
-    """
-    inputs = [edge for edge in streams if edge.role == "input"]
-    shared = [edge for edge in streams if edge.role == "broadcast-input"]
-    everywhere = tuple(_partition(edge, number) for edge in shared for number in range(edge.partitions or 0))
-    datasets = [edge for edge in streams if edge.dataset is not None and edge.partitions is not None]
-    whole = [edge for edge in streams if edge.dataset is not None and edge.partitions is None]
-    broadcast = (*(edge.name for edge in shared), *(str(edge.dataset) for edge in whole))
-    total = max((edge.partitions or 0 for edge in streams if edge.role not in ("output", *BROADCAST)), default=0)
-    return tuple(
-        Task(
-            f"Partition {number}",
-            (*(_partition(edge, number) for edge in inputs if number < (edge.partitions or 0)), *everywhere),
-            tuple(f"{edge.dataset}.{number}" for edge in datasets if number < (edge.partitions or 0)),
-            broadcast,
-        )
-        for number in range(total)
-    )
-
-
-def _partition(edge: StreamEdge, number: int) -> SystemStreamPartition:
-    return SystemStreamPartition(*split_stream_name(edge.name), number)
 
 
 def _exchanges(

@@ -30,9 +30,9 @@ def world(step_world: StepWorld) -> StepWorld:
     return step_world
 
 
-def application(world: StepWorld, *, more_tasks: int | None = None) -> Application:
+def application(world: StepWorld, *, more_tasks: int | None = None, tasks: int | None = None) -> Application:
     """Rules go to all tasks, and what each makes of them to a stream by task, a stream by rule, and a table."""
-    app = Application("app", max_batch_records=100)
+    app = Application("app", max_batch_records=100, tasks=tasks)
     events = app.input_stream("lake.events").send_to(app.output_stream("lake.seen", partitions=TASKS, key="k"))
     if more_tasks:
         events.partition_by("v", partitions=more_tasks).send_to(app.output_stream("lake.more", partitions=1))
@@ -76,6 +76,12 @@ def test_every_task_gets_every_record_once(world: StepWorld) -> None:
     world.send("rules", ("e", 3))
     world.run(application(world))
     assert order(world.rows("alike")) == order([*expected(), *expected([("e", 3)])])
+
+
+def test_tasks_that_own_several_partitions_get_every_record_once(world: StepWorld) -> None:
+    world.run(application(world, tasks=2))
+    assert order(world.rows("alike")) == order(expected(tasks=2))
+    assert sorted(row["k"] for row in world.rows("seen")) == [f"k{number}" for number in range(6)]
 
 
 def test_startpoints_and_replays_go_to_all_tasks_in_an_epoch_of_their_own(world: StepWorld) -> None:
