@@ -44,9 +44,11 @@ class Application:
     `auto_repartition` lets the planner insert the exchanges that joins lack, instead of refusing.
     `intermediate_partitions` is the count of intermediate streams that nothing else decides; -1 is the same as None.
     With `tasks`, there are at most so many, and one owns several partitions, instead of one for each partition.
-    `max_batch_records` bounds how many input records the step reads in one batch, over all inputs. Requests for
-    startpoints that no run has taken up `startpoints_expire_after` they were made are not followed any more. With
-    `startpoints=False` there are none: requests are refused, runs leave those alone that are stored, and say so.
+    `max_batch_records` bounds how many input records the step reads in one batch, over all inputs. A batch of at most
+    `few_records`, over datasets of few rows, takes one task a stage in place of one a partition, and leaves the same.
+    Requests for startpoints that no run has taken up `startpoints_expire_after` they were made are not followed any
+    more. With `startpoints=False` there are none: requests are refused, runs leave those alone that are stored, and
+    say so.
     A `strict` application is not planned where something is not proven that else is only said in the plan: where the
     order of a remote table's records holds per source partition only, and where the type of a join's key is not known.
     Records move only where it says so itself.
@@ -62,6 +64,7 @@ class Application:
         intermediate_partitions: int | None = None,
         tasks: int | None = None,
         max_batch_records: int = 100_000,
+        few_records: int = 5_000,
         startpoints: bool = True,
         startpoints_expire_after: timedelta = timedelta(hours=12),
         strict: bool = False,
@@ -81,6 +84,9 @@ class Application:
         if tasks is not None:
             check_whole_number(tasks, f"application {name!r}: tasks is {tasks!r}", "1 or more", argument="tasks")
         self.tasks = tasks
+        what = f"application {name!r}: few_records is {few_records!r}"
+        check_whole_number(few_records, what, "0 or more", argument="few_records", least=0)
+        self.few_records = few_records
         if not isinstance(startpoints, bool):
             raise ConfigurationError(
                 f"application {self.name!r} has startpoints={startpoints!r}: expected True or False.",

@@ -64,6 +64,10 @@ class Batch(Protocol):
         """Return records with what a remote table answers, counted as they pass; `__matched` as of `matched`."""
         ...
 
+    def together(self, frame: DataFrame) -> DataFrame:
+        """Return the records before they are moved: few are brought into one task, which does the work of all."""
+        ...
+
     def computed_once(self, operator: str, frame: DataFrame) -> DataFrame:
         """Return the same records, kept while the batch runs, so that two who read them read the same."""
         ...

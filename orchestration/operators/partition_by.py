@@ -56,7 +56,9 @@ class PartitionBy(PassesRecords):
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
         (frame,) = frames
-        return frame.repartition(batch.partitions_at(operator), *[column(name) for name in self.columns])
+        return batch.together(frame).repartition(
+            batch.partitions_at(operator), *[column(name) for name in self.columns]
+        )
 
 
 def checked_partition_by(after: str, stream: str, columns: Sequence[str], partitions: int | None) -> PartitionBy:

@@ -20,7 +20,7 @@ class BatchInputs:
     A view is None for a dataset that holds nothing back and has no version yet: its joins find no match. `epochs` are
     those of the partitions' positions, without zeros; `consumed` are the offsets at which the main input goes on after
     the batch, None for one that replays. `identities` are those of the input streams that have one. `tasks` is how many
-    read broadcast inputs; None: as many as the plan has.
+    read broadcast inputs; None: as many as the plan has. `few` records are for one task a stage.
     """
 
     batch: int
@@ -30,3 +30,4 @@ class BatchInputs:
     consumed: Mapping[SystemStreamPartition, str] | None = None
     identities: Mapping[str, str] = field(default_factory=dict)
     tasks: int | None = None
+    few: bool = False

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
+from dagster_adjunct.orchestration.step.few_records import are_few
 from dagster_adjunct.orchestration.step.rehearsal import rehearse
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
@@ -51,6 +52,7 @@ def commit_intent(step: OpenedStep, run: StepRun, planned: PlannedBatch) -> Open
         consumed=None if intent.replays else {ssp: span.end for ssp, span in spans},
         identities=state.offsets.streams,
         tasks=intent.tasks,
+        few=are_few(context.app, records, views, intent.tasks),
     )
     return OpenBatch(run, intent, inputs, records, {"intent": time.monotonic() - planned.began})
 

@@ -145,7 +145,9 @@ class Batch:
         for exchange in self._exchanges.get(operator.id, ()):
             if exchange.reason == "auto_repartition":
                 columns = [column(name) for name in exchange.partitioned_by]
-                frames[exchange.input] = frames[exchange.input].repartition(exchange.partitions, *columns)
+                frames[exchange.input] = self.together(frames[exchange.input]).repartition(
+                    exchange.partitions, *columns
+                )
         if len(frames) < 2:
             return frames
         one_stream = len(self._origins[operator.id].streams) == 1
@@ -230,6 +232,14 @@ class Batch:
         self._measured[table] = self._measured.get(table, TableMetrics()) + metrics
         self._counters[table] = summed(self._counters.get(table, {}), counters)
 
+    def together(self, frame: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        if not self._inputs.few:
+            return frame
+        # Spark drops what brings records together right before they are moved; it keeps what looks at their place.
+        return frame.coalesce(1).where(F.spark_partition_id() == 0)
+
     def computed_once(self, operator: str, frame: DataFrame) -> DataFrame:
         kept = frame.persist()
         self._kept.append(kept)
@@ -245,6 +255,8 @@ class Batch:
         more: dict[str, Any] = {"sources": sources} if sources else {}
         producer = self._producers[operator]
         first = producer == self.app.name
+        if self._inputs.few and system.appends_by_one_task:
+            more["one_task"] = True
         append = partial(
             system.append,
             name,
@@ -321,7 +333,8 @@ class Batch:
             send.args,
             send.dead_letters,
         )
-        written = write_table(frame, write, exchange=operator in self._exchanges, what=operator)
+        exchange = operator in self._exchanges and not self._inputs.few
+        written = write_table(self.together(frame), write, exchange=exchange, what=operator)
         self._letters[operator] = (send.table, written.letters)
         self._context.open_tables.forget(send.table)
         self._measure(send.table, written.metrics, written.counters)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.declared_handles import DatasetTable
     from dagster_adjunct.orchestration.application.message_stream import MessageStream
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("many_tasks")]
 
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2)
 CREWS = bounded_dataset("crews", input="lake.crews", key="tailnum", partitions=2)

@@ -20,7 +20,7 @@ from tests.orchestration.step_world import StepWorld
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("many_tasks")]
 
 
 def replay(world: StepWorld, app: Application, batch: int, epochs: dict[int, int]) -> None:

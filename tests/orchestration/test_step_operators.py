@@ -16,7 +16,7 @@ from tests.orchestration.step_world import StepWorld
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("many_tasks")]
 
 AIRPORTS = bounded_dataset("airports", input="lake.airports", key="faa", broadcast=True)
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2)

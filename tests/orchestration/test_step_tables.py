@@ -215,7 +215,7 @@ def test_what_a_table_refuses_for_good_goes_to_the_dead_letters_up_to_a_bound(st
     table = of_doubles(step_world.folder)
 
     def sending(name: str, at_most: int) -> Application:
-        app = Application(name)
+        app = Application(name, few_records=0)  # each partition's task refuses one
         letters = app.output_stream("lake.letters", partitions=1)
         app.input_stream("lake.changes").send_to(app.table(table), dead_letters=letters, at_most=at_most)
         return app

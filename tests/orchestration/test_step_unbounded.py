@@ -40,7 +40,7 @@ from tests.orchestration.step_world import StepWorld
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("many_tasks")]
 
 Heard = Callable[[StepEvent | AdvanceReport], None]
 MINUTES = timedelta(minutes=10)

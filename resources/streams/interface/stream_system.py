@@ -154,6 +154,8 @@ class StreamSystem(ABC):
     numbered_offsets: bool = False
     # Whether `append` takes the columns of POSITION and `sources`; they are not handed to a system that does not.
     keeps_positions = False
+    # Whether `append` takes `one_task`: of few records, one task writes all partitions. Others are not handed it.
+    appends_by_one_task: bool = False
     # Whether `records_between` answers without reading the records.
     counts_unread: bool = False
     # Whether `read_arrow` gives records without Spark.

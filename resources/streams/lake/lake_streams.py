@@ -63,6 +63,7 @@ class LakeStreams(LakeReads):
     appends_alone = True
     counts_unread = True
     keeps_positions = True
+    appends_by_one_task = True
     reads_arrow = True
 
     # -- declaring
@@ -148,6 +149,7 @@ class LakeStreams(LakeReads):
         partitioned: bool = False,
         consumed: Mapping[SystemStreamPartition, str] | None = None,
         sources: Sources | None = None,
+        one_task: bool = False,
     ) -> AppendResult:
         """Add records to all their partitions in one commit, once per producer and sequence.
 
@@ -157,7 +159,8 @@ class LakeStreams(LakeReads):
         without Spark. `end_of_dataset` ends a version: a marker follows in every partition, with the number of its
         records since its marker before. `partitioned=True` says that partition i of the frame holds exactly the
         stream's partition i. `consumed` is not kept here. `sources` says what ranges all records were made of; each
-        then has the columns of POSITION, which are left out otherwise.
+        then has the columns of POSITION, which are left out otherwise. With `one_task` one task writes all
+        partitions of a frame of few records, instead of one each.
 
         A retry with the same records is answered with the first result. It must come the same way, as a table
         or as a frame, because the two have digests of their own. Raises SchemaMismatchError, ProducerConflictError,
@@ -180,6 +183,7 @@ class LakeStreams(LakeReads):
                 partitioned,
                 self.now_ms(),
                 sources,
+                one_task,
             )
             try:
                 result = self._commit(state, append)

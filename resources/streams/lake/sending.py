@@ -33,6 +33,7 @@ def written(
     partitioned: bool,
     started: int,
     sources: Sources | None = None,
+    one_task: bool = False,
 ) -> tuple[Append, list[str]]:
     """Write records into an attempt's folder, begun at `started` (ms); return the append and its files' keys.
 
@@ -48,7 +49,10 @@ def written(
         data = as_before(data, declaration.schema_, order_by)
     attempt = f"{started:013d}-{uuid.uuid4().hex[:12]}"
     folder = data_folder(lake.stream_prefix(stream), attempt)
-    files = write_records(data, lake.store, folder, declaration, f"stream {stream!r}", tuple(order_by), partitioned)
+    what = f"stream {stream!r}"
+    files = write_records(
+        data, lake.store, folder, declaration, what, tuple(order_by), partitioned=partitioned, one_task=one_task
+    )
     partitions = tuple(range(declaration.partitions))
     marker = NewMarker(end_of_dataset, partitions, "delivered") if end_of_dataset is not None else None
     facts = [(file.bucket, file.rows, file.sha256 if file.digest is None else file.digest) for file in files]

@@ -41,7 +41,9 @@ def write_records(
     declaration: Declaration,
     what: str,
     order_by: tuple[str, ...],
+    *,
     partitioned: bool,
+    one_task: bool = False,
 ) -> list[BucketFile]:
     """Write records into an attempt's folder, one file a partition; a table without Spark, a frame by its tasks."""
     options = WriteOptions(what, number_rows=True, range_of=TIMESTAMP, differing=(EPOCH, SOURCE_EPOCH))
@@ -65,6 +67,7 @@ def write_records(
         options,
         order_by=order_by,
         partitioned=partitioned,
+        one_task=one_task,
         digest_also=[name for name in (TIMESTAMP, TOMBSTONE, EPOCH) if name in frame.columns],
     )
 

@@ -1,0 +1,105 @@
+"""Few records are worked on by one task a stage: the same records, bytes that count and checks, by fewer tasks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.step.few_records import ROWS, are_few
+from dagster_adjunct.resources.errors import ConfigurationError, ManifestMismatchError
+from tests.orchestration.step_world import StepWorld
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=4)
+TRIPS = [(f"N{number % 7}", f"to-{number % 3}", number) for number in range(40)]
+
+
+@pytest.fixture
+def world(step_world: StepWorld) -> StepWorld:
+    step_world.stream("trips", "tailnum", 4, tailnum="string", dest="string", v="int")
+    step_world.stream("planes", "tailnum", 4, tailnum="string", seats="int")
+    step_world.send("planes", *[(f"N{number}", 100 + number) for number in range(5)], version="v1")
+    step_world.send("trips", *TRIPS)
+    return step_world
+
+
+def application(world: StepWorld, **options: Any) -> Application:
+    app = Application("app", **options)
+    joined = app.input_stream("lake.trips").join(app.table(PLANES), on="tailnum", how="left")
+    moved = joined.partition_by("dest", partitions=4)
+    sent = moved.send_to(app.output_stream("lake.out", partitions=4, key="dest"))
+    sent.map("dest as k", "v", "seats as w").send_to(app.table(world.table()))
+    return app
+
+
+def tasks_of(world: StepWorld, app: Application) -> int:
+    """Run the application; return how many tasks Spark has run for it, the dataset's left out."""
+    tracker = world.spark().sparkContext.statusTracker()
+    world.advance(*app.datasets)
+    before = set(tracker.getJobIdsForGroup(None))
+    world.run(app)
+    stages = {
+        stage for job in set(tracker.getJobIdsForGroup(None)) - before for stage in tracker.getJobInfo(job).stageIds
+    }
+    return sum(info.numTasks for stage in stages if (info := tracker.getStageInfo(stage)) is not None)
+
+
+@pytest.mark.spark
+def test_few_records_take_a_task_a_stage_and_leave_what_many_tasks_would(world: StepWorld) -> None:
+    app = application(world)
+    assert tasks_of(world, app) == 3  # joined, moved and written, then the table
+    seats = {f"N{number}": 100 + number for number in range(5)}
+    expected = sorted((tailnum, dest, v, seats.get(tailnum)) for tailnum, dest, v in TRIPS)
+    assert sorted(tuple(row.values()) for row in world.rows("out")) == expected
+    # In the order of the input's partitions, the last of each destination.
+    last = {row["dest"]: (row["v"], seats.get(row["tailnum"])) for row in world.rows("trips")}
+    assert world.records() == last
+    many = application(world, few_records=0)
+    world.again(many)  # a task a partition: the records of then, or their stream would refuse them
+    assert len(world.rows("out")) == len(TRIPS)
+
+
+@pytest.mark.spark
+def test_as_many_tasks_as_partitions_where_that_is_asked_for(world: StepWorld) -> None:
+    assert tasks_of(world, application(world, few_records=len(TRIPS) - 1)) == 12
+
+
+@pytest.mark.spark
+def test_a_row_that_lies_elsewhere_than_promised_is_found_by_one_task_as_well(world: StepWorld) -> None:
+    def renamed(frame: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        return frame.withColumn("tailnum", F.concat("tailnum", F.lit("-x")))
+
+    app = Application("app")
+    moved = app.input_stream("lake.trips").map(renamed, keeps_partitioning=True)
+    moved.send_to(app.output_stream("lake.out", partitions=4, key="tailnum"))
+    with pytest.raises(ManifestMismatchError, match="a row of another bucket reached the task of bucket"):
+        world.run(app)
+    assert world.streams.upcoming(world.streams.partitions("out")) == dict.fromkeys(
+        world.streams.partitions("out"), "0"
+    )
+
+
+def test_few_are_bounded_by_records_and_by_the_rows_that_one_task_would_read() -> None:
+    class View:
+        def __init__(self, rows: int) -> None:
+            self.rows = rows
+
+    app = Application("app", few_records=10)
+    app.table(PLANES)
+    app.table(bounded_dataset("codes", input="lake.codes", key="k", broadcast=True))
+    views: Any = {"planes": View(ROWS), "codes": View(10 * ROWS)}
+    assert are_few(app, 10, views, None)
+    assert not are_few(app, 11, views, None)
+    assert not are_few(app, 4, views, 3)  # each of three tasks reads all of them
+    assert not are_few(app, 10, {"planes": View(ROWS + 1)}, None)  # type: ignore[dict-item]
+    assert are_few(app, 10, {"planes": None}, None)
+    assert not are_few(Application("none", few_records=0), 1, {}, None)
+    with pytest.raises(ConfigurationError, match="few_records is -1: expected 0 or more"):
+        Application("app", few_records=-1)
