@@ -7,6 +7,8 @@ the Spark step compiles later.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from datetime import timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
@@ -305,6 +307,15 @@ class Application:
             "Keep what the first table() returned; two different tables need different names.",
             application=self.name,
         )
+
+    def _with_tables(self, datasets: Mapping[str, AdjunctDataset], tables: Mapping[str, KeyedTable]) -> Application:
+        """Return a copy that reaches these datasets and remote tables by the names of its own."""
+        twin = copy(self)
+        twin._datasets = {name: replace(held, dataset=datasets[name]) for name, held in self._datasets.items()}
+        twin._tables = {name: tables.get(name, table) for name, table in self._tables.items()}
+        handles = self._remote_tables.items()
+        twin._remote_tables = {name: replace(held, table=twin._tables[name]) for name, held in handles}
+        return twin
 
     def _declared(self, declared: Mapping[str, T], kind: str, name: str) -> T:
         if name not in declared:

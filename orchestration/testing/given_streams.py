@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 from dagster_adjunct.orchestration.operators.arguments import column_names
-from dagster_adjunct.orchestration.operators.stream_facts import SPARK, Catalog, Partitioner, StreamFacts
+from dagster_adjunct.orchestration.operators.stream_facts import Catalog, StreamFacts
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.stream_system import Partitioner
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class TestStream:
     schema: Schema | None = None
     key: str | Sequence[str] = ()
     partitions: int = 1
-    partitioner: Partitioner = SPARK
+    partitioner: Partitioner = "spark-murmur3"
     numbered_offsets: bool = True
 
 

@@ -51,6 +51,22 @@ class MemoryTable(StoreFunction[Hashable, Record, Record | Changes]):
         """The declaration as plain values."""
         return {"name": self.name}
 
+    def records(self) -> dict[Hashable, dict[str, Any]]:
+        """Return all records by their keys."""
+        return {key: dict(record) for key, record in self._store.records.items()}
+
+    def fill(self, records: Mapping[Hashable, Record]) -> None:
+        """Put records as they are, in place of those of the same keys."""
+        self._store.records.update({key: dict(record) for key, record in records.items()})
+
+    def content(self) -> tuple[dict[Hashable, Any], ...]:
+        """Return the records and what was applied to them, which `restore` takes."""
+        return self._store.records, self._store.newest, self._store.applied
+
+    def restore(self, content: tuple[dict[Hashable, Any], ...]) -> None:
+        """Hold what another table held."""
+        self._store.records, self._store.newest, self._store.applied = content
+
     def clear(self) -> None:
         """Forget all records of this name, and what was applied to them."""
         for kept in (self._store.records, self._store.newest, self._store.applied):

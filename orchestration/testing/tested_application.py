@@ -1,0 +1,267 @@
+"""`TestApplication`: an application on records of a test, with no server and no lake of its own.
+
+It is the code that runs in production, over a lake in memory (a folder of `/dev/shm`, where the system has that, for
+Spark's workers are processes of their own) and twins of what lies outside. So what a test sees of batches, datasets,
+state and errors is what a run does.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
+from dagster_adjunct.orchestration.step.run_application import RunReport, run_application
+from dagster_adjunct.orchestration.testing.given_streams import Streams
+from dagster_adjunct.orchestration.testing.stream_twins import StreamTwins, schema_of, table_of
+from dagster_adjunct.orchestration.testing.table_twin import TableTwin, twin_of
+from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError
+from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.objects import open_lake
+from dagster_adjunct.resources.streams.interface.stream_system import RECORD_META, OffsetRange
+from dagster_adjunct.resources.tables.remote_table import RemoteTable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.planner.execution_plan import ExecutionPlan
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+
+Rows = Sequence[Mapping[str, Any]]
+Records = list[dict[str, Any]]
+_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class TestResult:
+    """What one run has done: the records that it has sent to each output stream, all records of each remote table by
+    their keys, its counters by output and join, and the report and the plan of the run."""
+
+    __test__: ClassVar[bool] = False
+    outputs: Mapping[str, Records]
+    tables: Mapping[str, Mapping[Any, dict[str, Any]]]
+    counters: Mapping[str, Mapping[str, int]]
+    report: RunReport
+    plan: ExecutionPlan
+
+    def output(self, name: str) -> Records:
+        """Return the records that this run has sent to an output stream, by partition and offset."""
+        return self.outputs[_known("output", name, self.outputs)]
+
+    def table(self, name: str) -> Mapping[Any, dict[str, Any]]:
+        """Return the records of a remote table after this run, by key; a key of several columns is a tuple."""
+        return self.tables[_known("remote table", name, self.tables)]
+
+
+class TestApplication:
+    """An application that a test gives records, runs, and asks for what it has written.
+
+        with TestApplication(app, streams) as test:
+            test.dataset("members", [{"visitor": "ann", "level": "gold"}])
+            test.input("lake.visits", [{"visitor": "ann", "shop": "north", "spent": 3.5}])
+            assert test.run(spark).output("lake.known-visits") == [...]
+
+    `streams` describes those that exist (see `TestStream`); one that is not described has the columns of its first
+    records, no key and one partition. Whatever systems they are of, they lie in the test's own lake; remote tables are
+    twins in memory, with the contract of those declared. Runs go on from each other. Functions of the user are called
+    as they are. It ends with its block, or with `close()`.
+    """
+
+    __test__ = False
+
+    def __init__(self, app: Application, streams: Streams | None = None) -> None:
+        self._described = dict(streams or {})
+        folder = tempfile.mkdtemp(prefix="adjunct-test-", dir=_MEMORY if _MEMORY.is_dir() else None)
+        self._folder = Path(folder)
+        self._close = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._lake = open_lake(self._folder / "lake")
+        self._declared = app
+        self._datasets = {dataset.name: _from_stream(dataset) for dataset in app.datasets}
+        self._tables = {
+            name: twin_of(table, self._folder / f"{name}.table")
+            for name, table in app.tables.items()
+            if isinstance(table, RemoteTable)
+        }
+        self._app = app._with_tables(self._datasets, self._tables)
+        self._sequence, self._runs = 0, 0
+        named = {*app.inputs, *app.outputs, *self._described}
+        named |= {dataset.stream for dataset in self._datasets.values() if dataset.stream is not None}
+        self._systems = {system: self._system(system) for system in sorted({split_stream_name(n)[0] for n in named})}
+        for name, stream in self._described.items():
+            if stream.schema is not None:
+                self._create(name, ())
+
+    def __enter__(self) -> TestApplication:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Forget all records."""
+        self._close()
+
+    def input(self, stream: str, records: Rows, *, deleted: Rows = ()) -> None:
+        """Append records to the stream "system.stream", then deletions of the keys of `deleted`."""
+        split_stream_name(stream)
+        self._append(stream, records, deleted, None)
+
+    def dataset(self, name: str, records: Rows, *, deleted: Rows = ()) -> None:
+        """Deliver records to a dataset, for the next run.
+
+        To a bounded one they are a whole new version; to an unbounded one changes of these keys, and deletions of those
+        of `deleted`. They are records as its input has them.
+        """
+        dataset = self._datasets[_known("dataset", name, self._datasets)]
+        if dataset.stream is None:
+            raise ConfigurationError(
+                f"dataset {name!r} takes no records: it is made from {dataset.input}.",
+                "What an application writes to it gets there by running it.",
+                dataset=name,
+            )
+        if dataset.follows_changes:
+            self._append(dataset.stream, records, deleted, None)
+            return
+        if deleted:
+            raise ConfigurationError(
+                f"dataset {name!r} is bounded, and each delivery is a whole version.",
+                "Leave those out that are not in it any more.",
+                argument="deleted",
+                dataset=name,
+            )
+        self._append(dataset.stream, records, (), f"v{self._sequence + 1:06d}")
+
+    def table(self, name: str, records: Mapping[Any, Mapping[str, Any]]) -> None:
+        """Put records into a remote table, each under its key (a tuple where the key has several columns)."""
+        table = self._tables[_known("remote table", name, self._tables)]
+        whole = {key: {**_key_columns(table.key, key), **record} for key, record in records.items()}
+        self._twin(name).fill(whole)
+
+    def run(
+        self, spark: SparkSession | Callable[[], SparkSession] | None = None, *, max_batches: int | None = None
+    ) -> TestResult:
+        """Bring the datasets up to date and run batches until the inputs are read, or `max_batches` of them.
+
+        `spark` is a session, or a function that gives one; left out, a local one is started, once a process. Raises
+        what a run raises in production.
+        """
+        plan = plan_application(self._declared if self._same_inputs() else self._app, self._systems)
+        before = {name: self._ends(name) for name in self._app.outputs}
+        self._runs += 1
+        report = run_application(
+            self._lake, self._systems, self._app, spark or _session, run=f"test-{self._runs}", max_batches=max_batches
+        )
+        outputs = {name: self._records(name, start) for name, start in before.items()}
+        tables = {name: self._twin(name).records() for name in self._tables}
+        return TestResult(outputs, tables, report.step.counters, report, plan)
+
+    def output(self, name: str) -> Records:
+        """Return all records of an output stream, by partition and offset."""
+        return self._records(_known("output", name, self._app.outputs), {})
+
+    # -- what it is made of
+
+    def _system(self, name: str) -> StreamTwins:
+        described = {split_stream_name(stream): given for stream, given in self._described.items()}
+        said = {stream: given.partitioner for (system, stream), given in described.items() if system == name}
+        lake = self._lake if name == "lake" else open_lake(self._folder / f"system-{name}")
+        return StreamTwins(lake, name, {} if name == "lake" else said)
+
+    def _same_inputs(self) -> bool:
+        return all(self._datasets[dataset.name] is dataset for dataset in self._declared.datasets)
+
+    def _twin(self, name: str) -> TableTwin:
+        table = self._tables[name]
+        twin = table.write_function or table.read_function
+        assert isinstance(twin, TableTwin)
+        return twin
+
+    def _create(self, name: str, records: Rows) -> None:
+        system, stream = split_stream_name(name)
+        given = self._described.get(name)
+        key = () if given is None else (given.key,) if isinstance(given.key, str) else tuple(given.key)
+        partitions = 1 if given is None else given.partitions
+        self._systems[system].create(stream, schema=schema_of(name, given, records), key=key, partitions=partitions)
+
+    def _append(self, name: str, records: Rows, deleted: Rows, version: str | None) -> None:
+        system, stream = split_stream_name(name)
+        if system not in self._systems:
+            raise ConfigurationError(
+                f"application {self._app.name!r} names no stream of system {system!r}.",
+                "Correct the name.",
+                stream=name,
+            )
+        try:
+            info = self._systems[system].info(stream)
+        except StreamNotFoundError:
+            self._create(name, [*records, *deleted])
+            info = self._systems[system].info(stream)
+        assert info.schema is not None
+        self._sequence += 1
+        self._systems[system].append(
+            stream, table_of(name, info.schema, records, deleted), producer="test", sequence=self._sequence,
+            end_of_dataset=version,
+        )  # fmt: skip
+
+    def _ends(self, name: str) -> dict[SystemStreamPartition, str]:
+        system, stream = split_stream_name(name)
+        try:
+            return self._systems[system].upcoming(self._systems[system].partitions(stream))
+        except StreamNotFoundError:
+            return {}
+
+    def _records(self, name: str, start: Mapping[SystemStreamPartition, str]) -> Records:
+        system = self._systems[split_stream_name(name)[0]]
+        ends = self._ends(name)
+        if not ends:
+            return []
+        oldest = system.oldest(ends)
+        ranges = {ssp: OffsetRange(start.get(ssp, oldest[ssp]), end) for ssp, end in ends.items()}
+        found = system.read_arrow(ranges)
+        records: Records = found.drop_columns([n for n in RECORD_META if n in found.column_names]).to_pylist()
+        return records
+
+
+def _from_stream(dataset: AdjunctDataset) -> AdjunctDataset:
+    """Return a dataset that is made from files or a query as one that is made from a stream."""
+    if dataset.stream is not None or dataset.follows_changes:
+        return dataset
+    if dataset.versions is not None:
+        raise ConfigurationError(
+            f"dataset {dataset.name!r} has versions that are Dagster's partitions, which a test does not run.",
+            "Test the application with a dataset that is declared without them.",
+            dataset=dataset.name,
+        )
+    return replace(dataset, input=f"lake.{dataset.name}-of-the-test")
+
+
+def _key_columns(columns: Sequence[str], key: Hashable) -> dict[str, Any]:
+    values = key if isinstance(key, tuple) and len(columns) > 1 else (key,)
+    return dict(zip(columns, values, strict=True))
+
+
+def _known(kind: str, name: str, known: Mapping[str, object]) -> str:
+    if name not in known:
+        raise ConfigurationError(
+            f"the application has no {kind} {name!r}; it has {', '.join(known) or 'none'}.", "Correct the name."
+        )
+    return name
+
+
+@cache
+def _session() -> SparkSession:
+    """A session for small data, which ends with the process."""
+    from dagster_adjunct.resources.spark.session import new_session
+
+    return new_session({"spark.sql.shuffle.partitions": "4"}, master="local[2]")

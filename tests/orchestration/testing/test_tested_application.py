@@ -1,0 +1,176 @@
+"""`TestApplication`: what a run does, on records in memory, compared with plain Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dagster_adjunct import Application, Schema, bounded_dataset, unbounded_dataset
+from dagster_adjunct.errors import ConfigurationError, PlanningError
+from dagster_adjunct.sources import FileSource
+from dagster_adjunct.tables import PostgresTable, RemoteTable, TableWriteFunction
+from dagster_adjunct.testing import TestApplication, TestStream
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+VISIT = Schema.of(visitor="string", shop="string", spent="double")
+STREAMS = {
+    "lake.visits": TestStream(VISIT, key="visitor", partitions=2),
+    "lake.members": TestStream(Schema.of(visitor="string", level="string"), key="visitor", partitions=2),
+    "lake.shops": TestStream(Schema.of(shop="string", city="string"), key="shop"),
+}
+VISITS = [
+    {"visitor": visitor, "shop": shop, "spent": spent}
+    for visitor, shop, spent in [("ann", "n", 3.5), ("bob", "s", 1.0), ("eve", "n", 2.0), ("ann", "s", 0.0)]
+]
+
+
+def postgres(name: str, key: str, **columns: str) -> RemoteTable[Any, Any, Any]:
+    store = PostgresTable(name, key, connect={"host": "nowhere.invalid"}, columns={key: "string", **columns})
+    return RemoteTable(name, key=key, read_function=store, write_function=store)
+
+
+def known_visits(**options: Any) -> Application:
+    app = Application("visits", **options)
+    members = bounded_dataset("members", input="lake.members", key="visitor", partitions=2)
+    shops = unbounded_dataset("shops", input="lake.shops", key="shop", broadcast=True)
+    (
+        app.input_stream("lake.visits")
+        .filter("spent > 0")
+        .join(app.table(members), on="visitor", how="left", select=["level"])
+        .join(app.table(shops), on="shop", how="inner")
+        .send_to(app.output_stream("lake.known", partitions=2, key="visitor"))
+        .update(app.table(postgres("spending", "visitor", total="double")), add={"total": "spent"}, if_missing=[])
+    )
+    return app
+
+
+def by_visitor(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(records, key=lambda record: (record["visitor"], record["spent"]))
+
+
+def test_an_application_runs_on_records_of_the_test_and_goes_on_from_run_to_run(spark: SparkSession) -> None:
+    with TestApplication(known_visits(), STREAMS) as test:
+        test.dataset("members", [{"visitor": "ann", "level": "gold"}])
+        test.dataset("shops", [{"shop": "n", "city": "Oslo"}, {"shop": "s", "city": "Rome"}])
+        test.table("spending", {"eve": {"total": 10.0}})
+        test.input("lake.visits", VISITS)
+        first = test.run(spark)
+        assert by_visitor(first.output("lake.known")) == [
+            {"visitor": "ann", "shop": "n", "spent": 3.5, "level": "gold", "city": "Oslo"},
+            {"visitor": "bob", "shop": "s", "spent": 1.0, "level": None, "city": "Rome"},
+            {"visitor": "eve", "shop": "n", "spent": 2.0, "level": None, "city": "Oslo"},
+        ]
+        assert {key: record["total"] for key, record in first.table("spending").items()} == {
+            "ann": 3.5, "bob": 1.0, "eve": 12.0,
+        }  # fmt: skip
+        assert first.counters["join-3-members"]["unmatched"] == 2
+        test.dataset("members", [{"visitor": "bob", "level": "new"}])
+        test.dataset("shops", [{"shop": "s", "city": "Kyiv"}], deleted=[{"shop": "n"}])
+        test.input(
+            "lake.visits",
+            [{"visitor": "bob", "shop": "s", "spent": 4.0}, {"visitor": "ann", "shop": "n", "spent": 9.0}],
+        )
+        second = test.run(spark)
+        assert second.output("lake.known") == [
+            {"visitor": "bob", "shop": "s", "spent": 4.0, "level": "new", "city": "Kyiv"}
+        ]
+        assert second.table("spending")["bob"]["total"] == 5.0
+        assert len(test.output("lake.known")) == 4
+        assert test.run(spark).report.step.batches == 0
+        folder = test._folder
+    assert not folder.exists()
+
+
+def test_what_is_not_described_has_the_columns_of_its_first_records_and_files_are_deliveries(
+    spark: SparkSession,
+) -> None:
+    app = Application("small")
+    source = FileSource("/no/such/folder", "jsonl", Schema.of(k="string", v="bigint"))
+    entries = bounded_dataset("entries", input=source, key="k", broadcast=True)
+    joined = app.input_stream("kafka.things").join(app.table(entries), on="k", how="left")
+    joined.send_to(app.output_stream("kafka.out", partitions=1))
+    with TestApplication(app) as test:
+        test.dataset("entries", [{"k": "a", "v": 7}])
+        test.input("kafka.things", [{"k": "a", "n": 1}, {"k": "b", "n": 2}])
+        assert test.run(spark).output("kafka.out") == [{"k": "a", "n": 1, "v": 7}, {"k": "b", "n": 2, "v": None}]
+
+
+def test_small_batches_are_counted_and_a_limit_is_kept(spark: SparkSession) -> None:
+    app = Application("batches", max_batch_records=2)
+    app.input_stream("lake.visits").send_to(app.output_stream("lake.out", partitions=2, key="visitor"))
+    with TestApplication(app, STREAMS) as test:
+        test.input("lake.visits", VISITS)
+        assert test.run(spark, max_batches=1).report.step.batches == 1
+        assert len(test.output("lake.out")) == 2
+        test.run(spark)
+        assert by_visitor(test.output("lake.out")) == by_visitor(VISITS)
+
+
+class Service(TableWriteFunction[str, Any, Any]):
+    """What only a server could do, and no test has."""
+
+    async def put(self, key: str, value: Any, *args: object) -> None:
+        raise AssertionError("the real function was called")
+
+    async def delete(self, key: str, *args: object) -> None:
+        raise AssertionError("the real function was called")
+
+
+def test_a_function_of_ones_own_is_not_called_and_what_it_can_not_do_is_refused_as_ever(spark: SparkSession) -> None:
+    def told(update: bool) -> Application:
+        app = Application("told")
+        table = app.table(RemoteTable("service", key="visitor", write_function=Service()))
+        visits = app.input_stream("lake.visits").map("visitor", "shop")
+        if update:
+            visits.update(table, set=["shop"])
+        else:
+            visits.send_to(table)
+        return app
+
+    with TestApplication(told(False), STREAMS) as test:
+        test.input("lake.visits", VISITS[:2])
+        assert {key: record["shop"] for key, record in test.run(spark).table("service").items()} == {
+            "ann": "n", "bob": "s",
+        }  # fmt: skip
+    with TestApplication(told(True), STREAMS) as test, pytest.raises(PlanningError, match="Service has none"):
+        test.run(spark)
+
+
+def test_mistakes_are_told_as_in_production_and_before_spark(tmp_path: Path) -> None:
+    def no_session() -> SparkSession:
+        raise AssertionError("Spark was asked for")
+
+    app = Application("wrong")
+    app.input_stream("lake.visits").partition_by("visiter")
+    with TestApplication(app, STREAMS) as test:
+        with pytest.raises(PlanningError, match="visiter"):
+            test.run(no_session)
+        with pytest.raises(ConfigurationError, match=r"record 1 has a column 'spend'.*visitor, shop, spent"):
+            test.input("lake.visits", [VISITS[0], {"visitor": "a", "spend": 1.0}])
+        with pytest.raises(ConfigurationError, match="column 'spent' is double"):
+            test.input("lake.visits", [{"spent": "much"}])
+        with pytest.raises(ConfigurationError, match="no dataset 'members'"):
+            test.dataset("members", [])
+        with pytest.raises(ConfigurationError, match="no remote table 'members'"):
+            test.table("members", {})
+        with pytest.raises(ConfigurationError, match=r"no output 'lake\.visits'"):
+            test.output("lake.visits")
+        with pytest.raises(ConfigurationError, match="no stream of system 'kafka'"):
+            test.input("kafka.visits", [])
+    with (
+        TestApplication(known_visits(), STREAMS) as test,
+        pytest.raises(ConfigurationError, match="bounded, and each delivery is a whole version"),
+    ):
+        test.dataset("members", [], deleted=[{"visitor": "ann"}])
+
+
+def test_the_application_stays_as_it_was() -> None:
+    app = known_visits()
+    tables, datasets = dict(app.tables), app.datasets
+    with TestApplication(app, STREAMS):
+        assert dict(app.tables) == tables
+        assert app.datasets == datasets
