@@ -66,12 +66,22 @@ def results(
             )
         return recorded, {"rows": rows, "calls": 0}
     before_call()
-    found = _in_order(frame).mapInArrow(_task(call, carried(frame)), _schema(frame, call.returns)).toArrow()
+    found = _called(frame, call).toArrow()
     calls = len({(place, number) for place, number in _calls(found)})
     kept = record.keep(1, found.drop_columns([_CALL]))
     first = kept if kept is not None else record.read(1)
     assert first is not None
     return first, {"rows": found.num_rows, "calls": calls}
+
+
+def made_by(frame: DataFrame, call: SinkCall) -> DataFrame:
+    """Return the results as Spark would compute them, for what it says of them."""
+    return _called(frame, call).drop(PLACE, _CALL)
+
+
+def _called(frame: DataFrame, call: SinkCall) -> DataFrame:
+    assert call.returns is not None
+    return _in_order(frame).mapInArrow(_task(call, carried(frame)), _schema(frame, call.returns))
 
 
 def as_frame(spark: SparkSession, found: pa.Table, partitions: int | None) -> DataFrame:

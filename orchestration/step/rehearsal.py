@@ -8,15 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset_inputs import OwnedBy
-from dagster_adjunct.orchestration.operators.hidden_columns import ORIGIN, carried, tie_breakers
+from dagster_adjunct.orchestration.operators.hidden_columns import ORIGIN, tie_breakers
 from dagster_adjunct.orchestration.operators.shipped_function import shipped_function
 from dagster_adjunct.orchestration.operators.table_checks import Sink, check_columns
 from dagster_adjunct.orchestration.operators.table_lookups import check_stored, read_function
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.compile_batch import Batch, Counted, sent_schema
+from dagster_adjunct.orchestration.step.function_sinks import SinkCall, made_by
 from dagster_adjunct.orchestration.step.local_sends import kept_rows
 from dagster_adjunct.orchestration.step.physical_proof import Proof, check_written
 from dagster_adjunct.orchestration.step.spark_plan import marked, plan_of
+from dagster_adjunct.orchestration.step.table_answers import with_unknown
 from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout
 from dagster_adjunct.resources.bucketing.bucketed_tables import GENERATION, bucketed_frame
 from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError
@@ -149,13 +151,9 @@ class Rehearsal(Batch):
 
     def looked_up(self, operator: str, frame: DataFrame, lookup: TableLookup) -> DataFrame:
         """Compare what is taken of the table's records with its columns, as its store has them; nothing is read."""
-        from pyspark.sql import functions as F
-
         table = self.app.tables[lookup.table]
         check_stored(operator, table, lookup, self._stored(lookup.table, read_function(table)))
-        frame = self.computed_once(operator, frame)
-        added = [F.lit(None).cast(answer.type).alias(answer.name) for answer in lookup.answers]
-        return frame.select("*", *added, F.lit(None).cast("boolean").alias("__matched"))
+        return with_unknown(self.computed_once(operator, frame), lookup)
 
     def computed_once(self, operator: str, frame: DataFrame) -> DataFrame:
         self._look(operator, frame)
@@ -212,13 +210,9 @@ class Rehearsal(Batch):
         self._look(operator, frame)
 
     def results_of(self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema) -> DataFrame:
-        shipped_function(operator, function)
-        from pyspark.sql import functions as F
-
         self._look(operator, frame)
-        added = [F.lit(None).cast(field.type).alias(field.name) for field in returns.fields]
+        made = made_by(frame, SinkCall(operator, function, self.app.name, self._inputs.batch, returns))
         planned = self._context.plan.operator(operator)
-        made = frame.select(*carried(frame), *added)
         if planned.partitioned_by:
             made = made.repartition(planned.partitions, *map(column, planned.partitioned_by))
         return self._cut(made)

@@ -127,6 +127,18 @@ def with_answers(operator: str, frame: DataFrame, lookup: TableLookup, answers: 
     return frame.join(side, condition, "left").withColumn("__matched", matched).drop(*names, FOUND)
 
 
+def with_unknown(frame: DataFrame, lookup: TableLookup) -> DataFrame:
+    """Return the records with columns for their answers, and `__matched`, of which nothing is known but the types."""
+    from pyspark.sql import functions as F
+
+    def column_for(kind: str) -> Column:
+        # Nulls alone would be seen through: Spark would say that records that are spread by them lie in one partition.
+        return F.from_json(F.col("__offset").cast("string"), f"value {kind}")["value"]
+
+    answers = [column_for(answer.type).alias(answer.name) for answer in lookup.answers]
+    return frame.select("*", *answers, column_for("boolean").alias("__matched"))
+
+
 def as_frame(spark: SparkSession, answers: pa.Table, lookup: TableLookup) -> DataFrame:
     """Return answers as a DataFrame, with the names that they have in joined records."""
     named = answers.rename_columns([*key_names(lookup), FOUND, *(answer.name for answer in lookup.answers)])

@@ -185,3 +185,12 @@ def test_a_value_of_another_type_fails_the_batch_and_names_key_and_column(step_w
     function.records["n2"] = {}
     step_world.run(app)
     assert [row["places"] for row in out(step_world)] == [1, None]
+
+
+def test_records_can_be_spread_by_what_was_looked_up(step_world: StepWorld) -> None:
+    flights(step_world, *FLIGHTS)
+    app = Application("app")
+    found = app.input_stream("lake.flights").join(app.table(table(AskedTable(PLANES, COLUMNS))), on="plane")
+    found.partition_by("seats", partitions=2).send_to(app.output_stream("lake.out", partitions=2, key="seats"))
+    step_world.run(app)
+    assert out(step_world) == joined(FLIGHTS, "inner")
