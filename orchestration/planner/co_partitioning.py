@@ -10,6 +10,7 @@ from dagster_adjunct.orchestration.planner.auto_repartition import mismatch
 from dagster_adjunct.orchestration.planner.conflicts import Conflict, conflicts_of, majority
 from dagster_adjunct.orchestration.planner.join_groups import Groups, Needs
 from dagster_adjunct.orchestration.planner.mends import Mend, mends
+from dagster_adjunct.orchestration.planner.refusals import shown
 from dagster_adjunct.resources.errors import PartitionCountMismatchError, PlanningError
 
 if TYPE_CHECKING:
@@ -42,32 +43,43 @@ def check_co_partitioned(
     if not differing and not elsewhere:
         return
     ways = mends(app, catalog, needs, flows, groups, counts)
-    problems = [_problem(conflict, counts, edges) for conflict in differing[:_SHOWN]]
+    problems = [(conflict.join, _problem(conflict, counts, edges)) for conflict in differing[:_SHOWN]]
+    problems += [(where, problem) for where, problem, _ in elsewhere[:_SHOWN]]
     steps = [_step(app, at, ways(at), edges) for conflict in differing[:_SHOWN] for at in conflict.at[:_SHOWN]]
     told = {at for conflict in differing for at in conflict.at}
-    problems += [problem for _, problem, _ in elsewhere[:_SHOWN]]
     steps += [step for where, _, step in elsewhere[:_SHOWN] if where not in told]
-    left = [conflict.join for conflict in differing[_SHOWN:]] + [where for where, _, _ in elsewhere[_SHOWN:]]
-    if left:
-        problems.append(f"The same holds of {len(left):,} more: {_some(left)}.")
     auto = "" if app.strict else " Or set auto_repartition=True on the application."
-    more = len(problems) > 1
-    problem = (f"application {app.name!r} can't be planned: " if more else "") + " ".join(problems)
     step = " ".join(dict.fromkeys(steps)) + auto
+    operator = problems[0][0]
+    left = [conflict.join for conflict in differing[_SHOWN:]] + [where for where, _, _ in elsewhere[_SHOWN:]]
+    line, problem = _line(app, operator), problems[0][1]
+    if len(problems) > 1:
+        lines = [f"{_line(app, where) or app.name}: {problem}" for where, problem in problems]
+        more = [f"and {len(left):,} more: {_some(left)}."] if left else []
+        problem = "\n- ".join([f"{len(problems) + len(left)} joins can't be proven:", *lines, *more])
+        line = None
     if differing:
-        every = tuple(
-            (
-                conflict.join,
-                tuple((edge.name, edge.partitions) for edge in [edges[node] for node in conflict.nodes[:_SHOWN]]),
-            )
-            for conflict in differing
-        )
+        every = tuple((conflict.join, _counted(conflict, edges)) for conflict in differing)
         raise PartitionCountMismatchError(
-            problem, step, application=app.name, operator=differing[0].join, counts=every[0][1], conflicts=every
+            problem,
+            step,
+            application=app.name,
+            operator=operator,
+            declared_at=line,
+            counts=every[0][1],
+            conflicts=every,
         )
-    where = elsewhere[0][0]
-    dataset = next((needed.dataset for needed in needs[where] if needed and needed.dataset), None)
-    raise PlanningError(problem, step, application=app.name, operator=where, dataset=dataset)
+    dataset = next((needed.dataset for needed in needs[operator] if needed and needed.dataset), None)
+    raise PlanningError(problem, step, application=app.name, operator=operator, declared_at=line, dataset=dataset)
+
+
+def _line(app: Application, operator: str) -> str | None:
+    place = app.operator(operator).declared_at
+    return None if place is None else shown(place)
+
+
+def _counted(conflict: Conflict, edges: Mapping[str, StreamEdge]) -> tuple[tuple[str, int | None], ...]:
+    return tuple((edges[node].name, edges[node].partitions) for node in conflict.nodes[:_SHOWN])
 
 
 def _problem(conflict: Conflict, counts: Counts, edges: Mapping[str, StreamEdge]) -> str:

@@ -26,7 +26,7 @@ def test_equal_counts_with_another_key_are_refused_with_the_next_step():
     with pytest.raises(PlanningError) as caught:
         plan(joined(), catalog(FLIGHTS, WEATHER))
     assert not isinstance(caught.value, PartitionCountMismatchError)
-    assert str(caught.value) == (
+    assert f"{caught.value.problem} {caught.value.next_step}" == (
         "join-2-weather: stream lake.flights does not lie as dataset weather does, which is partitioned by (origin) "
         "with spark-murmur3: it is partitioned by (tailnum) with spark-murmur3; needed is (origin) with "
         'spark-murmur3. Write .partition_by("origin") before join-2-weather. Or set auto_repartition=True on the '

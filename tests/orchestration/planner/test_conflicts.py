@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from inspect import currentframe
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +42,22 @@ def test_every_join_that_can_not_be_is_told_with_its_streams():
     for join, _ in error.conflicts:
         assert f"{join} needs equal partition counts: lake.s has 8 (input)" in error.problem
         assert f"At {join}: " in error.next_step
+
+
+def test_the_lines_of_the_joins_are_told():
+    app = application()
+    s = app.input_stream("lake.s")
+    s.join(app.table(dataset("a", 4)), on="k", select=[])
+    here = Path(__file__).name
+    first = currentframe().f_lineno - 2
+    one = refused(app, catalog(s=8, a=1))
+    assert one.declared_at.endswith(f"{here}:{first}")
+    assert str(one).startswith(f"{one.declared_at}: join-2-a needs")
+    s.filter("true").join(app.table(dataset("b", 4)), on="k", select=[])
+    two = refused(app, catalog(s=8, a=1, b=1))
+    assert two.problem.startswith("2 joins can't be proven:\n- ")
+    assert f"{here}:{first}: join-2-a needs" in two.problem
+    assert f"{here}:{first + 6}: join-4-b needs" in two.problem
 
 
 def test_a_mismatch_in_the_second_of_two_chained_joins_only():
@@ -185,7 +203,7 @@ def test_hundreds_of_conflicts_are_counted_beyond_the_first():
         s.filter("true").join(table, on="k", select=[])
     error = refused(app, catalog(s=8, t=1))
     assert len(error.conflicts) == 300
-    assert "The same holds of 280 more: join-43-t, " in error.problem
+    assert "and 280 more: join-43-t, " in error.problem
     assert len(str(error)) < 12_000
 
 

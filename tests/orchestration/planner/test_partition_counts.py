@@ -20,7 +20,7 @@ def test_figure_3_equal_counts_are_accepted_and_unequal_ones_refused():
     assert (group.join, group.streams, group.partitions) == ("join-2-t", ("lake.s1", "lake.t"), 16)
     with pytest.raises(PartitionCountMismatchError) as caught:
         plan(app, catalog(s1=8, t=16))
-    assert str(caught.value) == (
+    assert f"{caught.value.problem} {caught.value.next_step}" == (
         "join-2-t needs equal partition counts: lake.s1 has 8 (input), lake.t has 16 (dataset t). "
         "At join-2-t: move lake.s1 with .partition_by(\"k\") before it (the fewest changes); or rewrite dataset 't' in "
         "place (adjunct dataset repartition t --partitions 8 --reason …) and declare it with partitions=8. Or set "
