@@ -58,14 +58,6 @@ def local_table(
         check_key_types(schema, key, what)
     except SchemaMismatchError as error:
         raise ConfigurationError(error.problem, error.next_step, argument="key", dataset=name) from error
-    hidden = [column for column in schema.names if column.startswith("__")]
-    if hidden:
-        raise ConfigurationError(
-            f"{what} has a column {hidden[0]!r}: names that begin with '__' are the records' own.",
-            "Call it otherwise.",
-            argument="schema",
-            dataset=name,
-        )
     return AdjunctDataset(
         name,
         "unbounded",

@@ -67,6 +67,8 @@ def waiting_for(awaiting: Awaiting | None, manifest: DatasetManifest | None, oth
 
 
 def _cause(spec: AdjunctDataset | None, manifest: DatasetManifest | None, waiting: str | None) -> str:
+    if (spec is not None and spec.is_local) or (manifest is not None and manifest.declaration.owner is not None):
+        return "no batch of its application has written it"
     if _is_followed(spec, manifest):
         return "its bootstrap is not finished"
     refs = manifest.listed if manifest is not None else ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset import BY_OFFSET
-from dagster_adjunct.assets.declaration.dataset_inputs import QuerySource
+from dagster_adjunct.assets.declaration.dataset_inputs import OwnedBy, QuerySource
 from dagster_adjunct.assets.declaration.extractors.extractor import PythonExtractor, hiding
 from dagster_adjunct.assets.versions.stored_declaration import Declaration
 from dagster_adjunct.resources.errors import SchemaMismatchError
@@ -62,6 +62,7 @@ def declaration_of(spec: AdjunctDataset, schema: Schema, *, input_partitions: in
         kind=spec.kind,
         input=str(spec.input),
         computed=isinstance(spec.input, QuerySource),
+        owner=spec.input.application if isinstance(spec.input, OwnedBy) else None,
         key=spec.key,
         key_types=tuple(schema.field(name).type for name in spec.key),
         partition_by=spec.partition_by,

@@ -19,6 +19,7 @@ from dagster_adjunct.assets.versions.leases import check_not_doomed
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
 from dagster_adjunct.assets.versions.unbounded_state import Retired, Written
 from dagster_adjunct.assets.writing.write_generation import check_declaration
+from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.objects.commit_log import retry_conflicts
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ def undo_batch(context: WriteContext, spec: AdjunctDataset, application: str, ba
                 assert commit is not None, "there is a version"
                 check_not_doomed(manifest, written.before)
                 before = committed_version(log, commit, manifest, written.before)
+                _check_partitions(spec, before, written)
             after = _as_before(spec, after, before, attempt, number, context)
 
         def commit_undone() -> str | None:
@@ -108,6 +110,18 @@ def undo_batch(context: WriteContext, spec: AdjunctDataset, application: str, ba
         return commit_undone
 
     return retry_conflicts(decided, attempts=_TRIES)
+
+
+def _check_partitions(spec: AdjunctDataset, before: SealedVersion, written: Written) -> None:
+    if before.partitions != spec.partitions:
+        raise DatasetError(
+            f"local table {spec.name!r} was repartitioned, into {spec.partitions} from {before.partitions}, after "
+            f"batch {written.batch} of application {written.application} had written it. That was given up, and can't "
+            "be taken out any more.",
+            f"Repartition it back for one run: adjunct dataset repartition {spec.name} --partitions "
+            f"{before.partitions} --reason ….",
+            dataset=spec.name,
+        )
 
 
 def _as_before(

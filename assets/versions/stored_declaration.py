@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class Declaration(Document):
     """What must not change while a dataset's entries live: read back to refuse a changed declaration by name.
 
-    `computed` says that the input is a query. `partitions` None is a broadcast copy. `columns` are what new versions
-    store, None for all of the input's. `input_partitions` is how many partitions the input had when the dataset was
-    made (0: files or a query).
+    `computed` says that the input is a query, and `owner` which application owns a local table. `partitions` None is a
+    broadcast copy. `columns` are what new versions store, None for all of the input's. `input_partitions` is how many
+    partitions the input had when the dataset was made (0: files, a query or a local table).
     `order` says whether versions follow each other as they arrive, or by name (version partitions). `keep` and
     `grace_seconds` are the discard policy; of an unbounded dataset `compact_…` are the compaction policy, and
     `keep_tombstones` is how far below the newest position deletions are remembered. Order and policies may change:
@@ -30,6 +30,7 @@ class Declaration(Document):
     kind: Kind
     input: str
     computed: bool = False
+    owner: str | None = None
     key: tuple[str, ...] = Field(min_length=1)
     key_types: tuple[str, ...]
     partition_by: tuple[str, ...]

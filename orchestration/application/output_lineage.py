@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,7 +43,41 @@ def outputs_of(app: Application) -> tuple[Output, ...]:
             if not spec.writes_aside:
                 upstream = (target,)
         made_of[operator.id] = upstream
-    return tuple(Output(node, upstream) for node, upstream in outputs.items())
+    return tuple(Output(node, upstream) for node, upstream in _without_cycles(app, outputs).items())
+
+
+def _without_cycles(app: Application, outputs: Mapping[Node, Sequence[Node]]) -> dict[Node, tuple[Node, ...]]:
+    """Return the outputs without what would make them of themselves.
+
+    State is: what a batch writes to a table, the next one joins. A lineage graph has no place for that, so of datasets
+    that the application itself feeds only those are left that are not made of the output.
+    """
+    fed = {Node("dataset", operator.spec.feeds) for operator in app.operators if operator.spec.feeds is not None}
+    made_from: dict[Node, list[Node]] = {node: [] for node in outputs}
+    for dataset in app.datasets:
+        source = source_of(dataset)
+        if source is not None:
+            made_from[Node("dataset", dataset.name)] = [source]
+
+    def is_made_of(node: Node, sought: Node) -> bool:
+        waiting, seen = [node], set[Node]()
+        while waiting:
+            one = waiting.pop()
+            if one == sought:
+                return True
+            if one not in seen:
+                seen.add(one)
+                waiting += made_from.get(one, [])
+        return False
+
+    for node, upstream in outputs.items():
+        made_from[node] += [one for one in upstream if one not in fed]
+    for node, upstream in outputs.items():
+        made_from[node] += [one for one in upstream if one in fed and not is_made_of(one, node)]
+    return {
+        node: tuple(one for one in upstream if one not in fed or one in made_from[node])
+        for node, upstream in outputs.items()
+    }
 
 
 def joins_of(app: Application) -> dict[str, Node]:
@@ -63,8 +97,12 @@ def joins_of(app: Application) -> dict[str, Node]:
 
 
 def unused_datasets(app: Application) -> tuple[Node, ...]:
-    """Return the datasets that are declared and not joined: no output is made of them, but batches wait for them."""
+    """Return the datasets that are declared and not joined: no output is made of them, but batches wait for them.
+
+    Without those that the application itself feeds, which are made of its outputs, or are some.
+    """
     joined = {operator.spec.match.dataset for operator in app.operators if operator.spec.match is not None}
+    joined |= {operator.spec.feeds for operator in app.operators}
     return tuple(Node("dataset", dataset.name) for dataset in app.datasets if dataset.name not in joined)
 
 

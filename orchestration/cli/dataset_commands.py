@@ -104,7 +104,7 @@ def show(name: str, version: str | None, as_of: str | None, lake_url: str | None
         return
     facts = store.describe()
     manifest = store.require_manifest()
-    if isinstance(manifest, UnboundedManifest):
+    if isinstance(manifest, UnboundedManifest) and manifest.declaration.owner is None:
         facts["lag"] = followed.lag_facts(lake, manifest)
     if json_output:
         show_json(facts)

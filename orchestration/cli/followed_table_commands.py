@@ -48,6 +48,12 @@ def lag(name: str, lake_url: str | None, json_output: bool) -> None:
             f"See what its next version waits for: adjunct dataset show {name}.",
             dataset=name,
         )
+    if manifest.declaration.owner is not None:
+        raise ConfigurationError(
+            f"dataset {name!r} is a local table of application {manifest.declaration.owner!r}: it follows no stream.",
+            f"See how far the application is: adjunct checkpoint show {manifest.declaration.owner}.",
+            dataset=name,
+        )
     facts = _facts(lake, manifest)
     if json_output:
         show_json({"dataset": name, **facts})
@@ -148,6 +154,13 @@ def rebuild(
     from dagster_adjunct.resources.objects import open_lake
 
     spec = unit_of(load_application(reference), name)[0]
+    if spec.is_local:
+        raise ConfigurationError(
+            f"dataset {name!r} is a local table: there is no stream that it could be built anew from.",
+            f"To begin it anew, delete it (adjunct dataset delete {name} --reason …) and let the application read its "
+            "input again from where it is to count (adjunct startpoint set).",
+            dataset=name,
+        )
     lake = open_lake(lake_url, create=False)
     shown = bootstraps_shown(json_output)
     with session_scope(master=master, lake_url=lake.url) as spark:

@@ -53,7 +53,7 @@ class AssetGraph:
             spec = self._spec(app, source, external=True)
             self._read.setdefault(spec.key, spec)
         datasets = {dataset.name: self._add_dataset(app, dataset) for dataset in app.datasets}
-        stored = [dataset for dataset in app.datasets if dataset.versions is None and dataset.following.persistent]
+        stored = [dataset for dataset in app.datasets if dataset.versions is None and _is_made_alone(dataset)]
         keys = [datasets[dataset.name] for dataset in stored]
         outputs = {
             output.node: self._spec(app, output.node, [*output.upstream, *unused_datasets(app)])
@@ -80,13 +80,14 @@ class AssetGraph:
         """Return what is read and not made here: streams, files and tables that none of the applications writes, and
         the datasets that live for one run only, which Dagster shows and does not make.
         """
-        passing = [asset.spec for asset, _ in self._datasets.values() if not asset.dataset.following.persistent]
+        made = (asset for asset, _ in self._datasets.values() if not _is_made_alone(asset.dataset))
+        passing = [asset.spec for asset in made if asset.key not in self._writers]
         return [*(spec for key, spec in self._read.items() if key not in self._writers), *passing]
 
     def assets(self) -> list[AssetsDefinition]:
         """Return the assets that are made here: datasets, each version set in one, and the applications' outputs."""
         made = []
-        stored = (asset.dataset for asset, _ in self._datasets.values() if asset.dataset.following.persistent)
+        stored = (asset.dataset for asset, _ in self._datasets.values() if _is_made_alone(asset.dataset))
         for unit in units_of(stored, "build_definitions"):
             members = [self._datasets[dataset.name][0] for dataset in unit]
             partitioned = members[0].dataset.versions is not None
@@ -177,3 +178,8 @@ class AssetGraph:
             metadata=metadata,
             freshness_policy=kind.freshness(app, node.name),
         )
+
+
+def _is_made_alone(dataset: "AdjunctDataset") -> bool:
+    """Whether an asset of its own makes the dataset: an application's step makes local tables, and those of one run."""
+    return dataset.following.persistent and not dataset.is_local

@@ -15,9 +15,11 @@ from dagster_adjunct.orchestration.planner.plan_document import document_of, rea
 from dagster_adjunct.orchestration.planner.plan_graph import plan_graph
 from dagster_adjunct.orchestration.planner.plan_parts import (
     FedDataset,
+    FedJoin,
     JoinGroup,
     PlannedCall,
     PlannedOperator,
+    PlannedState,
     PlannedTable,
     Task,
 )
@@ -40,6 +42,8 @@ class ExecutionPlan:
     tables: tuple[PlannedTable, ...] = ()
     fed: tuple[FedDataset, ...] = ()
     calls: tuple[PlannedCall, ...] = ()
+    state: tuple[PlannedState, ...] = ()
+    fed_joins: tuple[FedJoin, ...] = ()
 
     def stream(self, name: str) -> StreamEdge:
         """Return the edge of an input, output or intermediate stream, else of a side input."""
@@ -147,6 +151,8 @@ class ExecutionPlan:
             self.exchanges,
             self.tables,
             self.calls,
+            self.state,
+            self.fed_joins,
             self.tasks,
             self.notes,
         )

@@ -16,7 +16,14 @@ Item = Mapping[str, Any]
 
 _TOKEN = re.compile(r"[\w-]+")
 _NUMBER = re.compile(r"-\d+(?=-|$)")
-_SINGULAR = {"exchanges": "exchange", "tables": "send to a table", "join_groups": "proven join", "streams": "stream"}
+_SINGULAR = {
+    "exchanges": "exchange",
+    "tables": "send to a table",
+    "join_groups": "proven join",
+    "streams": "stream",
+    "state": "local table",
+    "fed_joins": "join with what is written here",
+}
 _SAID = {
     "summary": "does {new}, did {old}",
     "inputs": "takes the records of {new}, took those of {old}",
@@ -35,7 +42,14 @@ def differences(older: Item, newer: Item) -> tuple[str, ...]:
     renamed = {old["id"]: new["id"] for old, new in pairs if old is not None and new is not None}
     before = _renumbered(older, renamed, older.get("application", ""))
     lines = list(_operators(pairs, before))
-    for part, named in (("streams", _stream), ("join_groups", _join), ("exchanges", _exchange), ("tables", _table)):
+    for part, named in (
+        ("streams", _stream),
+        ("join_groups", _join),
+        ("exchanges", _exchange),
+        ("tables", _table),
+        ("state", _state),
+        ("fed_joins", _join),
+    ):
         if part in before and part in newer:
             lines += _items(part, before[part], newer[part], named)
     lines += _rest(before, newer)
@@ -133,6 +147,10 @@ def _table(item: Item) -> str:
     return f"{item['table']} at {item['operator']}"
 
 
+def _state(item: Item) -> str:
+    return str(item["table"])
+
+
 def _counted(item: Item) -> str:
     if item.get("partitions") is None:
         return ""
@@ -162,7 +180,18 @@ def _columns(before: list[Any], after: list[Any]) -> str:
 
 
 def _rest(before: Item, newer: Item) -> Iterator[str]:
-    told = ("format", "operators", "streams", "join_groups", "exchanges", "tables", "tasks", "notes")
+    told = (
+        "format",
+        "operators",
+        "streams",
+        "join_groups",
+        "exchanges",
+        "tables",
+        "state",
+        "fed_joins",
+        "tasks",
+        "notes",
+    )
     yield from _changed("the plan:", before, newer, told)
     for what, there, other in (("is new", newer, before), ("is gone", before, newer)):
         known = set(map(str, other.get("notes", ())))

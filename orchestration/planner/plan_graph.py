@@ -21,7 +21,7 @@ LEGEND: dict[Colour, str] = {
     "write": "writes",
     "outside": "stream, dataset, table",
 }
-_AT_THE_TARGET = ("output", "remote table", "dataset")
+_AT_THE_TARGET = ("output", "remote table", "dataset", "local table")
 
 
 def plan_graph(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
@@ -66,6 +67,31 @@ class PlannedTable:
     why: str
     replay: str
     streams: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FedJoin:
+    """A join with a dataset that the application itself writes.
+
+    It `meets` what is sent there in "this batch", on top of the version that the batch was begun with, or in the "next
+    batch". With "both", in this batch what is sent up to `last_send`, of the local table's sends in their order, and
+    in the next what is sent after it.
+    """
+
+    join: str
+    dataset: str
+    meets: Literal["this batch", "next batch", "both"]
+    last_send: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedState:
+    """A local table that the application writes, by the operators `sends` in their order: of two records of one key
+    the later send's wins. `replay` says what reading its input again does to it."""
+
+    table: str
+    sends: tuple[str, ...]
+    replay: str
 
 
 @dataclass(frozen=True, slots=True)

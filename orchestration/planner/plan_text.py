@@ -9,9 +9,11 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.planning_values import Exchange, StreamEdge
     from dagster_adjunct.orchestration.planner.plan_parts import (
         FedDataset,
+        FedJoin,
         JoinGroup,
         PlannedCall,
         PlannedOperator,
+        PlannedState,
         PlannedTable,
         Task,
     )
@@ -29,10 +31,12 @@ def render(
     exchanges: Sequence[Exchange],
     tables: Sequence[PlannedTable],
     calls: Sequence[PlannedCall],
+    state: Sequence[PlannedState],
+    fed_joins: Sequence[FedJoin],
     tasks: Sequence[Task],
     notes: Sequence[str],
 ) -> str:
-    """Return a plan as lines: the graph, streams, joins and what feeds them, exchanges, tables, calls, tasks, notes."""
+    """Return a plan as lines: the graph, streams, joins and what feeds them, exchanges, tables, state, tasks, notes."""
     lines = [f"Application {application}", "", "Operators", *_graph(operators), "", "Streams"]
     rows = [("name", "role", "partitions", "by", "partitioner", "count from")]
     for edge in streams:
@@ -74,6 +78,14 @@ def render(
                 ("at", "what", "of", "guarantee"),
                 *((item.operator, item.kind, item.of, item.guarantee) for item in calls),
             ]
+        )
+    if state:
+        lines += ["", "State"]
+        lines += [f"  local table {item.table}, written at {', '.join(item.sends)}. {item.replay}" for item in state]
+    if fed_joins:
+        lines += ["", "Joins with what the application itself writes"]
+        lines += _table(
+            [("join", "dataset", "meets it"), *((item.join, item.dataset, _met(item)) for item in fed_joins)]
         )
     lines += ["", "Tasks", *_tasks(tasks)]
     if notes:
@@ -135,6 +147,12 @@ def _owned(task: Task) -> tuple[tuple[str, ...], tuple[str, ...]]:
         ),
         tuple(dict.fromkeys(bucket.rpartition(".")[0] for bucket in task.buckets)),
     )
+
+
+def _met(item: FedJoin) -> str:
+    if item.meets == "both":
+        return f"this batch, up to {item.last_send}; what is sent after it in the next batch"
+    return item.meets
 
 
 def _at(exchange: Exchange) -> str:

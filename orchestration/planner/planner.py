@@ -16,6 +16,7 @@ from dagster_adjunct.orchestration.operators.planning_values import Exchange, Pl
 from dagster_adjunct.orchestration.planner.auto_repartition import Insertions, repartitioned, with_insertions
 from dagster_adjunct.orchestration.planner.co_partitioning import check_co_partitioned
 from dagster_adjunct.orchestration.planner.execution_plan import ExecutionPlan
+from dagster_adjunct.orchestration.planner.fed_joins import fed_joins, planned_state
 from dagster_adjunct.orchestration.planner.join_groups import Needs, dataset_node, join_groups, needs_of
 from dagster_adjunct.orchestration.planner.partition_counts import (
     assign,
@@ -80,6 +81,8 @@ def plan(app: Application, catalog: Catalog) -> ExecutionPlan:
         tables=tables,
         fed=_fed(app, needs, flows, edges),
         calls=_calls(app),
+        state=planned_state(app),
+        fed_joins=fed_joins(app),
     )
 
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.assets.reading.open_dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
+from dagster_adjunct.orchestration.startpoints.startpoint_manager import startpoints_of
+from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
+from dagster_adjunct.orchestration.step.run_application import run_application
+from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.startpoint import StartpointSpecific
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.orchestration.step_world import StepWorld
 
@@ -20,11 +29,11 @@ pytestmark = pytest.mark.spark
 COUNTS = Schema.of(shop="string", visits="bigint")
 
 
-def counting(**options: Any) -> Application:
+def counting(partitions: int = 2) -> Application:
     """Count the visits of each shop: what was counted before, and one more."""
     app = Application("counting", max_batch_records=4)
-    counts = app.local_table("visits_by_shop", key="shop", schema=COUNTS, partitions=2, **options)
-    counted = app.output_stream("lake.counted", partitions=2, key="shop")
+    counts = app.local_table("visits_by_shop", key="shop", schema=COUNTS, partitions=partitions)
+    counted = app.output_stream("lake.counted", partitions=partitions, key="shop")
     (
         app.input_stream("lake.visits")
         .join(counts, on="shop", how="left")
@@ -78,3 +87,134 @@ def test_a_crash_at_any_request_of_a_batch_counts_every_visit_once(tmp_path: Pat
             assert nth > 30
             return
     pytest.fail("the run never ended")
+
+
+def last_seen(world: StepWorld, table: str = "seen") -> dict[Any, Any]:
+    return {key: entry["place"] for key, entry in held(world, table).items()}
+
+
+def test_what_is_sent_is_met_in_the_same_batch_and_two_streams_feed_one_table_in_their_order(
+    step_world: StepWorld,
+) -> None:
+    step_world.stream("scans", "item", 2, item="string", place="string")
+    step_world.stream("moves", "item", 3, item="string", place="string")
+    step_world.stream("asked", "item", 2, item="string")
+    step_world.send("scans", ("a", "dock"), ("a", "shelf"), ("b", "dock"), ("c", "dock"))
+    step_world.send("moves", ("b", "truck"), deleted=[("c", None)])
+    step_world.send("asked", ("a",), ("b",), ("c",))
+    app = Application("seeing")
+    seen = app.local_table("seen", key="item", schema=Schema.of(item="string", place="string"), partitions=2)
+    asked = app.input_stream("lake.asked")
+    app.input_stream("lake.scans").send_to(seen)
+    asked.join(seen, on="item", how="left", name="one").send_to(app.output_stream("lake.one", partitions=2, key="item"))
+    app.input_stream("lake.moves").send_to(seen)
+    asked.join(seen, on="item", how="left", name="two").send_to(app.output_stream("lake.two", partitions=2, key="item"))
+    report = step_world.run(app)
+    answers = [{row["item"]: row["place"] for row in step_world.rows(name)} for name in ("one", "two")]
+    assert answers == [{"a": "shelf", "b": "dock", "c": "dock"}, {"a": "shelf", "b": "truck", "c": None}]
+    assert last_seen(step_world) == {"a": "shelf", "b": "truck"}
+    assert report.counters["seen"] == {"rows": 4, "deleted": 1, "superseded": 1, "duplicate_batches": 0}
+    before = open_dataset(step_world.lake, "seen").version
+    step_world.send("moves", ("b", "hall"))
+    assert step_world.run(app, run="run-2").versions["seen"] == [before]
+
+
+def test_a_condition_deletes_and_records_without_a_key_are_skipped_where_that_is_asked_for(
+    step_world: StepWorld,
+) -> None:
+    step_world.stream("visits", "shop", 2, visitor="string", shop="string")
+    step_world.send("visits", ("in", "a"), ("in", "b"), ("out", "a"), ("in", None))
+    app = Application("open")
+    opened = app.local_table("opened", key="shop", schema=Schema.of(shop="string", visitor="string"), partitions=3)
+    app.input_stream("lake.visits").send_to(opened, deleted="visitor = 'out'", on_null_key="skip")
+    report = step_world.run(app)
+    assert held(step_world, "opened") == {"b": {"shop": "b", "visitor": "in"}}
+    assert report.counters["opened"]["null_keys"] == 1
+
+
+def test_records_that_go_on_are_computed_once(step_world: StepWorld) -> None:
+    step_world.stream("visits", "shop", 2, visitor="string", shop="string")
+    step_world.send("visits", *[(str(n), "ab"[n % 2]) for n in range(10)])
+    calls = step_world.spark().sparkContext.accumulator(0)
+
+    def counted(frame: Any) -> Any:
+        from pyspark.sql import functions as F
+
+        @F.udf("bigint")
+        def one(shop):  # type: ignore[no-untyped-def]
+            calls.add(1)
+            return 1
+
+        return frame.withColumn("visits", one.asNondeterministic()("shop"))
+
+    app = Application("once")
+    table = app.local_table("once", key="shop", schema=COUNTS, partitions=2)
+    stream = app.input_stream("lake.visits").map(counted, keeps_partitioning=True).send_to(table)
+    stream.send_to(app.output_stream("lake.out", partitions=2, key="shop"))
+    step_world.run(app)
+    assert calls.value == 10
+
+
+def test_a_bounded_replay_leaves_state_alone_and_a_startpoint_that_goes_back_adds_to_it(step_world: StepWorld) -> None:
+    step_world.stream("visits", "shop", 1, visitor="string", shop="string")
+    step_world.send("visits", ("1", "a"), ("2", "a"))
+    app = counting(partitions=1)
+    step_world.run(app)
+    ssp = SystemStreamPartition("lake", "visits", 0)
+
+    def ask(offset: str, until: str | None = None) -> None:
+        now = round(time.time() * 1000)
+        made = [StartpointSpecific(creation_timestamp_ms=now, offset=at) for at in (offset, until) if at is not None]
+        request = StartpointRequest(
+            ssp=ssp, startpoint=made[0], until=made[1] if until else None, by="me", reason="why"
+        )
+        startpoints_of(step_world.lake, app).write_startpoints([request])
+
+    ask("0", until="2")
+    step_world.run(app)
+    assert held(step_world, "visits_by_shop")["a"]["visits"] == 2
+    assert sorted(row["visits"] for row in step_world.rows("counted")) == [1, 2, 3, 4]
+    ask("1")
+    step_world.run(app)
+    assert held(step_world, "visits_by_shop")["a"]["visits"] == 3
+
+
+def test_a_batch_that_is_abandoned_is_taken_out_of_the_state_before_its_records_are_read_again(
+    step_world: StepWorld,
+) -> None:
+    step_world.stream("visits", "shop", 2, visitor="string", shop="string")
+    step_world.send("visits", ("1", "a"), ("2", "b"), ("3", "a"))
+    app = counting()
+
+    def die(event: StepEvent) -> None:
+        if event.what == "outputs":
+            raise Crash
+
+    with pytest.raises(Crash):
+        step_world.run(app, on_event=die)
+    assert held(step_world, "visits_by_shop")["a"]["visits"] == 2
+    BatchLog(step_world.lake, app.name).abandon(reason="a mistake", by="me", skip=False)
+    step_world.run(app)
+    assert held(step_world, "visits_by_shop") == {"a": {"shop": "a", "visits": 2}, "b": {"shop": "b", "visits": 1}}
+
+
+def test_two_streams_may_be_sent_to_one_dataset_and_the_next_batch_meets_both(step_world: StepWorld) -> None:
+    step_world.stream("one", "shop", 2, shop="string", city="string")
+    step_world.stream("two", "shop", 2, shop="string", city="string")
+    step_world.stream("cities", "shop", 2, shop="string", city="string")
+    step_world.send("one", ("a", "Aa"), ("b", "Bb"), ("c", "Cc"))
+    step_world.send("two", ("a", "Ab"), ("d", "Dd"), ("e", "Ee"))
+    app = Application("feeding", max_batch_records=3)
+    cities = app.table(unbounded_dataset("cities", input="lake.cities", key="shop", partitions=2))
+    one = app.input_stream("lake.one")
+    one.join(cities, on="shop", how="left", select=["city as known"]).send_to(
+        app.output_stream("lake.met", partitions=2, key="shop")
+    )
+    one.send_to(cities)
+    app.input_stream("lake.two").send_to(cities)
+    report = run_application(step_world.lake, step_world.systems, app, step_world.spark, run="one")
+    assert report.step.batches > 1
+    assert report.step.counters["lake.cities"] == {"rows": 6, "duplicate_batches": 0}
+    assert len(report.step.versions["cities"]) > 1, "batches after the first meet what was fed"
+    step_world.advance(cities.dataset)
+    assert set(held(step_world, "cities")) == {*"abcde"}

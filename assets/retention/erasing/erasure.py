@@ -175,7 +175,10 @@ def _explains(held: Judged, proof: KeySearch) -> bool:
 def _not_erased(lake: Lake, manifest: DatasetManifest) -> tuple[str, ...]:
     source = manifest.declaration.input
     left = [f"the input: {source}", "outputs of applications that joined this dataset"]
-    if isinstance(manifest, UnboundedManifest):
+    owner = manifest.declaration.owner
+    if owner is not None:
+        left[0] = f"the input streams of application {owner}: records of these keys that are read later bring them back"
+    elif isinstance(manifest, UnboundedManifest):
         left[0] += (
             ", whose records hold the keys until its retention drops them; a rebuild brings the keys back, unless "
             "tombstones for them were sent or their records are gone"

@@ -27,6 +27,7 @@ from dagster_adjunct.orchestration.code_location.assets.join_checks import (
     join_check_specs,
 )
 from dagster_adjunct.orchestration.code_location.assets.op_run import OpRun
+from dagster_adjunct.orchestration.code_location.nodes.dataset_node import VERSION
 from dagster_adjunct.orchestration.code_location.nodes.kinds import kind_of
 from dagster_adjunct.orchestration.code_location.nodes.node_kind import Outputs
 from dagster_adjunct.orchestration.code_location.shared.asset_metadata import (
@@ -131,7 +132,7 @@ def outputs_asset(
             )
             if waiting:
                 metadata["adjunct/left_out"] = MetadataValue.json(waiting)
-            yield from told(context, spec.key, version, metadata, description)
+            yield from told(context, spec.key, metadata.pop(VERSION, version), metadata, description)
         results = [*join_check_results(context, app, checks, report.counters)]
         yield from results
         yield from check_outputs(context, {(result.asset_key, result.check_name) for result in results})
@@ -180,7 +181,7 @@ def _run_batches(
 
 def _report_datasets(op: OpRun, app: "Application", datasets: Mapping[str, AssetKey]) -> None:
     for dataset in app.datasets:
-        if dataset.versions is None:
+        if dataset.versions is None and not dataset.is_owned_by(app.name):
             report_served(op, dataset, datasets[dataset.name])
 
 

@@ -1,0 +1,174 @@
+"""Plans of applications with local tables: where records move, which batch a join meets, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.planner import SPARK, ExecutionPlan, StreamFacts, plan
+from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.resources.schemas.schema import Schema
+from tests.orchestration.planner.planning import application, catalog, dataset, exchanges_before
+
+COUNTS = Schema.of(k="string", n="bigint")
+S = StreamFacts("lake.s", 4, ("k",), SPARK, Schema.of(k="string", n="bigint"))
+R = StreamFacts("lake.r", 3, ("n",), SPARK, Schema.of(k="string", n="bigint"))
+STREAMS = catalog(S, R)
+
+
+def counting(app: Application, partitions: int = 4) -> ExecutionPlan:
+    counts = app.local_table("counts", key="k", schema=COUNTS, partitions=partitions)
+    stream = app.input_stream("lake.s")
+    before = stream.join(counts, on="k", how="left", select=["n as m"], name="before")
+    before.map("k", "n").send_to(counts).join(counts, on="k", select=["n as o"], name="after")
+    return plan(app, STREAMS)
+
+
+def test_records_that_lie_in_its_buckets_do_not_move_on_their_way_to_a_table_or_in_a_join_with_it() -> None:
+    planned = counting(application())
+    assert planned.exchanges == ()
+    assert [(group.join, group.partitions) for group in planned.join_groups] == [
+        ("join-2-before", 4),
+        ("join-5-after", 4),
+    ]
+    assert (planned.stream("counts").role, planned.stream("counts").partitions) == ("local-table", 4)
+    assert planned.task("Partition 3").buckets == ("counts.3",)
+
+
+def test_records_that_lie_elsewhere_are_brought_to_its_buckets_and_go_on_from_where_they_lay() -> None:
+    app = application()
+    counts = app.local_table("counts", key="k", schema=COUNTS, partitions=8)
+    sent = app.input_stream("lake.r").send_to(counts)
+    sent.filter("n > 0").send_to(app.output_stream("lake.out", partitions=3, key="n"))
+    (moved,) = plan(app, STREAMS).exchanges
+    assert (moved.operator, moved.reason, moved.partitioned_by, moved.partitions) == (
+        "send-to-table-2-counts", "local table", ("k",), 8,
+    )  # fmt: skip
+    assert "local table counts has 8 buckets by (k)" in moved.why
+
+
+def test_a_join_needs_the_count_of_the_table_as_of_any_dataset() -> None:
+    with pytest.raises(PlanningError, match="counts has 8"):
+        counting(application(), partitions=8)
+    planned = counting(application(auto_repartition=True), partitions=8)
+    assert exchanges_before(planned, "join-2-before")
+
+
+def test_an_intermediate_stream_takes_the_count_of_the_table_that_it_meets() -> None:
+    app = application()
+    counts = app.local_table("counts", key="k", schema=COUNTS, partitions=5)
+    moved = app.input_stream("lake.r").partition_by("k")
+    moved.join(counts, on="k", how="left", select=["n as m"]).map("k", "n").send_to(counts)
+    planned = plan(app, STREAMS)
+    assert [(item.reason, item.partitions) for item in planned.exchanges] == [("partition_by", 5)]
+
+
+def test_a_join_meets_what_is_sent_before_it_in_this_batch_and_what_is_sent_after_it_in_the_next() -> None:
+    app = application()
+    counts = app.local_table("counts", key="k", schema=COUNTS, partitions=4)
+    s, r = app.input_stream("lake.s"), app.input_stream("lake.r")
+    s.join(counts, on="k", select=["n as m"], name="first")
+    s.send_to(counts)
+    s.join(counts, on="k", select=["n as m"], name="second")
+    r.send_to(counts)
+    s.join(counts, on="k", select=["n as m"], name="third")
+    planned = plan(app, STREAMS)
+    first, second = "send-to-table-4-counts", "send-to-table-6-counts"
+    assert [(item.join, item.meets, item.last_send) for item in planned.fed_joins] == [
+        ("join-3-first", "next batch", None),
+        ("join-5-second", "both", first),
+        ("join-7-third", "this batch", second),
+    ]
+    assert [(item.table, item.sends) for item in planned.state] == [("counts", (first, second))]
+    text = planned.render()
+    assert "join-3-first   counts   next batch\n" in text
+    assert f"join-5-second  counts   this batch, up to {first}; what is sent after it in the next batch\n" in text
+    assert "join-7-third   counts   this batch\n" in text
+    assert f"local table counts, written at {first}, {second}. A startpoint that goes back" in text
+    assert ExecutionPlan.from_json(planned.to_json()) == planned
+    assert "counts" in planned.to_svg()
+
+
+def test_a_dataset_that_the_application_feeds_by_its_stream_is_met_in_the_next_batch_wherever_the_join_stands() -> None:
+    app = application()
+    fed = app.table(dataset("t", 4))
+    sent = app.input_stream("lake.s").send_to(fed)
+    sent.join(fed, on="k", select=[])
+    planned = plan(app, catalog(s=4, t=4))
+    assert [(item.meets, item.last_send) for item in planned.fed_joins] == [("next batch", None)]
+    assert planned.state == ()
+
+
+def test_many_joins_and_senders_of_one_table_are_planned_in_proportion_to_them() -> None:
+    app = application()
+    counts = app.local_table("counts", key="k", schema=COUNTS, partitions=4)
+    stream = app.input_stream("lake.s")
+    for number in range(500):
+        stream.join(counts, on="k", select=["n as m"], name=f"j{number}")
+        stream.filter("n > 0").send_to(counts)
+    planned = plan(app, STREAMS)
+    assert len(planned.fed_joins) == 500
+    assert len(planned.to_json()["fed_joins"]) == 500
+
+
+# -- refused
+
+
+def test_records_need_the_columns_of_the_table_with_their_types() -> None:
+    app = application()
+    counts = app.local_table("counts", key="k", schema=COUNTS, partitions=4)
+    app.input_stream("lake.s").map("k").send_to(counts)
+    with pytest.raises(PlanningError, match="send-to-table-3-counts: the stream has no column 'n'"):
+        plan(app, STREAMS)
+    app = application()
+    counts = app.local_table("counts", key="k", schema=COUNTS, partitions=4)
+    app.input_stream("lake.s").map("k", "cast(n as int) as n").send_to(counts)
+    with pytest.raises(PlanningError, match="column 'n' is int, and local table counts is declared with bigint"):
+        plan(app, STREAMS)
+
+
+def test_only_its_owner_writes_a_table_and_others_may_join_it() -> None:
+    owner = application()
+    counts = owner.local_table("counts", key="k", schema=COUNTS, partitions=4)
+    other = Application("other")
+    theirs = other.table(counts.dataset)
+    stream = other.input_stream("lake.s")
+    with pytest.raises(PlanningError, match="belongs to application 'app', which alone writes it"):
+        stream.send_to(theirs)
+    stream.join(theirs, on="k", select=["n as m"])
+    assert plan(other, STREAMS).fed_joins == ()
+
+
+def test_mistakes_in_the_declaration_are_named() -> None:
+    app = application()
+    wrong: list[tuple[dict[str, object], str]] = [
+        ({"key": "k", "schema": COUNTS, "partitions": 0}, "partitions is 0"),
+        ({"key": "k", "schema": COUNTS, "partitions": None}, "no partitions"),
+        ({"key": "x", "schema": COUNTS, "partitions": 2}, "no column 'x'"),
+        ({"key": (), "schema": COUNTS, "partitions": 2}, "has no key"),
+        ({"key": "k", "schema": {"k": "string"}, "partitions": 2}, "expected its columns"),
+        ({"key": "k", "schema": COUNTS, "partitions": 2, "partition_by": "n"}, "not in its key"),
+    ]
+    for arguments, told in wrong:
+        with pytest.raises((ConfigurationError, PlanningError), match=told):
+            app.local_table("counts", **arguments)  # type: ignore[arg-type]
+    counts = app.local_table("counts", key="k", schema=COUNTS, partitions=2)
+    with pytest.raises(PlanningError, match="twice"):
+        app.local_table("counts", key="k", schema=COUNTS, partitions=2)
+    stream = app.input_stream("lake.s")
+    with pytest.raises(ConfigurationError, match="deleted=''"):
+        stream.send_to(counts, deleted="")
+    with pytest.raises(ConfigurationError, match="deleted is for local tables only"):
+        stream.send_to(app.output_stream("lake.out", partitions=2), deleted="true")
+
+
+def test_what_changed_of_the_state_is_told_in_a_plan_s_differences() -> None:
+    older = counting(application())
+    app = application()
+    counts = app.local_table("counts", key="k", schema=COUNTS, partitions=4)
+    stream = app.input_stream("lake.s").join(counts, on="k", how="left", select=["n as m"], name="before")
+    stream.map("k", "n").send_to(counts)
+    stream.filter("n > 1").send_to(counts)
+    lines = plan(app, STREAMS).differences_from(older)
+    assert "join with what is written here join-5-after is gone" in lines
+    assert any(line.startswith("local table counts sends is send-to-table-4-counts, ") for line in lines)
