@@ -37,8 +37,8 @@ def fed_joins(app: Application) -> tuple[FedJoin, ...]:
             if met is None:
                 joins.append(FedJoin(operator.id, match.dataset, "next batch", None))
             else:
-                meets = "this batch" if met == last[match.dataset] else "both"
-                joins.append(FedJoin(operator.id, match.dataset, meets, met))
+                whole = met == last[match.dataset]
+                joins.append(FedJoin(operator.id, match.dataset, "this batch" if whole else "both", met))
         if feeds is not None:
             sent[feeds] = operator.id
     return tuple(joins)
