@@ -33,6 +33,10 @@ class Filter(PassesRecords):
     def summary(self) -> str:
         return self.condition if isinstance(self.condition, str) else called(self.condition)
 
+    @property
+    def sql(self) -> Sequence[str]:
+        return (self.condition,) if isinstance(self.condition, str) else ()
+
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
         if isinstance(self.condition, str):

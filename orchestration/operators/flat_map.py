@@ -46,6 +46,10 @@ class Elements(Spec):
         return f"each of {self.expression} as {self.name}" + (", or null" if self.keep_empty else "")
 
     @property
+    def sql(self) -> Sequence[str]:
+        return (self.expression,)
+
+    @property
     def _as_columns(self) -> WithColumns:
         """What it does to columns: as if it gave one more, which is none of those that arrive."""
         return WithColumns(((self.name, f"explode({self.expression})"),))

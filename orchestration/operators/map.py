@@ -39,6 +39,10 @@ class Map(Spec):
     def summary(self) -> str:
         return called(self.function) if self.function else ", ".join(self.expressions)
 
+    @property
+    def sql(self) -> Sequence[str]:
+        return self.expressions
+
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
         kept = self._partitioning(flow.partitioned_by)

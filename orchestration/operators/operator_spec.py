@@ -88,6 +88,11 @@ class Spec(ABC):
         return None
 
     @property
+    def sql(self) -> Sequence[str]:
+        """The expressions of Spark SQL that users gave it."""
+        return ()
+
+    @property
     def reads(self) -> str | None:
         """The stream whose records enter here; None where records come from other operators only."""
         return None

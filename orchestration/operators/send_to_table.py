@@ -52,6 +52,10 @@ class SendToTable(PassesRecords):
         return self.send
 
     @property
+    def sql(self) -> Sequence[str]:
+        return () if self.update is None else tuple(expression for _, _, expression in self.update.written)
+
+    @property
     def adds(self) -> bool:
         return self.update is not None and bool(self.update.add or self.update.append)
 

@@ -36,6 +36,10 @@ class WithColumns(Spec):
     def summary(self) -> str:
         return ", ".join(f"{expression} as {name}" for name, expression in self.columns)
 
+    @property
+    def sql(self) -> Sequence[str]:
+        return tuple(expression for _, expression in self.columns)
+
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
         for _, expression in self.columns:

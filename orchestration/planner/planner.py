@@ -31,6 +31,7 @@ from dagster_adjunct.orchestration.planner.stored_columns import check_types
 from dagster_adjunct.orchestration.planner.stream_edges import stream_edges
 from dagster_adjunct.orchestration.planner.table_order import order_notes, planned_tables
 from dagster_adjunct.orchestration.planner.task_groups import tasks_of
+from dagster_adjunct.orchestration.planner.unproven_columns import unproven_columns
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.tables.credits.stated_budgets import budgets_of, check_budgets
 
@@ -77,7 +78,7 @@ def plan(app: Application, catalog: Catalog) -> ExecutionPlan:
         join_groups=_groups(app, needs, flows, edges, counts.partitions),
         exchanges=exchanges,
         tasks=tasks_of(streams, app.tasks),
-        notes=(*_notes(app, edges, inserted), *order_notes(tables), *unproven),
+        notes=(*_notes(app, edges, inserted), *order_notes(tables), *unproven_columns(app, flows), *unproven),
         tables=tables,
         fed=_fed(app, needs, flows, edges),
         calls=_calls(app),

@@ -66,10 +66,11 @@ def _dialect() -> Spark:
 
 
 def _expression(text: str, tree: exp.Expr) -> Expression:
+    if tree.find(exp.Query) is not None:
+        return _unread(text, "a subquery is not understood without Spark")
     strange = next((node for node in tree.walk() if not isinstance(node, _UNDERSTOOD)), None)
-    if strange is not None or tree.find(exp.Query) is not None:
-        what = "subquery" if strange is None else strange.key
-        return _unread(text, f"what it says ({what}) is not understood without Spark")
+    if strange is not None:
+        return _unread(text, f"{strange.key} is not understood without Spark")
     alias = None
     if isinstance(tree, exp.Alias):
         alias, tree = tree.alias, tree.this
