@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.resources.sql.parsing import parsed
+from dagster_adjunct.resources.sql.nearest_names import nearest
+from dagster_adjunct.resources.sql.parsing import functions_of_others, parsed
+from dagster_adjunct.resources.sql.spark_functions import KNOWN
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
@@ -20,6 +22,9 @@ def unproven_columns(app: Application, flows: Flows) -> tuple[str, ...]:
     for operator in app.operators:
         texts = [text for text in operator.spec.sql if parsed(text).unread]
         found += [f"{operator.id}: {_short(text)} ({parsed(text).unread})" for text in texts]
+        for name in dict.fromkeys(name for text in operator.spec.sql for name in functions_of_others(text)):
+            like = nearest(name, KNOWN, 1)
+            found.append(f"{operator.id}: {name}() is none of Spark's functions" + (f" ({like[0]}?)" if like else ""))
         known_before = all(flows.after[source].columns is not None for source in operator.inputs)
         if flows.after[operator.id].columns is None and known_before:
             nameless = [text for text in operator.spec.sql if _gives_unknown(text)]

@@ -45,3 +45,13 @@ def struct_fields(expression: Expression) -> tuple[tuple[str, Expression], ...]:
     from dagster_adjunct.resources.sql.reading import fields_of
 
     return tuple(fields_of(expression.text, expression.tree))
+
+
+@lru_cache(maxsize=65_536)
+def functions_of_others(text: str) -> tuple[str, ...]:
+    """Return the functions that an expression calls and that are none of Spark's own: mistyped, or somebody's."""
+    if "(" not in text:
+        return ()
+    from dagster_adjunct.resources.sql.reading import unknown_functions
+
+    return unknown_functions(text)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING
 
 from sqlglot import exp
 from sqlglot.dialects.spark import Spark
 from sqlglot.errors import ErrorLevel, SqlglotError
+from sqlglot.tokenizer_core import Token, TokenType
 
 from dagster_adjunct.resources.sql.expression import ColumnName, Expression
-
-if TYPE_CHECKING:
-    pass
+from dagster_adjunct.resources.sql.spark_functions import KNOWN, wrong_count
 
 # Beside functions and operators: nodes in which a column is a column. In any other, names may be something else.
 _UNDERSTOOD = (
@@ -34,14 +32,59 @@ def read(text: str) -> Expression:
     """Return what is read off an expression that is more than a name."""
     try:
         dialect = _dialect()
-        (tree,) = Spark.Parser(error_level=ErrorLevel.IMMEDIATE, dialect=dialect).parse_into(
-            exp.Expr, dialect.tokenize(text), text
-        )
+        tokens = dialect.tokenize(text)
+        mistake = next(_wrong_calls(tokens), "")
+        if mistake:
+            return Expression(text, unread=mistake, mistake=mistake)
+        (tree,) = Spark.Parser(error_level=ErrorLevel.IMMEDIATE, dialect=dialect).parse_into(exp.Expr, tokens, text)
     except (SqlglotError, RecursionError, ValueError, AttributeError, TypeError, KeyError, IndexError) as error:
         return _unread(text, f"it can't be read without Spark ({type(error).__name__})")
     if tree is None:
         return _unread(text, "it can't be read without Spark")
     return _expression(text, tree)
+
+
+def unknown_functions(text: str) -> tuple[str, ...]:
+    """Return what is called in an expression that can be read, and is none of Spark's own functions."""
+    try:
+        tokens = _dialect().tokenize(text)
+    except SqlglotError:
+        return ()
+    words = {token.text.lower() for token in tokens if token.token_type is TokenType.VAR}  # and no keywords
+    return tuple(dict.fromkeys(name for name, _ in _calls(tokens) if name in words and name not in KNOWN))
+
+
+def _wrong_calls(tokens: list[Token]) -> Iterator[str]:
+    for name, count in _calls(tokens):
+        wrong = "" if count is None else wrong_count(name, count)
+        if wrong:
+            yield wrong
+
+
+def _calls(tokens: list[Token]) -> Iterator[tuple[str, int | None]]:
+    """Yield the functions that are called by plain names, with their number of arguments; None where "*" is one."""
+    for at, token in enumerate(tokens[:-1]):
+        qualified = at > 0 and tokens[at - 1].token_type is TokenType.DOT
+        named = token.token_type is not TokenType.IDENTIFIER and token.text.isidentifier() and not qualified
+        if named and tokens[at + 1].token_type is TokenType.L_PAREN:
+            yield token.text.lower(), _arguments(tokens, at + 2)
+
+
+def _arguments(tokens: list[Token], start: int) -> int | None:
+    depth, commas, stars = 0, 0, False
+    for at in range(start, len(tokens)):
+        kind = tokens[at].token_type
+        if kind in (TokenType.L_PAREN, TokenType.L_BRACKET):
+            depth += 1
+        elif kind in (TokenType.R_PAREN, TokenType.R_BRACKET):
+            if depth == 0:
+                return None if stars else 0 if at == start else commas + 1
+            depth -= 1
+        elif depth == 0 and kind is TokenType.COMMA:
+            commas += 1
+        elif depth == 0 and kind is TokenType.STAR:
+            stars = True
+    return None
 
 
 def fields_of(text: str, tree: exp.Expr) -> Iterator[tuple[str, Expression]]:

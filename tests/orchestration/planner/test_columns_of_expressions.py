@@ -145,13 +145,14 @@ def test_what_is_left_to_spark_is_one_note() -> None:
     def describe(app, visits):
         visits.filter("spent > 0 and shop in (select 'a')").map("upper(shop)").filter("anything > 0")
         visits.map(tidy).filter("anything > 0").map("a", "b")
-        visits.map("a_function_of_ours(spent) as a").filter("a > 0")
+        visits.map("uper(shop) as a").filter("a > 0")
 
     (note,) = (note for note in planned(describe).notes if "Unproven" in note)
     assert note == (
         'Unproven, asked of Spark over no records before a batch begins: filter-2: "spent > 0 and shop in (select '
         "'a')\" (a subquery is not understood without Spark); the columns after map-3 ('upper(shop)' has "
-        "no name that can be read off); the columns after map-5 (tidy())."
+        "no name that can be read off); the columns after map-5 (tidy()); map-8: uper() is none "
+        "of Spark's functions (upper?)."
     )
     proven = planned(lambda app, visits: visits.filter("spent > 0").map("visitor"))
     assert not any("Unproven" in note for note in proven.notes)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
+from dagster_adjunct.resources.sql.spark_functions import KNOWN
+
 FLAT = {
     "a": "tinyint", "b": "smallint", "c": "int", "d": "bigint", "f": "float", "g": "double", "h": "decimal(10,2)",
     "s": "string", "t": "boolean", "u": "date", "v": "timestamp", "w": "binary", "End": "string", "order": "int",
@@ -23,6 +25,8 @@ _LEAVES = [
     "current_date", "current_timestamp()", "current_user", "localtimestamp", "uuid()", "pi()", "xs[0]", "m['k']",
     "/* s */ s",
 ]  # fmt: skip
+# What stops a program, or looks into its files, is not called.
+_FUNCTIONS = sorted(name for name in KNOWN if "reflect" not in name and "java" not in name and "raise" not in name)
 _SHAPES = """
 ({}) | -{} | ~{} | not {} | ! {} | {} is null | {} is not null | isnull({}) | {} is true | {} <=> null | abs({})
 sign({}) | round({}) | round({}, 1) | floor({}) | ceil({}) | sqrt({}) | exp({}) | ln({}) | log({}) | cbrt({})
@@ -81,6 +85,8 @@ class Drawn:
         if left == 0 or self.random.random() < 0.15:
             return self.random.choice(_LEAVES)
         shape = self.random.choice(SHAPES)
+        if self.random.random() < 0.1:
+            shape = f"{self.random.choice(_FUNCTIONS)}({', '.join(['{}'] * self.random.randrange(5))})"
         return shape.format(*[self._part(left - 1) for _ in range(shape.count("{}"))])
 
     def item(self) -> str:

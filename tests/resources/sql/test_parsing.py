@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dagster_adjunct.resources.sql.parsing import parsed, struct_fields
+from dagster_adjunct.resources.sql.parsing import functions_of_others, parsed, struct_fields
 
 
 def named(text: str) -> list[str]:
@@ -96,6 +96,34 @@ def test_what_is_not_closed_is_a_mistake(text: str, mistake: str) -> None:
     assert parsed(text).mistake == mistake
 
 
+@pytest.mark.parametrize(
+    ("text", "mistake"),
+    [
+        ("upper(a, b)", "upper() takes 1 argument, and gets 2"),
+        ("1 + NVL(a)", "nvl() takes 2 arguments, and gets 1"),
+        ("regexp_replace(a, ',')", "regexp_replace() takes 3 to 4 arguments, and gets 2"),
+        ("make_timestamp_ntz(a, b, c)", "make_timestamp_ntz() takes 2 or 6 arguments, and gets 3"),
+        ("nullif(concat(a, b))", "nullif() takes 2 arguments, and gets 1"),
+        ("upper()", "upper() takes 1 argument, and gets 0"),
+    ],
+)
+def test_a_function_of_sparks_takes_so_many_arguments(text: str, mistake: str) -> None:
+    assert parsed(text).mistake == mistake
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "concat(a, b, c, d)", "ours(a)", "db.upper(a, b)", "struct(*)", "coalesce(*)", "a in (1, 2, 3)",
+        "a rlike ('x')", "cast(a as decimal(10, 2))", "trim(both 'x' from a)", "substring(a from 1 for 2)",
+        "transform(xs, (x, i) -> x + i)", "date_add(DAY, 1, a)", "split(a, '(,')", "upper(concat(a, b))",
+        "nvl(xs[0], (1, 2))",
+    ],
+)  # fmt: skip
+def test_arguments_of_other_forms_are_not_counted(text: str) -> None:
+    assert not parsed(text).mistake
+
+
 @pytest.mark.parametrize("text", ["a = ')'", r"a = 'it\'s ('", 'a = "\'("', "`a)` + 1", "a -- (", "r'\\' || a"])
 def test_brackets_within_texts_names_and_comments_are_none(text: str) -> None:
     assert not parsed(text).mistake
@@ -110,3 +138,18 @@ def test_the_parser_is_loaded_for_the_first_expression_that_is_more_than_a_name(
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize(
+    ("text", "functions"),
+    [
+        ("uper(a) || ours(b) || UPER(c)", ("uper", "ours")),
+        ("case when (a) then (b) else (c) end + sum(a) over (partition by (b))", ()),
+        ("a in (1) and not (b) and exists (select 1) and cast(a as decimal(1,0)) between (1) and (2)", ()),
+        ("count(*) filter (where (a > 1)) + listagg(a) within group (order by b)", ()),
+        ("db.ours(a) || `ours`(b) || 'ours(a)'", ()),
+        ("a is distinct from (b) or a like any ('x') or a div (2) > 1", ()),
+    ],
+)
+def test_functions_that_are_none_of_sparks(text: str, functions: tuple[str, ...]) -> None:
+    assert functions_of_others(text) == functions
