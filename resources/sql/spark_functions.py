@@ -87,7 +87,7 @@ _FUNCTIONS = {
         translate try_variant_array_append try_variant_insert variant_array_append variant_insert zip_with""",
     "3-4": """aggregate reduce regexp_replace try_variant_set variant_set""",
     "4": """count_min_sketch width_bucket""",
-    "?": """all and any between case cast collate date_add date_diff dateadd datediff decimal distinct div
+    "?": """group all and any between case cast collate date_add date_diff dateadd datediff decimal distinct div
         escape every exists extract filter ilike in interval is like listagg mod not or overlay
         percentile_cont percentile_disc position regexp rlike some string_agg substr substring time_diff
         timediff timestampadd timestampdiff trim try_cast values when""",
