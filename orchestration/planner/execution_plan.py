@@ -138,7 +138,7 @@ class ExecutionPlan:
         return svg(self._graph())
 
     def _graph(self) -> Graph:
-        return plan_graph(self.application, self.operators, self.streams, self.exchanges, self.tables)
+        return plan_graph(self.application, self.operators, self.streams, self.exchanges, self.tables, self.calls)
 
     def render(self) -> str:
         """Return the plan as plain text for people."""

@@ -23,6 +23,8 @@ _SINGULAR = {
     "streams": "stream",
     "state": "local table",
     "fed_joins": "join with what is written here",
+    "fed": "fed dataset",
+    "calls": "call",
 }
 _SAID = {
     "summary": "does {new}, did {old}",
@@ -42,14 +44,7 @@ def differences(older: Item, newer: Item) -> tuple[str, ...]:
     renamed = {old["id"]: new["id"] for old, new in pairs if old is not None and new is not None}
     before = _renumbered(older, renamed, older.get("application", ""))
     lines = list(_operators(pairs, before))
-    for part, named in (
-        ("streams", _stream),
-        ("join_groups", _join),
-        ("exchanges", _exchange),
-        ("tables", _table),
-        ("state", _state),
-        ("fed_joins", _join),
-    ):
+    for part, named in _NAMED.items():
         if part in before and part in newer:
             lines += _items(part, before[part], newer[part], named)
     lines += _rest(before, newer)
@@ -151,6 +146,26 @@ def _state(item: Item) -> str:
     return str(item["table"])
 
 
+def _fed(item: Item) -> str:
+    return str(item["dataset"])
+
+
+def _call(item: Item) -> str:
+    return f"of {item['of']} at {item['operator']} ({item['kind']})"
+
+
+_NAMED = {
+    "streams": _stream,
+    "join_groups": _join,
+    "exchanges": _exchange,
+    "tables": _table,
+    "fed": _fed,
+    "calls": _call,
+    "state": _state,
+    "fed_joins": _join,
+}
+
+
 def _counted(item: Item) -> str:
     if item.get("partitions") is None:
         return ""
@@ -180,18 +195,7 @@ def _columns(before: list[Any], after: list[Any]) -> str:
 
 
 def _rest(before: Item, newer: Item) -> Iterator[str]:
-    told = (
-        "format",
-        "operators",
-        "streams",
-        "join_groups",
-        "exchanges",
-        "tables",
-        "state",
-        "fed_joins",
-        "tasks",
-        "notes",
-    )
+    told = ("format", "operators", "tasks", "notes", *_NAMED)
     yield from _changed("the plan:", before, newer, told)
     for what, there, other in (("is new", newer, before), ("is gone", before, newer)):
         known = set(map(str, other.get("notes", ())))

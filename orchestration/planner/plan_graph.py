@@ -10,7 +10,7 @@ from dagster_adjunct.orchestration.operators.planning_values import BROADCAST
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.planning_values import Exchange, StreamEdge
-    from dagster_adjunct.orchestration.planner.plan_parts import PlannedOperator, PlannedTable
+    from dagster_adjunct.orchestration.planner.plan_parts import PlannedCall, PlannedOperator, PlannedTable
 
 LEGEND: dict[Colour, str] = {
     "input": "reads",
@@ -30,6 +30,7 @@ def plan_graph(
     streams: Sequence[StreamEdge],
     exchanges: Sequence[Exchange],
     tables: Sequence[PlannedTable],
+    calls: Sequence[PlannedCall],
 ) -> Graph:
     """Return what is drawn of a plan; links on which records are exchanged are marked."""
     counts = {edge.name: edge for edge in streams if edge.dataset is None}
@@ -37,7 +38,8 @@ def plan_graph(
     remote = {table.table for table in tables}
     before = {(item.operator, item.input): item for item in exchanges if item.reason not in _AT_THE_TARGET}
     written = {item.operator: item for item in exchanges if item.reason in _AT_THE_TARGET}
-    moves = {item.operator for item in exchanges if item.reason == "partition_by"}
+    moves = {item.operator for item in exchanges if item.reason in ("partition_by", "broadcast")}
+    calling = {call.operator for call in calls if call.kind == "sink"}
     nodes: dict[str, Node] = {}
     links: list[Link] = []
 
@@ -54,7 +56,7 @@ def plan_graph(
     for item in operators:
         if item.reads is not None:
             links.append(Link(touched(item.reads), item.id))
-        nodes[item.id] = _box(item, moves)
+        nodes[item.id] = _box(item, moves, calling)
         for number, source in enumerate(item.inputs):
             links.append(_link(source, item.id, before.get((item.id, number))))
         if item.looks_up is not None:
@@ -66,11 +68,11 @@ def plan_graph(
     return Graph(f"Application {application}", tuple(nodes.values()), tuple(links), legend)
 
 
-def _box(item: PlannedOperator, moves: set[str]) -> Node:
+def _box(item: PlannedOperator, moves: set[str], calling: set[str]) -> Node:
     colour: Colour = "transform"
     for found, name in (
         (item.reads is not None, "input"),
-        (item.writes is not None, "write"),
+        (item.writes is not None or item.id in calling, "write"),
         (item.looks_up is not None, "join"),
         (item.id in moves, "exchange"),
         (len(item.inputs) > 1, "several"),

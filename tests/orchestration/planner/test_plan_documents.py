@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.orchestration.planner import ExecutionPlan, plan
+from dagster_adjunct.orchestration.planner import SPARK, ExecutionPlan, StreamFacts, plan
+from dagster_adjunct.resources.backends import SqliteTable
 from dagster_adjunct.resources.errors import MalformedDocumentError
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.tables import RemoteTable
 from tests.orchestration.planner.planning import application, catalog, dataset
 from tests.orchestration.planner.test_planned_tables import last_seen, planned, tags
 
@@ -23,16 +26,39 @@ def several() -> ExecutionPlan:
     return plan(app, catalog(s=8, t=1, u=1, b=1, r=3))
 
 
+def everything() -> ExecutionPlan:
+    """A plan of operators with something to remember or to ask."""
+    app = application()
+    store = SqliteTable("levels.sqlite", "levels", "k", columns={"k": "string", "level": "string"})
+    levels = app.table(RemoteTable("levels", key="k", read_function=store, write_function=store))
+    seen = app.local_table("seen", key="k", schema=Schema.of(k="string", n="bigint"), partitions=8)
+    both = app.input_stream("lake.s").merge(app.input_stream("lake.r")).select("k")
+    both.with_columns(n="cast(1 as bigint)").send_to(seen)
+    joined = both.join(seen, on="k", how="left").join(levels, on="k", how="left")
+    joined.sink(print)
+    joined.send_to(app.output_stream("lake.out", partitions=4, key="k"))
+    facts = [StreamFacts(f"lake.{name}", 8, ("k",), SPARK, Schema.of(k="string")) for name in ("s", "r")]
+    return plan(app, catalog(*facts))
+
+
 def stored(found: ExecutionPlan) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(json.dumps(found.to_json()))
     return document
 
 
-@pytest.mark.parametrize("found", [several(), planned(last_seen(tags()))], ids=["joins", "tables"])
+@pytest.mark.parametrize("found", [several(), planned(last_seen(tags())), everything()], ids=["joins", "tables", "all"])
 def test_a_plan_is_what_was_written_of_it(found: ExecutionPlan) -> None:
     again = ExecutionPlan.from_json(stored(found))
     assert again == found
     assert (again.render(), again.to_svg(), again.to_mermaid()) == (found.render(), found.to_svg(), found.to_mermaid())
+
+
+def test_what_is_asked_and_remembered_is_drawn() -> None:
+    lines = everything().to_mermaid().splitlines()
+    boxes = [line.strip() for line in lines if ":::" in line]
+    assert sum(box.startswith("n") and '[("seen<br/>' in box for box in boxes) == 1
+    assert any('[["levels"]]' in box for box in boxes)
+    assert sum(box.endswith(":::write") for box in boxes) == 3
 
 
 def test_the_document_of_a_plan_is_what_it_was_in_earlier_versions() -> None:
