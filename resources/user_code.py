@@ -15,7 +15,7 @@ from dagster_adjunct.resources.errors import OperatorFailedError
 MASKED = "***"
 _LONGEST, _COLUMNS = 80, 20
 _LINE = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
-_LIBRARIES = re.compile(r"[/\\](?:pyspark|py4j|pyarrow|pandas|numpy|cloudpickle)[/\\]")
+_LIBRARIES = re.compile(r"(?:^|[/\\])(?:pyspark|py4j|pyarrow|pandas|numpy|cloudpickle)[/\\]")
 _PYTHONS_OWN = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 
 

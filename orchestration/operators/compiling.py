@@ -44,6 +44,14 @@ class Batch(Protocol):
         """Return the columns by which the records that leave an operator are planned to lie; none: nobody knows."""
         ...
 
+    def sensitive(self, operator: str) -> frozenset[str]:
+        """Return the columns of the records that arrive at an operator whose values no error tells."""
+        ...
+
+    def stream_of(self, operator: str) -> str | None:
+        """Return the stream that the positions of an operator's records are in; None for several, or unknown."""
+        ...
+
     def goes_on(self, operator: str) -> bool:
         """Whether another operator takes the records of this one."""
         ...

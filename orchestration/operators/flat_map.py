@@ -130,7 +130,18 @@ class FlatMap(Spec):
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
         (frame,) = frames
-        return call_in_tasks(frame, RecordCall(operator, self.function, self.schema, several=True), carried(frame))
+        return call_in_tasks(
+            frame,
+            RecordCall(
+                operator,
+                self.function,
+                self.schema,
+                several=True,
+                stream=batch.stream_of(operator),
+                sensitive=batch.sensitive(operator),
+            ),
+            carried(frame),
+        )
 
 
 def checked_flat_map(

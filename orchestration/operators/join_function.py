@@ -66,7 +66,18 @@ class JoinFunction(Join):
         self._check_types(operator, dict(frame.dtypes), schema)
         entry = F.struct(*[column(name) for name in schema.names]).alias(_ENTRY)
         joined = self._joined(operator, frame, entries, [entry], batch)
-        return call_in_tasks(joined, RecordCall(operator, self.function, self.made, entry=_ENTRY), frame.columns)
+        return call_in_tasks(
+            joined,
+            RecordCall(
+                operator,
+                self.function,
+                self.made,
+                entry=_ENTRY,
+                stream=batch.stream_of(operator),
+                sensitive=batch.sensitive(operator),
+            ),
+            frame.columns,
+        )
 
 
 def checked_join_function(

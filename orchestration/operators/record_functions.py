@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from dagster_adjunct.orchestration.operators.arguments import called
 from dagster_adjunct.orchestration.operators.hidden_columns import ORDINAL, ordinal_text
 from dagster_adjunct.orchestration.operators.shipped_function import shipped_function
-from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.spark_errors import wrapped
+from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION
+from dagster_adjunct.resources.user_code import failure_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,13 +31,16 @@ _ROWS = 10_000
 @dataclass(frozen=True, slots=True)
 class RecordCall:
     """How the operator `operator` calls `function`: with a record, and with the struct in the column `entry` if there
-    is one, for a dictionary of the columns `made`; or, with `several`, for any number of them. None is no result."""
+    is one, for a dictionary of the columns `made`; or, with `several`, for any number of them. None is no result.
+    Errors tell the position of the record in its `stream`, and no values of `sensitive` columns."""
 
     operator: str
     function: RecordFunction
     made: Schema
     several: bool = False
     entry: str | None = None
+    stream: str | None = None
+    sensitive: frozenset[str] = frozenset()
 
 
 def call_in_tasks(frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> DataFrame:
@@ -90,7 +95,7 @@ def _made(batch: pa.RecordBatch, call: RecordCall, kept: Sequence[str]) -> Itera
     results: list[Record] = []
     for row, record in enumerate(records):
         arguments = (record,) if entries is None else (record, entries[row])
-        for number, result in enumerate(_results(call, arguments)):
+        for number, result in enumerate(_told(call, arguments, batch, row)):
             rows.append(row)
             ordinals.append(ordinal_text(before[row], number))
             results.append(result)
@@ -99,6 +104,26 @@ def _made(batch: pa.RecordBatch, call: RecordCall, kept: Sequence[str]) -> Itera
                 rows, ordinals, results = [], [], []
     if rows:
         yield _batch(batch, call, kept, rows, ordinals, results)
+
+
+def _told(call: RecordCall, arguments: tuple[Any, ...], batch: pa.RecordBatch, row: int) -> Iterator[Record]:
+    """Yield the results of one record; what the function raises is told with the record and where it stands."""
+    try:
+        yield from _results(call, arguments)
+    except AdjunctError:
+        raise
+    except Exception as error:  # noqa: BLE001 - it is a user's function
+        place = {name: batch.column(name)[row].as_py() for name in (PARTITION, OFFSET) if name in batch.schema.names}
+        raise failure_of(
+            call.operator,
+            called(call.function),
+            error,
+            record=arguments[0],
+            sensitive=call.sensitive,
+            partition=place.get(PARTITION),
+            offset=str(place[OFFSET]) if OFFSET in place else None,
+            stream=call.stream,
+        ) from (None if call.sensitive else error)
 
 
 def _results(call: RecordCall, arguments: tuple[Any, ...]) -> Iterator[Record]:

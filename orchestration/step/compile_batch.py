@@ -24,6 +24,7 @@ from dagster_adjunct.orchestration.step.record_positions import (
 )
 from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers
 from dagster_adjunct.orchestration.step.refused_records import as_records, check_all_there
+from dagster_adjunct.orchestration.step.sensitive_columns import sensitive_columns
 from dagster_adjunct.orchestration.step.table_answers import about, answered, as_frame, distinct_keys, with_answers
 from dagster_adjunct.orchestration.step.table_marks import (
     marking_of,
@@ -32,6 +33,7 @@ from dagster_adjunct.orchestration.step.table_marks import (
     summed,
     writer_of,
 )
+from dagster_adjunct.orchestration.step.told_failure import told_failure
 from dagster_adjunct.orchestration.step.user_functions import result_of
 from dagster_adjunct.resources.errors import PlanningError, StreamNotFoundError
 from dagster_adjunct.resources.names import split_stream_name
@@ -129,7 +131,7 @@ class Batch:
         from pyspark.errors import AnalysisException
 
         try:
-            return operator.spec.compile(operator.id, self._arriving(operator), self)
+            return operator.spec.compile(operator.id, self.arriving(operator), self)
         except AnalysisException as error:
             problem = str(error).strip().partition("SQLSTATE")[0].strip().splitlines()[0].rstrip(" .")
             place = line_of(error) or operator.declared_at
@@ -138,8 +140,13 @@ class Batch:
                 "Correct the expression, or the function; adjunct plan shows the operators by these names.",
                 operator=operator.id,
             ) from error
+        except Exception as error:
+            told = told_failure(self, operator.id, error)
+            if told is None:
+                raise
+            raise told from (None if self.sensitive(told.operator or operator.id) else error)
 
-    def _arriving(self, operator: Operator) -> list[DataFrame]:
+    def arriving(self, operator: Operator) -> list[DataFrame]:
         """Return the records of each input, where the planner's auto_repartition has them before this operator."""
         frames = [self._frames[source] for source in operator.inputs]
         for exchange in self._exchanges.get(operator.id, ()):
@@ -165,6 +172,17 @@ class Batch:
     @property
     def tasks(self) -> int:
         return self._inputs.tasks or len(self._context.plan.tasks)
+
+    def stream_of(self, operator: str) -> str | None:
+        """Return the stream that the positions of the records after an operator are in; None for several."""
+        return self._positions[operator]
+
+    def sensitive(self, operator: str) -> frozenset[str]:
+        found: frozenset[str] = frozenset()
+        for source in self.app.operator(operator).inputs:
+            own = [name for name in self._frames[source].columns if not name.startswith("__")]
+            found |= sensitive_columns(self._context, source, own)
+        return found
 
     def partitions_at(self, operator: str) -> int:
         return self._planned[operator].partitions

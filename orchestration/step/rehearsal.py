@@ -124,7 +124,7 @@ class Rehearsal(Batch):
         try:
             return self._analysed(operator)
         except PermanentError as error:
-            if operator.id in error.problem:
+            if operator.id in error.problem or isinstance(error, OperatorFailedError):
                 raise
             raise error.reworded(f"{operator.id}: {error.problem}", error.next_step) from error
 

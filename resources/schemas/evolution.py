@@ -29,6 +29,9 @@ def refused_changes(stored: Schema, declared: Schema, fixed: Iterable[str] = (),
 
 
 def evolved(stored: Schema, declared: Schema) -> Schema:
-    """Return the stored columns in their order with the declared types, then those that were added."""
+    """Return the stored columns in their order with the declared types, then those that were added.
+
+    What is sensitive in one of the two stays so.
+    """
     names = [*stored.names, *(name for name in declared.names if name not in stored.names)]
-    return declared.select(names)
+    return declared.select(names).with_sensitive(*stored.sensitive)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from dataclasses import field as declared
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +32,14 @@ _KEY_TYPES = frozenset({"string", "tinyint", "smallint", "int", "bigint", "date"
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One column: its name and its Spark simple type name (`bigint`, `decimal(10,2)`, …)."""
+    """One column: its name and its Spark simple type name (`bigint`, `decimal(10,2)`, …).
+
+    Values of a `sensitive` one are not told in errors; two fields that differ in that only are equal.
+    """
 
     name: str
     type: str
+    sensitive: bool = declared(default=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name or self.name.startswith("__"):
@@ -87,6 +92,17 @@ class Schema:
         """Return the schema with only these columns, in this order."""
         return Schema(tuple(self.field(name, what) for name in names))
 
+    def with_sensitive(self, *names: str) -> Schema:
+        """Return the same columns, of which these hold what errors must not tell: `***` stands for their values."""
+        for name in names:
+            self.field(name)
+        return Schema(tuple(replace(each, sensitive=each.sensitive or each.name in names) for each in self.fields))
+
+    @property
+    def sensitive(self) -> tuple[str, ...]:
+        """The names of the sensitive columns."""
+        return tuple(each.name for each in self.fields if each.sensitive)
+
     @classmethod
     def from_ddl(cls, text: str, what: str = "schema") -> Schema:
         """Return the columns of DDL like Spark's: "tailnum STRING, `seats` INT"; `what` says in errors whose."""
@@ -105,13 +121,16 @@ class Schema:
             raise SchemaMismatchError(f"{what} names no columns.", 'Write them like "tailnum STRING, seats INT".')
         return cls(tuple(fields))
 
-    def to_json(self) -> list[dict[str, str]]:
-        return [{"name": field.name, "type": field.type} for field in self.fields]
+    def to_json(self) -> list[dict[str, Any]]:
+        return [
+            {"name": field.name, "type": field.type} | ({"sensitive": True} if field.sensitive else {})
+            for field in self.fields
+        ]
 
     @classmethod
     def from_json(cls, items: Any) -> Schema:
         try:
-            return cls(tuple(Field(item["name"], item["type"]) for item in items))
+            return cls(tuple(Field(item["name"], item["type"], item.get("sensitive") is True) for item in items))
         except (KeyError, TypeError, AttributeError) as error:
             raise MalformedDocumentError(
                 f"a stored schema reads {str(items)[:200]!r}: expected a list of name and type ({error}).",

@@ -5,6 +5,7 @@ Kept apart from the Dagster resource, so that plain Python and executors need no
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -118,8 +119,11 @@ def new_session(
 ) -> SparkSession:
     """Start a session, or return the running one. Takes 6-10 s in a fresh process."""
     prepare_environment()
+    from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
 
+    # It prints the whole trace of an error before anybody has caught it.
+    PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     builder = SparkSession.builder
     for key, value in session_config(config, master=master, lake_url=lake_url).items():
         builder = builder.config(key, value)

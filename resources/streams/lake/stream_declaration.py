@@ -108,7 +108,7 @@ def evolve(name: str, stored: Declaration, wanted: Declaration) -> Declaration:
     columns = refused_changes(stored.schema_, wanted.schema_, fixed, "the key or the record's time")
     _refuse(name, [*columns, *_differences(stored, wanted)])
     now = evolved(stored.schema_, wanted.schema_)
-    return stored if now == stored.schema_ else stored.model_copy(update={"columns": now})
+    return stored if now.to_json() == stored.schema_.to_json() else stored.model_copy(update={"columns": now})
 
 
 def _differences(stored: Declaration, wanted: Declaration) -> list[str]:

@@ -90,7 +90,7 @@ class Declaration(StoredDocument):
         return _schema(value)
 
     @field_serializer("columns")
-    def _write_columns(self, value: Schema) -> list[dict[str, str]]:
+    def _write_columns(self, value: Schema) -> list[dict[str, Any]]:
         return value.to_json()
 
     @property
@@ -289,7 +289,7 @@ class StreamState(StoredDocument):
         return tuple(_schema(stored) for stored in value)
 
     @field_serializer("earlier")
-    def _write_earlier(self, value: tuple[Schema, ...]) -> list[list[dict[str, str]]]:
+    def _write_earlier(self, value: tuple[Schema, ...]) -> list[list[dict[str, Any]]]:
         return [schema.to_json() for schema in value]
 
     @model_validator(mode="after")

@@ -1,0 +1,140 @@
+"""Says which operator a Spark job failed in, at which line of the user's file, and over which record."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.orchestration.operators.arguments import called
+from dagster_adjunct.resources.spark.spark_errors import first_line
+from dagster_adjunct.resources.user_code import cut, line_in
+
+if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.operators.operator_spec import Operator
+    from dagster_adjunct.resources.declared_place import Place
+
+# How Spark quotes the expression that failed: its text, cut at both ends, then a line that points at the part.
+_QUOTED = re.compile(
+    r"^== SQL[^\n]*==\n(?P<text>.*?(?P<line>[^\n]*))\n(?P<before> *)(?P<part>\^+)[ ^]*$", re.MULTILINE | re.DOTALL
+)
+_CONDITION = re.compile(r"\[(?P<condition>[A-Z][A-Z0-9_.]+)\]")
+_RAISED = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*): ?(?P<said>.*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a Spark job said of an expression or function that failed over a record.
+
+    `kind` is the class of a Python error or Spark's name of the condition, `said` its words; `quoted` is the
+    expression as Spark quotes it, `part` what of it failed, and `place` the line of a Python function.
+    """
+
+    kind: str
+    said: str
+    quoted: str | None = None
+    part: str | None = None
+    place: Place | None = None
+
+    def problem(self, what: str, *, told: bool) -> str:
+        """Return it in words, those of the error itself only where it may be `told`."""
+        if self.part is not None:
+            return f"{what}: {cut(self.part)}: {self.said if told else self.kind}"
+        return f"{what} raised {self.kind}{f': {cut(self.said)}' if told and self.said else ''}"
+
+
+def failure_in(error: Exception) -> Failure | None:
+    """Return what an error of Spark's says of user code that failed over a record; None for any other error."""
+    text = str(error)
+    if type(error).__name__ == "PythonException" or "An exception was thrown from the Python worker" in text:
+        last = [line for line in text.strip().splitlines() if _RAISED.match(line)]
+        raised = _RAISED.match(last[-1]) if last else None
+        kind = raised["kind"].rpartition(".")[2] if raised else "an error"
+        return Failure(kind, raised["said"] if raised else "", place=line_in(text))
+    quoted, condition = _QUOTED.search(text), _CONDITION.search(text)
+    if condition is None or (quoted is None and "Exception" not in type(error).__name__):
+        return None
+    if quoted is None and type(error).__name__ in ("SparkException", "Py4JJavaError", "AnalysisException"):
+        return None
+    said = first_line(error).partition(" SQLSTATE")[0].partition(' If necessary set "spark.sql')[0]
+    if quoted is None:
+        return Failure(condition["condition"], said)
+    begin = len(quoted["before"])
+    part = quoted["line"][begin : begin + len(quoted["part"])]
+    return Failure(condition["condition"], said, quoted["text"].strip().strip("."), part)
+
+
+def to_blame(app: Application, operator: str, failure: Failure) -> list[Operator]:
+    """Return the operators that it may have failed in: the likeliest of those whose records went into `operator`."""
+    before = list(_before(app, operator))
+    if failure.quoted is not None:
+        for wanted in (failure.quoted, failure.part or ""):
+            saying = [each for each in before if any(wanted in text for text in _texts(each.spec))]
+            if saying:
+                return saying
+        return []
+    calling = [each for each in before if any(True for _ in _functions(each.spec))]
+    place = failure.place
+    if place is not None:
+        there = [each for each in calling if any(place.line in _lines(f, place.file) for f in _functions(each.spec))]
+        if there:
+            return there
+    return calling
+
+
+def what_of(operator: Operator, failure: Failure) -> str:
+    """Return what failed in an operator, as plans show it."""
+    functions = list(_functions(operator.spec))
+    return operator.id if failure.part is not None or not functions else f"{operator.id}: {called(functions[0])}"
+
+
+def _before(app: Application, operator: str) -> Iterator[Operator]:
+    waiting, seen = [operator], set()
+    while waiting:
+        here = app.operator(waiting.pop())
+        if here.id in seen:
+            continue
+        seen.add(here.id)
+        yield here
+        if here.id == operator or here.spec.role != "output":
+            waiting.extend(here.inputs)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    for each in _parts(value):
+        if isinstance(each, str):
+            yield each
+
+
+def _functions(value: Any) -> Iterator[Callable[..., Any]]:
+    for each in _parts(value):
+        if callable(each) and not isinstance(each, type):
+            yield each
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    if is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from _parts(getattr(value, field.name))
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        for each in value:
+            yield from _parts(each)
+    else:
+        yield value
+
+
+def _lines(function: Callable[..., Any], file: str) -> set[int]:
+    """Return the lines of a function, and of what is defined within it, in this file."""
+    inner = getattr(function, "__wrapped__", getattr(function, "func", function))
+    code = getattr(inner, "__code__", None) or getattr(type(inner).__dict__.get("__call__"), "__code__", None)
+    found: set[int] = set()
+    waiting = [code] if isinstance(code, CodeType) else []
+    while waiting:
+        here = waiting.pop()
+        if here.co_filename == file:
+            found |= {line for _, _, line in here.co_lines() if line is not None}
+        waiting.extend(each for each in here.co_consts if isinstance(each, CodeType))
+    return found
