@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dagster_adjunct.orchestration.step.failed_operator import Failure, failure_in, to_blame, what_of
 from dagster_adjunct.orchestration.step.sample_record import sample_record
@@ -12,12 +12,25 @@ from dagster_adjunct.resources.user_code import failed
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.operator_spec import Operator
-    from dagster_adjunct.orchestration.step.compile_batch import Batch
     from dagster_adjunct.resources.errors import OperatorFailedError
 
 
-def told_failure(batch: Batch, operator: str, error: Exception) -> OperatorFailedError | None:
+class CompiledBatch(Protocol):
+    """A batch, as far as its operators are compiled: what is asked of it to find a record that failed."""
+
+    @property
+    def app(self) -> Application: ...
+
+    def sensitive(self, operator: str) -> frozenset[str]: ...
+
+    def arriving(self, operator: Operator) -> list[DataFrame]: ...
+
+    def stream_of(self, operator: str) -> str | None: ...
+
+
+def told_failure(batch: CompiledBatch, operator: str, error: Exception) -> OperatorFailedError | None:
     """Return the error that tells what failed in a job that this operator ran; None where no user code did.
 
     Looking for the record runs small jobs, for 20 s at most. Where columns are sensitive, neither their values are told
@@ -37,7 +50,7 @@ def told_failure(batch: Batch, operator: str, error: Exception) -> OperatorFaile
     return _with_sample(batch, blamed[0], failure)
 
 
-def _with_sample(batch: Batch, blamed: Operator, failure: Failure) -> OperatorFailedError:
+def _with_sample(batch: CompiledBatch, blamed: Operator, failure: Failure) -> OperatorFailedError:
     hidden = batch.sensitive(blamed.id)
     problem = failure.problem(what_of(blamed, failure), told=not hidden)
     place, about = failure.place or blamed.declared_at, {"operator": blamed.id}
@@ -78,7 +91,7 @@ def _with_sample(batch: Batch, blamed: Operator, failure: Failure) -> OperatorFa
 class _Probe:
     """Stands for a batch while an operator is compiled anew over some of its records: nothing is written or kept."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: CompiledBatch) -> None:
         self._batch = batch
         self.sent: DataFrame | None = None
 
