@@ -6,6 +6,8 @@ import inspect
 
 import pytest
 
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset
+from dagster_adjunct.assets.validation.validators import custom, no_nulls, sql_check, unique_keys, values_in
 from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -156,3 +158,43 @@ def test_what_is_left_to_spark_is_one_note() -> None:
     )
     proven = planned(lambda app, visits: visits.filter("spent > 0").map("visitor"))
     assert not any("Unproven" in note for note in proven.notes)
+
+
+SHOPS = StreamFacts("lake.shops", 4, ("shop",), SPARK, Schema.of(shop="string", city="string", size="int"))
+
+
+@pytest.mark.parametrize(
+    ("validator", "column", "said"),
+    [
+        (no_nulls("shop", "citty"), "citty", "the dataset has no column 'citty'; its columns are shop, city, size."),
+        (values_in("Sizes", [1]), "Sizes", "no column 'Sizes'"),
+        (sql_check("big", "sise > 0 and city <> ''"), "sise", "validator 'big' of dataset 'shops': the dataset has no"),
+        (sql_check("big", "size + 1"), None, "'size + 1' is int: expected a condition, or a SELECT."),
+        (sql_check("big", "upper(size, 1) = 'A'"), None, "upper() takes 1 argument, and gets 2"),
+    ],
+)
+def test_columns_that_validators_name_are_proven(validator, column: str | None, said: str) -> None:
+    def describe(app, visits):
+        shops = bounded_dataset("shops", input="lake.shops", key="shop", validators=[validator], broadcast=True)
+        visits.join(app.table(shops), on="shop", select=["city"])
+
+    error = refusal(describe, SHOPS)
+    assert said in error.problem
+    assert (error.dataset, error.column) == ("shops", column)
+    assert str(error.declared_at).startswith("tests/orchestration/planner/test_columns_of_expressions.py:")
+
+
+@pytest.mark.parametrize(
+    "validator",
+    [
+        no_nulls("shop", "city"), values_in("size", [1]), sql_check("big", "Size > 0"), unique_keys(),
+        sql_check("rows", "select nope from version"), sql_check("ours", "ours(size)"), sql_check("at", "__offset > 1"),
+        custom("ours", lambda candidate: True),
+    ],
+)  # fmt: skip
+def test_validators_that_may_hold_are_planned(validator) -> None:
+    def describe(app, visits):
+        shops = bounded_dataset("shops", input="lake.shops", key="shop", validators=[validator], broadcast=True)
+        visits.join(app.table(shops), on="shop", select=["city"])
+
+    planned(describe, SHOPS)
