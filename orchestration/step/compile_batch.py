@@ -14,7 +14,7 @@ from dagster_adjunct.orchestration.operators.hidden_columns import ORIGIN, tie_b
 from dagster_adjunct.orchestration.step import function_sinks
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.function_sinks import SinkCall
-from dagster_adjunct.orchestration.step.join_counts import JoinCounts
+from dagster_adjunct.orchestration.step.join_counts import JoinCounts, as_it_is
 from dagster_adjunct.orchestration.step.local_sends import LocalSends
 from dagster_adjunct.orchestration.step.record_positions import (
     as_branch,
@@ -208,7 +208,8 @@ class Batch:
         return with_epochs(streams.read(self._spark, ranges), epochs)
 
     def call(self, operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
-        return result_of(operator, function, frame)
+        # Spark asks a filter behind it below it, too, and would call what is in it twice for a record.
+        return as_it_is(result_of(operator, function, frame))
 
     def entries(self, dataset: str) -> tuple[DataFrame, Schema]:
         if self.app.dataset(dataset).is_owned_by(self.app.name):
@@ -251,12 +252,8 @@ class Batch:
         self._counters[table] = summed(self._counters.get(table, {}), counters)
 
     def together(self, frame: DataFrame) -> DataFrame:
-        from pyspark.sql import functions as F
-
-        if not self._inputs.few:
-            return frame
-        # Spark drops what brings records together right before they are moved; it keeps what looks at their place.
-        return frame.coalesce(1).where(F.spark_partition_id() == 0)
+        # Spark would drop what brings records together right before they are moved.
+        return as_it_is(frame.coalesce(1)) if self._inputs.few else frame
 
     def computed_once(self, operator: str, frame: DataFrame) -> DataFrame:
         kept = frame.persist()

@@ -17,6 +17,7 @@ from tempfile import gettempdir
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.spark.quick_jvm import is_quick, quick_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,9 +88,17 @@ def check_java() -> str:
 
 
 def session_config(
-    config: Mapping[str, str] | None = None, *, master: str | None = None, lake_url: str | None = None
+    config: Mapping[str, str] | None = None,
+    *,
+    master: str | None = None,
+    lake_url: str | None = None,
+    quick: bool | None = None,
+    keep_classes: bool = False,
 ) -> dict[str, str]:
     """Return the whole Spark configuration: what Adjunct needs, what the lake needs, then the user's own.
+
+    `quick` (default: as ADJUNCT_SPARK_QUICK says) chooses a JVM that begins quickly, for short runs and small batches;
+    with `keep_classes` the first one leaves an archive of its classes for others, once it is ended by `end_jvm`.
 
     `lake_url` adds S3A for `s3://` lakes. The user's settings win, so a platform may bring its own jars by
     setting `spark.jars.packages` to "". Raises ConfigurationError for a lake that the master's executors can't see.
@@ -100,7 +109,10 @@ def session_config(
     settings = {**_PLANS, "spark.master": master, "spark.app.name": "adjunct"}
     # Spark makes this folder in the working directory otherwise, though nothing is ever put there.
     settings["spark.sql.warehouse.dir"] = str(Path(gettempdir()) / "adjunct-spark-warehouse")
-    settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"
+    options = [f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"]
+    if is_quick(quick):
+        options.append(quick_options(check_java(), keep_classes=keep_classes))
+    settings["spark.driver.extraJavaOptions"] = " ".join(options)
     if master.startswith("local") or "127.0.0.1" in master:
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         settings |= {"spark.ui.enabled": "false"}
@@ -115,7 +127,12 @@ def session_config(
 
 
 def new_session(
-    config: Mapping[str, str] | None = None, *, master: str | None = None, lake_url: str | None = None
+    config: Mapping[str, str] | None = None,
+    *,
+    master: str | None = None,
+    lake_url: str | None = None,
+    quick: bool | None = None,
+    keep_classes: bool = False,
 ) -> SparkSession:
     """Start a session, or return the running one. Takes 6-10 s in a fresh process."""
     prepare_environment()
@@ -124,10 +141,21 @@ def new_session(
 
     # It prints the whole trace of an error before anybody has caught it.
     PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    settings = session_config(config, master=master, lake_url=lake_url, quick=quick, keep_classes=keep_classes)
     builder = SparkSession.builder
-    for key, value in session_config(config, master=master, lake_url=lake_url).items():
+    for key, value in settings.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def stop_session(session: SparkSession) -> None:
+    """Stop a session, and end its JVM where that is to leave its classes for others."""
+    from dagster_adjunct.resources.spark.quick_jvm import end_jvm
+
+    context = session.sparkContext
+    options, gateway = context.getConf().get("spark.driver.extraJavaOptions", None) or "", context._gateway
+    session.stop()
+    end_jvm(gateway, options)
 
 
 def prepare_environment() -> None:
@@ -138,6 +166,8 @@ def prepare_environment() -> None:
     # Spark's launcher resolves its own host name otherwise, which a laptop or container may not know.
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("SPARK_LOCAL_HOSTNAME", "localhost")
+    # Of the small JVM that only puts together how to start Spark's.
+    os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 def _check_reach(master: str, lake_url: str | None) -> None:

@@ -44,9 +44,12 @@ def tasks_of(world: StepWorld, app: Application) -> int:
     before = set(tracker.getJobIdsForGroup(None))
     world.run(app)
     stages = {
-        stage for job in set(tracker.getJobIdsForGroup(None)) - before for stage in tracker.getJobInfo(job).stageIds
+        stage
+        for job in set(tracker.getJobIdsForGroup(None)) - before
+        if (info := tracker.getJobInfo(job)) is not None
+        for stage in info.stageIds
     }
-    return sum(info.numTasks for stage in stages if (info := tracker.getStageInfo(stage)) is not None)
+    return sum(found.numTasks for stage in stages if (found := tracker.getStageInfo(stage)) is not None)
 
 
 @pytest.mark.spark

@@ -1,0 +1,76 @@
+"""The choice of a JVM that begins quickly: its options, and the archive that the first one leaves."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.spark.quick_jvm import end_jvm, is_quick, quick_options
+from dagster_adjunct.resources.spark.session import check_java, session_config
+
+
+@pytest.fixture
+def java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "java").write_text("")
+    return str(tmp_path / "java")
+
+
+class Jvm:
+    """A JVM that writes its archive when its input ends, unless it is cut off."""
+
+    def __init__(self, options: str, *, cut_off: bool = False) -> None:
+        self.written = Path(options.partition("ArchiveClassesAtExit=")[2].split()[0])
+        self.cut_off = cut_off
+        self.proc = SimpleNamespace(stdin=SimpleNamespace(close=lambda: None), wait=self.wait)
+
+    def shutdown(self) -> None:
+        pass
+
+    def wait(self, seconds: float) -> None:
+        self.written.write_text("classes")
+        if self.cut_off:
+            raise TimeoutError
+
+
+def test_the_first_jvm_leaves_its_classes_to_the_next_whole_or_not_at_all(java: str, tmp_path: Path) -> None:
+    assert "Archive" not in quick_options(java)  # who does not end its JVM leaves nothing half written
+    first = quick_options(java, keep_classes=True)
+    end_jvm(Jvm(first, cut_off=True), first)
+    assert "ArchiveClassesAtExit" in quick_options(java, keep_classes=True)
+    assert list(tmp_path.glob("cache/**/*.*")) == []
+    end_jvm(Jvm(first), first)
+    (kept,) = tmp_path.glob("cache/**/*.jsa")
+    for keep in (True, False):
+        assert f"-XX:SharedArchiveFile={kept}" in quick_options(java, keep_classes=keep)
+    end_jvm(None, quick_options(java))  # nothing to wait for
+
+
+def test_another_java_has_classes_of_its_own(java: str) -> None:
+    first = quick_options(java, keep_classes=True)
+    end_jvm(Jvm(first), first)
+    os.utime(java, ns=(1, 1))  # replaced
+    assert "SharedArchiveFile" not in quick_options(java)
+
+
+def test_it_is_a_choice_of_the_environment_or_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ADJUNCT_SPARK_QUICK", raising=False)
+
+    def options(**chosen: Any) -> str:
+        return session_config(master="local[1]", lake_url="/tmp/lake", **chosen)["spark.driver.extraJavaOptions"]
+
+    check_java()
+    assert "TieredStopAtLevel" not in options()
+    assert "TieredStopAtLevel" in options(quick=True)
+    monkeypatch.setenv("ADJUNCT_SPARK_QUICK", "true")
+    assert is_quick()
+    assert "TieredStopAtLevel" in options()
+    assert "TieredStopAtLevel" not in options(quick=False)
+    monkeypatch.setenv("ADJUNCT_SPARK_QUICK", "fast")
+    with pytest.raises(ConfigurationError, match="ADJUNCT_SPARK_QUICK is 'fast': expected true or false"):
+        options()
