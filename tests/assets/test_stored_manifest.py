@@ -18,7 +18,7 @@ FIELDS = [
     "format", "name", "declaration", "version", "head", "pin", "versions", "delivered", "known", "abandoned",
     "awaited", "doomed", "lost", "stream", "offsets", "bootstrap", "retired", "retained_from", "confirmed_at",
     "horizon", "positions_from", "quarantining", "applied", "decision", "next_number", "next_generation",
-    "counters", "change", "numbers",
+    "counters", "change", "numbers", "written",
 ]  # fmt: skip
 DECLARED: dict[str, Any] = {
     "input": "lake.planes", "key": ("k",), "key_types": ("string",), "partition_by": ("k",), "input_partitions": 1,
