@@ -51,6 +51,14 @@ class Source:
 
         `at_once` looks at the stream once: its ends and markers then are those of that moment.
         """
+        if spec.is_local:
+            raise DatasetError(
+                f"dataset {spec.name!r} is a local table: it has what its application sends, and no stream to be "
+                "read from.",
+                f"To begin it anew, delete it (adjunct dataset delete {spec.name} --reason …), and let the application "
+                "read its input again from where it is to count: adjunct startpoint set.",
+                dataset=spec.name,
+            )
         what = f"dataset {spec.name!r} has the input {spec.input}"
         system, stream = system_given(systems, str(spec.input), what, dataset=spec.name)
         system = system.snapshot(stream) if at_once else system

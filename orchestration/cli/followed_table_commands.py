@@ -154,13 +154,6 @@ def rebuild(
     from dagster_adjunct.resources.objects import open_lake
 
     spec = unit_of(load_application(reference), name)[0]
-    if spec.is_local:
-        raise ConfigurationError(
-            f"dataset {name!r} is a local table: there is no stream that it could be built anew from.",
-            f"To begin it anew, delete it (adjunct dataset delete {name} --reason …) and let the application read its "
-            "input again from where it is to count (adjunct startpoint set).",
-            dataset=name,
-        )
     lake = open_lake(lake_url, create=False)
     shown = bootstraps_shown(json_output)
     with session_scope(master=master, lake_url=lake.url) as spark:

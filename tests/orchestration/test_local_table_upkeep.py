@@ -1,0 +1,145 @@
+"""Local tables are datasets: the commands know them, and upkeep spares what an open batch was begun with."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
+from dagster_adjunct.assets.declaration.local_table import local_table
+from dagster_adjunct.assets.reading.open_dataset import open_dataset
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.retention.erasing.erasure import forget
+from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
+from dagster_adjunct.assets.unbounded.local_writes import Batch, LocalWrites
+from dagster_adjunct.assets.unbounded.rebuild import rebuild_dataset
+from dagster_adjunct.assets.writing.generation_writer import ARROW
+from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog, Intent
+from dagster_adjunct.orchestration.upkeep.delete_unread import delete_dataset
+from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard
+from dagster_adjunct.orchestration.upkeep.repartitioning import repartition_dataset
+from dagster_adjunct.resources.errors import DatasetError, StillReadError
+from dagster_adjunct.resources.objects import Lake, open_lake
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from tests.orchestration.cli.commands import document, printed, refused
+
+
+class World:
+    """A lake with the table `counts` of application `app`, which two batches have written."""
+
+    def __init__(self, lake: Lake) -> None:
+        self.lake = lake
+        self.batch(1, ("a", 1), ("b", 1))
+        self.batch(2, ("a", 2), ("c", 2))
+
+    def spec(self, partitions: int = 2) -> AdjunctDataset:
+        schema = Schema.of(k="string", v="bigint")
+        return local_table("counts", application="app", key=("k",), schema=schema, partitions=partitions)
+
+    def batch(self, number: int, *sent: tuple[str, int], partitions: int = 2, begun: str = "") -> None:
+        spec = self.spec(partitions)
+        stored = StoredVersions(self.lake, spec)
+        pinned = stored.version(begun) if begun else stored.current()
+        rows = pa.table(
+            {
+                "k": [key for key, _ in sent],
+                "v": pa.array([value for _, value in sent], pa.int64()),
+                "__tombstone": pa.array([False] * len(sent), pa.bool_()),
+            }
+        )
+        version = None if pinned is None else pinned.sealed
+        with LocalWrites(self.lake, spec, version, Batch("app", number, "run"), ARROW) as writes:
+            writes.send(rows, order_by=(), partitioned=False)
+            writes.commit()
+
+    def begin(self, number: int) -> str:
+        """Open a batch over the version that is served now, and return that."""
+        log, version = BatchLog(self.lake, "app"), self.served()
+        intent = Intent(batch=number, run="run", clock=datetime.now(UTC), ranges={}, versions={"counts": version})
+        log.open(log.read(), intent)
+        return version
+
+    def served(self) -> str:
+        with open_dataset(self.lake, "counts") as table:
+            return str(table.version)
+
+    def held(self, version: str | None = None) -> dict[str, int]:
+        with open_dataset(self.lake, "counts", version=version) as table:
+            return {key: entry["v"] for key, entry in table.items()}
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(open_lake(tmp_path / "lake"))
+
+
+def test_the_commands_know_a_local_table_as_any_dataset(world: World) -> None:
+    assert "counts" in printed(world, "dataset", "list")
+    shown = document(world, "dataset", "show", "counts")
+    assert (shown["declaration"]["owner"], shown["declaration"]["input"]) == ("app", "application app")
+    assert "application app" in printed(world, "dataset", "show", "counts")
+    (found,) = document(world, "dataset", "get", "counts", "a")
+    assert found["entry"] == {"k": "a", "v": 2}
+    history = document(world, "dataset", "history", "counts")
+    assert [entry["reason"] for entry in history if entry.get("reason")][:2] == [
+        "batch 2 of application app",
+        "batch 1 of application app",
+    ]
+    first, last = open_dataset(world.lake, "counts", as_of=1).version, world.served()
+    assert document(world, "dataset", "diff", "counts", first, last)["changed"] == 1
+    assert "counts" in printed(world, "dataset", "verify", "counts", "--deep")
+
+
+def test_what_needs_a_stream_is_refused_by_name(world: World) -> None:
+    assert "local table of application 'app': it follows no stream" in refused(world, "dataset", "lag", "counts")
+    with pytest.raises(DatasetError, match="is a local table"):
+        rebuild_dataset(world.lake, {}, world.spec(), IN_PROCESS, reason="a test", by="me")
+
+
+def test_an_open_batch_reads_again_what_it_was_begun_with_whatever_is_compacted_and_discarded(world: World) -> None:
+    begun = world.begin(3)
+    world.batch(3, ("b", 3))
+    compact_dataset(world.lake, "counts", IN_PROCESS, by="me", level="major")
+    discard(world.lake, "counts", DiscardPolicy(1, timedelta(0)), by="me")
+    assert world.held(begun) == {"a": 2, "b": 1, "c": 2}
+    world.batch(3, ("b", 3), begun=begun)
+    assert world.held() == {"a": 2, "b": 3, "c": 2}
+    BatchLog(world.lake, "app").abandon(reason="a test", by="me", skip=True)
+    discard(world.lake, "counts", DiscardPolicy(1, timedelta(0)), by="me")
+    with pytest.raises(DatasetError):
+        world.held(begun)
+
+
+def test_its_partitions_are_changed_in_place_between_batches_only(world: World) -> None:
+    world.begin(3)
+    with pytest.raises(StillReadError, match="batch 3 of application app"):
+        repartition_dataset(world.lake, "counts", 5, reason="more", by="me")
+    BatchLog(world.lake, "app").abandon(reason="a test", by="me", skip=True)
+    repartition_dataset(world.lake, "counts", 5, reason="more", by="me")
+    with pytest.raises(DatasetError, match="partitions is 2, was 5"):
+        world.batch(4, ("b", 4))
+    world.batch(4, ("b", 4), ("d", 4), partitions=5)
+    assert world.held() == {"a": 2, "b": 4, "c": 2, "d": 4}
+
+
+def test_an_erased_key_is_gone_from_all_versions_and_the_report_says_where_it_may_come_from(world: World) -> None:
+    report = forget(world.lake, "counts", ["a"], reason="asked for", by="me")
+    assert world.held() == {"b": 1, "c": 2}
+    assert any("input streams of application app" in text for text in report.not_erased)
+    world.batch(3, ("b", 3))
+    assert world.held() == {"b": 3, "c": 2}
+
+
+def test_a_table_that_was_deleted_begins_anew(world: World) -> None:
+    world.begin(3)
+    with pytest.raises(StillReadError, match="batch 3 of application app is open"):
+        delete_dataset(world.lake, "counts", reason="over", by="me", force=True)
+    BatchLog(world.lake, "app").abandon(reason="a test", by="me", skip=True)
+    delete_dataset(world.lake, "counts", reason="over", by="me", force=True)
+    world.batch(1, ("z", 1))
+    assert world.held() == {"z": 1}
