@@ -30,11 +30,13 @@ from dagster_adjunct.resources.errors import (
     NullKeyError,
     ProducerConflictError,
 )
+from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.faulty_store import Crash, Fault, FaultyStore
+from tests.servers.s3 import S3Server
 
 COLUMNS = Schema.of(k="string", v="bigint")
 Row = tuple[Any, ...]  # (k, v), or (k, None) which deletes it
@@ -320,6 +322,26 @@ def test_another_owner_or_another_key_is_another_table(lake: Lake) -> None:
         do(lake, 2, [("a", 2)], begun=None, spec=theirs)
     with pytest.raises(ConfigurationError, match="key column 'v' is double"):
         local_table("counts", application="app", key=("v",), schema=Schema.of(v="double"), partitions=2)
+
+
+# -- on S3
+
+
+@pytest.mark.server
+def test_on_a_real_s3_server_batches_that_die_are_in_once(versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    versitygw.set_in(monkeypatch)
+    lake = open_lake(versitygw.url())
+    expected: dict[str, int] = {}
+    for number in range(1, 9):
+        begun, sent = pinned(lake, counts()), [("a", number), (f"k{number}", number)]
+        faults = [Fault("*", 2 * number, "crash-after")]
+        with suppress(Crash):
+            do(Lake(FaultyStore(lake.store, faults), lake.id), number, sent, begun=begun)
+        do(lake, number, sent, begun=begun)
+        expected |= dict(sent)
+        assert held(lake) == expected
+    compact_dataset(lake, "counts", IN_PROCESS, by="me", level="major")
+    assert held(lake) == expected
 
 
 # -- a history

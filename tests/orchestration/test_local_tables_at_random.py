@@ -133,12 +133,8 @@ def history(world: StepWorld, seed: int, rounds: int) -> int:
     return died
 
 
-def test_a_history_with_crashes_is_what_plain_python_makes_of_it(step_world: StepWorld) -> None:
-    assert history(step_world, seed=1, rounds=2) > 0
-
-
-@pytest.mark.long
+@pytest.mark.long  # commits alone, at random: tests/assets/test_local_table_commits.py
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("seed", range(2, 8))
-def test_long_histories_with_crashes_are_what_plain_python_makes_of_them(step_world: StepWorld, seed: int) -> None:
-    history(step_world, seed, rounds=10)
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_histories_with_crashes_are_what_plain_python_makes_of_them(step_world: StepWorld, seed: int) -> None:
+    assert history(step_world, seed, rounds=8) > 0
