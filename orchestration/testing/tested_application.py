@@ -17,12 +17,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dagster_adjunct.assets.reading.open_dataset import open_dataset
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.step.run_application import RunReport, run_application
 from dagster_adjunct.orchestration.testing.given_streams import Streams
 from dagster_adjunct.orchestration.testing.stream_twins import StreamTwins, schema_of, table_of
 from dagster_adjunct.orchestration.testing.table_twin import TableTwin, twin_of
-from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    DatasetNotFoundError,
+    NoSealedVersionError,
+    StreamNotFoundError,
+)
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.streams.interface.stream_system import RECORD_META, OffsetRange
@@ -45,8 +51,8 @@ _MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class TestResult:
-    """What one run has done: the records that it has sent to each output stream, all records of each remote table by
-    their keys, its counters by output and join, and the report and the plan of the run."""
+    """What one run has done: the records that it has sent to each output stream, all records of each table
+    that it writes or asks by their keys, its counters by output and join, and the report and the plan of the run."""
 
     __test__: ClassVar[bool] = False
     outputs: Mapping[str, Records]
@@ -60,8 +66,9 @@ class TestResult:
         return self.outputs[_known("output", name, self.outputs)]
 
     def table(self, name: str) -> Mapping[Any, dict[str, Any]]:
-        """Return the records of a remote table after this run, by key; a key of several columns is a tuple."""
-        return self.tables[_known("remote table", name, self.tables)]
+        """Return the records after this run, by key, of a remote table, or of a local table or dataset that the
+        application writes; a key of several columns is a tuple."""
+        return self.tables[_known("table", name, self.tables)]
 
 
 class TestApplication:
@@ -163,7 +170,8 @@ class TestApplication:
             self._lake, self._systems, self._app, spark or _session, run=f"test-{self._runs}", max_batches=max_batches
         )
         outputs = {name: self._records(name, start) for name, start in before.items()}
-        tables = {name: self._twin(name).records() for name in self._tables}
+        tables: dict[str, Mapping[Any, dict[str, Any]]] = {name: self._twin(name).records() for name in self._tables}
+        tables |= {name: self._entries(name) for name in self._written_datasets()}
         return TestResult(outputs, tables, report.step.counters, report, plan)
 
     def output(self, name: str) -> Records:
@@ -186,6 +194,16 @@ class TestApplication:
         twin = table.write_function or table.read_function
         assert isinstance(twin, TableTwin)
         return twin
+
+    def _written_datasets(self) -> list[str]:
+        return [spec.writes for spec in (one.spec for one in self._app.operators) if spec.writes in self._datasets]
+
+    def _entries(self, dataset: str) -> dict[Any, dict[str, Any]]:
+        try:
+            with open_dataset(self._lake, dataset) as opened:
+                return {key: dict(entry) for key, entry in opened.items()}
+        except (DatasetNotFoundError, NoSealedVersionError):
+            return {}
 
     def _create(self, name: str, records: Rows) -> None:
         system, stream = split_stream_name(name)

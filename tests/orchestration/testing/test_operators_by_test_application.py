@@ -64,7 +64,9 @@ def test_a_local_table_keeps_the_latest_of_each_key_from_run_to_run(spark: Spark
             test.input("lake.a", rows)
             test.input("lake.b", B)
             state |= {row["k"]: row["n"] for row in rows}
-            assert sent(test.run(spark)) == Counter((row["k"], row["n"], state.get(row["k"])) for row in B)
+            result = test.run(spark)
+            assert sent(result) == Counter((row["k"], row["n"], state.get(row["k"])) for row in B)
+            assert {key: entry["n"] for key, entry in result.table("latest").items()} == state
 
 
 class Unreachable(TableReadFunction[str, Any]):
