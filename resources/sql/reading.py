@@ -109,11 +109,13 @@ def _dialect() -> Spark:
 
 
 def _expression(text: str, tree: exp.Expr) -> Expression:
-    if tree.find(exp.Query) is not None:
+    nodes = list(tree.walk(bfs=False))
+    if any(isinstance(node, exp.Query) for node in nodes):
         return _unread(text, "a subquery is not understood without Spark")
-    strange = next((node for node in tree.walk() if not isinstance(node, _UNDERSTOOD)), None)
+    strange = next((node for node in nodes if not isinstance(node, _UNDERSTOOD)), None)
     if strange is not None:
         return _unread(text, f"{strange.key} is not understood without Spark")
+    columns = [node for node in nodes if isinstance(node, exp.Column)]
     alias = None
     if isinstance(tree, exp.Alias):
         alias, tree = tree.alias, tree.this
@@ -123,16 +125,16 @@ def _expression(text: str, tree: exp.Expr) -> Expression:
     if isinstance(tree, exp.Column) and not isinstance(tree.this, exp.Star):
         name = alias or tree.name
         column = tree.name if len(tree.parts) == 1 else None
-    return Expression(text, alias, name, column, tuple(_columns(text, tree)), tree=tree)
+    return Expression(text, alias, name, column, tuple(_named(text, columns)), tree=tree)
 
 
 def _excepted(star: exp.Star) -> tuple[str, ...]:
     return tuple(item.name for item in star.args.get("except_") or ())
 
 
-def _columns(text: str, tree: exp.Expr) -> Iterator[ColumnName]:
+def _named(text: str, columns: list[exp.Column]) -> Iterator[ColumnName]:
     takes_unit = _TAKES_UNIT.search(text) is not None
-    for node in tree.find_all(exp.Column, bfs=False):
+    for node in columns:
         parts = tuple(part.name for part in node.parts if not isinstance(part, exp.Star))
         if not parts or parts[0].lower() in _variables(node) or (takes_unit and _UNIT.fullmatch(parts[0])):
             continue
