@@ -39,13 +39,9 @@ def check_validator_columns(dataset: AdjunctDataset, stored: Schema) -> None:
 
 
 def _check_condition(what: str, dataset: AdjunctDataset, condition: str, types: dict[str, str | None]) -> None:
-    try:
-        kind = checked_expression(
-            what, condition, tuple(types), types, side="the dataset", next_step="Correct the validator."
-        )
-    except PlanningError as error:
-        facts = {name: value for name, value in error.facts.items() if name != "operator"}
-        raise PlanningError(error.problem, error.next_step, **facts | {"dataset": dataset.name}) from None
+    kind = checked_expression(
+        what, condition, tuple(types), types, side="the dataset", next_step="Correct the validator."
+    )
     if kind not in (None, "boolean"):
         raise PlanningError(
             f"{what}: {condition!r} is {kind}: expected a condition, or a SELECT.",

@@ -4,32 +4,64 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.assets.declaration.extractors.extractor import Projection, fits
+from dagster_adjunct.assets.sources.decode_changes import schema_of_rows
 from dagster_adjunct.assets.sources.entries_of_records import schema_of_entries
 from dagster_adjunct.assets.validation.named_columns import check_validator_columns
 from dagster_adjunct.orchestration.planner.refusals import shown
 from dagster_adjunct.resources.errors import AdjunctError, PlanningError
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.sql.checking import checked_expression
+from dagster_adjunct.resources.sql.parsing import parsed
 
 if TYPE_CHECKING:
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.stream_facts import Catalog
 
 
-def check_validators_of(app: Application, catalog: Catalog) -> None:
-    """Raise PlanningError for validators of the application's datasets that name columns which these will not have."""
+def check_datasets(app: Application, catalog: Catalog) -> None:
+    """Raise PlanningError for a dataset whose projection or validators name columns that will not be there."""
     for dataset in app.datasets:
-        if not dataset.validators:
+        if not dataset.validators and not isinstance(dataset.extractor, Projection):
             continue
         facts = catalog.get(dataset.input) if isinstance(dataset.input, str) else None
         records = (facts.schema if facts else None) if isinstance(dataset.input, str) else dataset.input.schema
         if records is None:
             continue
         try:
-            stored = schema_of_entries(dataset, records)
+            rows = schema_of_rows(dataset, records) if dataset.follows_changes else records
+            stored = schema_of_entries(dataset, rows)
         except AdjunctError:  # which is told of the join, or when the dataset is advanced
             continue
         try:
+            if isinstance(dataset.extractor, Projection):
+                _check_projection(dataset, dataset.extractor, rows)
             check_validator_columns(dataset, stored)
         except PlanningError as error:
-            if dataset.declared_at is None:
-                raise
-            raise error.reworded(error.problem, error.next_step, declared_at=shown(dataset.declared_at)) from None
+            facts_known = {name: value for name, value in error.facts.items() if name != "operator"}
+            place = None if dataset.declared_at is None else shown(dataset.declared_at)
+            told = {**facts_known, "dataset": dataset.name, "declared_at": place}
+            raise PlanningError(error.problem, error.next_step, **told) from None
+
+
+def _check_projection(dataset: AdjunctDataset, projection: Projection, rows: Schema) -> None:
+    what = f"dataset {dataset.name!r}"
+    types: dict[str, str | None] = {field.name: field.type for field in rows.fields}
+    declared = {field.name: field.type for field in Schema.from_ddl(projection.columns, what).fields}
+    for name, text in dict(projection.select).items():
+        kind = _checked(what, text, types, f"Correct the projection's column {name!r}.")
+        if kind is not None and not fits(kind, declared[name]):
+            raise PlanningError(
+                f"{what}: the projection declares {name} as {declared[name]}, and {text!r} gives {kind}.",
+                f"Declare it as {kind}, or cast it in the expression, where everybody sees it.",
+                column=name,
+            )
+    if projection.where is not None:
+        _checked(what, projection.where, types, "Correct the projection's where=.")
+
+
+def _checked(what: str, text: str, types: dict[str, str | None], next_step: str) -> str | None:
+    if any(name.name.startswith("__") for name in parsed(text).columns):  # Spark has the record's position there, too
+        return None
+    return checked_expression(what, text, tuple(types), types, side="the record", next_step=next_step)

@@ -15,7 +15,7 @@ from dagster_adjunct.orchestration.application.advance_units import partitions_n
 from dagster_adjunct.orchestration.operators.planning_values import Exchange, PlanContext, StreamEdge
 from dagster_adjunct.orchestration.planner.auto_repartition import Insertions, repartitioned, with_insertions
 from dagster_adjunct.orchestration.planner.co_partitioning import check_co_partitioned
-from dagster_adjunct.orchestration.planner.dataset_columns import check_validators_of
+from dagster_adjunct.orchestration.planner.dataset_columns import check_datasets
 from dagster_adjunct.orchestration.planner.execution_plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.fed_joins import fed_joins, planned_state
 from dagster_adjunct.orchestration.planner.join_groups import Needs, dataset_node, join_groups, needs_of
@@ -58,7 +58,7 @@ def plan(app: Application, catalog: Catalog) -> ExecutionPlan:
     inserted: Insertions = repartitioned(app, catalog, needs) if app.auto_repartition else {}
     flows = follow(app, catalog, with_insertions(inserted))
     check_budgets(budgets_of(app.tables.values()))
-    check_validators_of(app, catalog)
+    check_datasets(app, catalog)
     unproven = check_types(app, catalog)
     groups = join_groups(app, needs, flows)
     default, default_from = default_count(app, catalog)

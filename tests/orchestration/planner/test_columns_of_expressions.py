@@ -6,7 +6,9 @@ import inspect
 
 import pytest
 
-from dagster_adjunct.assets.declaration.dataset import bounded_dataset
+from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
+from dagster_adjunct.assets.declaration.extractors.extractor import Projection
 from dagster_adjunct.assets.validation.validators import custom, no_nulls, sql_check, unique_keys, values_in
 from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
 from dagster_adjunct.resources.errors import PlanningError
@@ -198,3 +200,41 @@ def test_validators_that_may_hold_are_planned(validator) -> None:
         visits.join(app.table(shops), on="shop", select=["city"])
 
     planned(describe, SHOPS)
+
+
+@pytest.mark.parametrize(
+    ("projection", "said"),
+    [
+        (Projection("shop string, city string", {"city": "upper(citty)"}), "the record has no column 'citty'"),
+        (Projection("shop string, city int", {"city": "upper(city)"}), "city as int, and 'upper(city)' gives string"),
+        (Projection("shop string, city string", where="sise > 0"), "the record has no column 'sise' ('sise > 0')"),
+        (Projection("shop string, city string", {"city": "upper(city"}), "'(' is not closed"),
+        (Projection("shop string, city string", {"city": "ours(city)"}, where="__offset > 1"), None),
+        (Projection("shop string, city bigint", {"city": "size + 1"}, where="exists (select 1)"), None),
+    ],
+)
+def test_what_projections_of_datasets_name_is_proven(projection: Projection, said: str | None) -> None:
+    def describe(app, visits):
+        shops = bounded_dataset("shops", input="lake.shops", key="shop", extractor=projection, broadcast=True)
+        visits.join(app.table(shops), on="shop", select=["city"])
+
+    if said is None:
+        planned(describe, SHOPS)
+        return
+    error = refusal(describe, SHOPS)
+    assert said in error.problem
+    assert error.dataset == "shops"
+    assert str(error.declared_at).startswith("tests/orchestration/planner/test_columns_of_expressions.py:")
+
+
+def test_a_change_stream_is_judged_by_the_rows_that_its_envelopes_hold() -> None:
+    changes = StreamFacts("lake.shops", 4, ("shop",), SPARK, Schema.of(shop="string", value="string"))
+
+    def describe(app, visits):
+        shops = unbounded_dataset(
+            "shops", input="lake.shops", key="shop", changes=DebeziumEnvelope("shop STRING, city STRING"),
+            extractor=Projection("shop string, city string", {"city": "upper(city)"}), broadcast=True,
+        )  # fmt: skip
+        visits.join(app.table(shops), on="shop", select=["city"])
+
+    planned(describe, changes)
