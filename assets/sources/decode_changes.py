@@ -18,6 +18,7 @@ from dagster_adjunct.assets.declaration.extractors.extractor import (
     companions,
     hiding,
 )
+from dagster_adjunct.assets.sources.entries_of_records import schema_of_entries
 from dagster_adjunct.assets.versions.sealed_version import POSITION
 from dagster_adjunct.resources.errors import BadChangeError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.quoted_columns import column
@@ -37,6 +38,15 @@ _CORRECT = (
     "on_bad_change=DeadLetters(STREAM), which sets such changes aside and counts them."
 )
 _ORDERED = ("tinyint", "smallint", "int", "bigint", "date", "timestamp")
+
+
+def stored_schema(spec: AdjunctDataset, records: Schema) -> Schema:
+    """Return the columns that a dataset stores of an input whose records have these: of what its envelopes hold.
+
+    Raises SchemaMismatchError, naming the dataset, as `schema_of_rows` and `schema_of_entries` do.
+    """
+    follows = spec.follows_changes and isinstance(spec.input, str)
+    return schema_of_entries(spec, schema_of_rows(spec, records) if follows else records)
 
 
 def schema_of_rows(spec: AdjunctDataset, stream_schema: Schema) -> Schema:

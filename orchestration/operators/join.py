@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from dagster_adjunct.assets.sources.entries_of_records import schema_of_entries
+from dagster_adjunct.assets.sources.decode_changes import stored_schema
 from dagster_adjunct.orchestration.operators.column_lineage import Node
 from dagster_adjunct.orchestration.operators.join_arguments import (
     How,
@@ -134,7 +134,7 @@ class Join(Spec):
         dataset = context.app.dataset(self.dataset)
         records = _records_of(dataset, context.catalog)
         try:
-            return None if records is None else types_of(schema_of_entries(dataset, records))
+            return None if records is None else types_of(stored_schema(dataset, records))
         except AdjunctError:  # which the plan itself tells
             return None
 
@@ -244,6 +244,6 @@ def _stored_columns(dataset: AdjunctDataset, catalog: Catalog) -> Columns:
     if records is None:
         return dataset.columns
     try:
-        return schema_of_entries(dataset, records).names
+        return stored_schema(dataset, records).names
     except SchemaMismatchError as error:
         raise PlanningError(error.problem, "Correct key=, columns= or the extractor of the dataset.") from error

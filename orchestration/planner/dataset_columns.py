@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection, fits
-from dagster_adjunct.assets.sources.decode_changes import schema_of_rows
-from dagster_adjunct.assets.sources.entries_of_records import schema_of_entries
+from dagster_adjunct.assets.sources.decode_changes import schema_of_rows, stored_schema
 from dagster_adjunct.assets.validation.named_columns import check_validator_columns
 from dagster_adjunct.orchestration.planner.refusals import shown
 from dagster_adjunct.resources.errors import AdjunctError, PlanningError
@@ -30,8 +29,9 @@ def check_datasets(app: Application, catalog: Catalog) -> None:
         if records is None:
             continue
         try:
-            rows = schema_of_rows(dataset, records) if dataset.follows_changes else records
-            stored = schema_of_entries(dataset, rows)
+            follows = dataset.follows_changes and isinstance(dataset.input, str)
+            rows = schema_of_rows(dataset, records) if follows else records
+            stored = stored_schema(dataset, records)
         except AdjunctError:  # which is told of the join, or when the dataset is advanced
             continue
         try:

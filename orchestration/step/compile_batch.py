@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from dagster_adjunct.assets.sources.entries_of_records import schema_of_entries
+from dagster_adjunct.assets.sources.decode_changes import stored_schema
 from dagster_adjunct.orchestration.operators.arguments import called
 from dagster_adjunct.orchestration.operators.hidden_columns import ORIGIN, tie_breakers
 from dagster_adjunct.orchestration.step import function_sinks
@@ -225,9 +225,9 @@ class Batch:
 
     def _declared_schema(self, dataset: AdjunctDataset) -> Schema:
         if not isinstance(dataset.input, str):
-            return schema_of_entries(dataset, dataset.input.schema)
+            return stored_schema(dataset, dataset.input.schema)
         records = self.system_of(dataset.input).info(split_stream_name(dataset.input)[1]).schema
-        return Schema(()) if records is None else schema_of_entries(dataset, records)
+        return Schema(()) if records is None else stored_schema(dataset, records)
 
     def matched(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
         counts = JoinCounts(operator)

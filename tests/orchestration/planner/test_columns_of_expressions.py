@@ -227,14 +227,16 @@ def test_what_projections_of_datasets_name_is_proven(projection: Projection, sai
     assert str(error.declared_at).startswith("tests/orchestration/planner/test_columns_of_expressions.py:")
 
 
-def test_a_change_stream_is_judged_by_the_rows_that_its_envelopes_hold() -> None:
+@pytest.mark.parametrize("extractor", [None, Projection("shop string, city string", {"city": "upper(city)"})])
+def test_a_change_stream_is_judged_by_the_rows_that_its_envelopes_hold(extractor: Projection | None) -> None:
     changes = StreamFacts("lake.shops", 4, ("shop",), SPARK, Schema.of(shop="string", value="string"))
 
-    def describe(app, visits):
+    def describe(app, visits, selected="city"):
         shops = unbounded_dataset(
             "shops", input="lake.shops", key="shop", changes=DebeziumEnvelope("shop STRING, city STRING"),
-            extractor=Projection("shop string, city string", {"city": "upper(city)"}), broadcast=True,
+            extractor=extractor, broadcast=True,
         )  # fmt: skip
-        visits.join(app.table(shops), on="shop", select=["city"])
+        visits.join(app.table(shops), on="shop", select=[selected])
 
-    planned(describe, changes)
+    assert (planned(describe, changes).operators[-1].columns or ())[-1] == "city"
+    assert refusal(lambda app, visits: describe(app, visits, "value"), changes).column == "value"
