@@ -11,6 +11,7 @@ from dagster_adjunct.orchestration.operators.column_lineage import Node
 from dagster_adjunct.orchestration.operators.exchange_before_sink import before_local
 from dagster_adjunct.orchestration.operators.known_columns import require
 from dagster_adjunct.orchestration.operators.operator_spec import PassesRecords
+from dagster_adjunct.orchestration.operators.planning_values import Requirement
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 
 if TYPE_CHECKING:
@@ -50,6 +51,9 @@ class SendToLocal(PassesRecords):
     def summary(self) -> str:
         deleted = f", deleted where {self.deleted}" if self.deleted is not None else ""
         return f"local table {self.table} ({', '.join(self.schema.names)}){deleted}"
+
+    def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
+        return (Requirement(self.table, app.dataset(self.table).partitions, None, feeds=True),)
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving

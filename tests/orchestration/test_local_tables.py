@@ -107,7 +107,7 @@ def test_what_is_sent_is_met_in_the_same_batch_and_two_streams_feed_one_table_in
     asked = app.input_stream("lake.asked")
     app.input_stream("lake.scans").send_to(seen)
     asked.join(seen, on="item", how="left", name="one").send_to(app.output_stream("lake.one", partitions=2, key="item"))
-    app.input_stream("lake.moves").send_to(seen)
+    app.input_stream("lake.moves").partition_by("item").send_to(seen)
     asked.join(seen, on="item", how="left", name="two").send_to(app.output_stream("lake.two", partitions=2, key="item"))
     report = step_world.run(app)
     answers = [{row["item"]: row["place"] for row in step_world.rows(name)} for name in ("one", "two")]

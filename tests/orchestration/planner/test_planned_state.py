@@ -6,7 +6,7 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner import SPARK, ExecutionPlan, StreamFacts, plan
-from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.resources.errors import ConfigurationError, PartitionCountMismatchError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.planner.planning import application, catalog, dataset, exchanges_before
 
@@ -63,6 +63,31 @@ def test_an_intermediate_stream_takes_the_count_of_the_table_that_it_meets() -> 
     assert [(item.reason, item.partitions) for item in planned.exchanges] == [("partition_by", 5)]
 
 
+def test_a_table_that_is_joined_is_fed_by_streams_of_its_count() -> None:
+    for joined in (False, True):
+        app = application()
+        counts = app.local_table("counts", key="k", schema=COUNTS, partitions=4)
+        app.input_stream("lake.r").send_to(counts)
+        reading = app.input_stream("lake.s")
+        if not joined:
+            plan(app, STREAMS)
+            continue
+        reading.join(counts, on="k", select=["n as m"])
+        with pytest.raises(PartitionCountMismatchError, match=r"lake\.r has 3 \(input\)") as caught:
+            plan(app, STREAMS)
+        assert 'At send-to-table-2-counts: move lake.r with .partition_by("k") before it' in caught.value.next_step
+
+
+def test_what_is_moved_on_its_way_to_a_table_gets_the_count_of_the_join_and_moves_once() -> None:
+    app = application()
+    counts = app.local_table("counts", key="k", schema=COUNTS, partitions=4)
+    app.input_stream("lake.r").partition_by("k").send_to(counts)
+    app.input_stream("lake.s").join(counts, on="k", select=["n as m"])
+    planned = plan(app, STREAMS)
+    assert [(item.reason, item.partitions) for item in planned.exchanges] == [("partition_by", 4)]
+    assert planned.taking_part("join-5-counts") == ("app-partition-by-2", "lake.s", "counts")
+
+
 def test_a_join_meets_what_is_sent_before_it_in_this_batch_and_what_is_sent_after_it_in_the_next() -> None:
     app = application()
     counts = app.local_table("counts", key="k", schema=COUNTS, partitions=4)
@@ -72,7 +97,7 @@ def test_a_join_meets_what_is_sent_before_it_in_this_batch_and_what_is_sent_afte
     s.join(counts, on="k", select=["n as m"], name="second")
     r.send_to(counts)
     s.join(counts, on="k", select=["n as m"], name="third")
-    planned = plan(app, STREAMS)
+    planned = plan(app, {**STREAMS, **catalog(r=4)})
     first, second = "send-to-table-4-counts", "send-to-table-6-counts"
     assert [(item.join, item.meets, item.last_send) for item in planned.fed_joins] == [
         ("join-3-first", "next batch", None),
