@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.planner.partition_counts import Counts
 
 _TRIED = 10
-"""Of so many operators it is tried out whether a change settles them; of more, an application is to be mended first."""
+_PLANNED = 20_000
+"""Of so many groups at most it is tried out whether a change settles them, and of fewer where more operators than this
+would be planned for it; for the others a change is proposed by its size alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ def mends(
 ) -> Callable[[str], tuple[Mend, ...]]:
     """Return what gives the ways to mend one of the groups in conflict, the cheapest first."""
     before = set(counts.conflicts)
-    tried = set(counts.conflicts[:_TRIED])
+    tried = set(counts.conflicts[: min(_TRIED, max(1, _PLANNED // len(app.operators)))])
     held = _Held(app, catalog)
 
     def settles(mend: Mend) -> bool:

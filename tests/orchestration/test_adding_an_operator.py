@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,7 +16,7 @@ from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage imp
 from dagster_adjunct.orchestration.operators.column_lineage import LineageContext, Made, Node, add
 from dagster_adjunct.orchestration.operators.known_columns import Types
 from dagster_adjunct.orchestration.operators.operator_spec import Spec
-from dagster_adjunct.orchestration.operators.planning_values import Flow, PlanContext
+from dagster_adjunct.orchestration.operators.planning_values import Flow, PlanContext, Requirement
 from dagster_adjunct.orchestration.operators.send_to_stream import SendToStream
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, UNKNOWN, StreamFacts
 from dagster_adjunct.orchestration.planner import plan
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.orchestration.operators.compiling import Batch
+    from dagster_adjunct.orchestration.operators.declared_sinks import Declarations
 
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2)
 TRIPS = Schema.of(tailnum="string", miles="int")
@@ -173,6 +174,37 @@ def test_it_runs_and_leaves_what_python_makes_of_the_same_records(step_world: St
     rows = step_world.rows("out")
     assert set(rows[0]) == {"tailnum", "seat_miles"}  # what orders the inputs is not stored
     assert sorted((row["tailnum"], row["seat_miles"] or 0) for row in rows) == sorted((t, v or 0) for t, v in expected)
+
+
+@dataclass(frozen=True, slots=True)
+class Alike(Union):
+    """A union whose inputs have to lie alike; it notes which of them have been moved."""
+
+    moved: list[list[bool]] = field(default_factory=list, compare=False)
+
+    def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
+        return [Requirement(None, None, ("tailnum",))] * 2
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+        plans = [frame._jdf.queryExecution().analyzed().toString() for frame in frames]
+        self.moved.append(["RepartitionByExpression" in plan for plan in plans])
+        return Union.compile(self, operator, frames, batch)
+
+
+@pytest.mark.spark
+def test_only_the_input_that_has_to_is_moved(step_world: StepWorld) -> None:
+    step_world.stream("old", "tailnum", 2, tailnum="string", miles="int")
+    step_world.stream("new", "tailnum", 3, tailnum="string", miles="int")
+    step_world.send("old", *miles(0, 20))
+    step_world.send("new", *miles(50, 15))
+    app = Application("app", auto_repartition=True)
+    alike = Alike()
+    both = app.input_stream("lake.old").apply(alike, app.input_stream("lake.new"))
+    both.send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
+    step_world.run(app)
+    assert {tuple(moved) for moved in alike.moved} == {(False, True)}
+    rows = sorted((row["tailnum"], row["miles"]) for row in step_world.rows("out"))
+    assert rows == sorted([*miles(0, 20), *miles(50, 15)])
 
 
 @pytest.mark.spark
