@@ -20,7 +20,7 @@ from dagster_adjunct.resources.tables.credit_source import KEPT_SECONDS
 AHEAD_SECONDS = 1.0
 # A run that has not leased for so long wants nothing any more, or is dead.
 _HEARD_SECONDS = 2.0
-# A shorter lease is not worth a request.
+# A shorter lease is not worth a request: who wishes for less gets so much, where there is so much.
 _SHORTEST = 0.01
 
 
@@ -65,10 +65,12 @@ def lease(timeline: SharedTimeline, run: str, now: float, wish: Wish) -> tuple[S
     now = max(now, timeline.now)
     heard = {name: other for name, other in timeline.runs.items() if other.at > now - _HEARD_SECONDS and name != run}
     runs = {**heard, run: RunWish(at=now, share=wish.share)}
-    start = max(timeline.through, now - KEPT_SECONDS)
+    wished = max(wish.seconds, _SHORTEST)
+    # Of what has come in, the latest: what came in before has expired when a small lease is there.
+    start = max(timeline.through, now - min(wished, KEPT_SECONDS))
     shares = fair_shares({name: other.share for name, other in runs.items()})
     part = shares[run] / total if (total := sum(shares.values())) else 0.0
-    seconds = min(wish.seconds, (now + AHEAD_SECONDS - start) * part)
+    seconds = min(wished, (now + AHEAD_SECONDS - start) * part)
     if seconds < _SHORTEST:
         # Who waits is told all the same, or those before it would never leave it anything.
         return timeline.model_copy(update={"now": now, "runs": runs}), None

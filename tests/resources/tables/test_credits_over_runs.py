@@ -107,3 +107,18 @@ def test_shares_are_what_is_wanted_where_that_fits_and_else_even() -> None:
     assert fair_shares({"a": 0.2, "b": 1.0}) == pytest.approx({"a": 0.2, "b": 0.8})
     assert fair_shares({"a": 1.0, "b": 1.0, "c": 0.1}) == pytest.approx({"a": 0.45, "b": 0.45, "c": 0.1})
     assert fair_shares({}) == {}
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.05, 0.3])
+def test_a_few_credits_come_at_once_whatever_the_rate_and_however_long_a_lease_takes(delay: float) -> None:
+    for rate in (1.0, 100.0, 5_000.0):
+        world = World(rate)
+        run = world.run("few", 1, request=min(1.0, rate / 500), delay=delay)
+        world.pass_(10)
+        run.tasks[0].free_at = world.now + 3  # nothing is asked for, so that nothing is left
+        world.pass_(3)
+        began, before = world.now, sum(credits for _, credits in world.spent)
+        world.pass_(1)
+        spent = [time for time, _ in world.spent if time > began]
+        assert spent, (rate, before)
+        assert spent[0] - began < delay + 0.35
