@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from dagster_adjunct.resources.sql.expression_types import type_of
 from dagster_adjunct.resources.sql.parsing import parsed
 
 _ALIAS = re.compile(
@@ -23,8 +22,3 @@ def split_alias(expression: str) -> tuple[str, str | None]:
     alias = parsed(expression).alias
     match = None if alias is None else _ALIAS.fullmatch(expression.strip())
     return (expression.strip(), None) if match is None else (match["what"].strip(), alias)
-
-
-def cast_type(expression: str) -> str | None:
-    """Return the type of an expression that needs no column for it, None for any other."""
-    return type_of(parsed(expression), {})
