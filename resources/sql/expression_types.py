@@ -73,8 +73,13 @@ class Known:
         return None if rule is None or node is None else rule(self, node)
 
     def alike(self, nodes: list[exp.Expr | None]) -> str | None:
-        """Return the type that all have that are not null."""
-        return self.same(*(node for node in nodes if node is not None and type(node).__name__ != "Null"))
+        """Return the type that all become that are not null: their own, or of numbers the widest."""
+        kinds = {self.type(node) for node in nodes if node is not None and type(node).__name__ != "Null"}
+        if len(kinds) == 1:
+            return kinds.pop()
+        if kinds and kinds <= set(_INTEGERS):
+            return max((kind for kind in kinds if kind), key=_INTEGERS.index)
+        return "double" if "double" in kinds and kinds <= set(_NUMBERS) else None
 
     def same(self, *nodes: exp.Expr | None) -> str | None:
         """Return the type that all of these have, None where one differs or is not known."""

@@ -1,0 +1,37 @@
+"""Types of expressions, where they are certain. That they are Spark's own: test_spark_agrees.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagster_adjunct.resources.sql.expression_types import type_of
+from dagster_adjunct.resources.sql.parsing import parsed
+
+TYPES = {
+    "a": "tinyint",
+    "c": "int",
+    "d": "bigint",
+    "f": "float",
+    "g": "double",
+    "s": "string",
+    "v": "timestamp",
+    "xs": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("C", "int"), ("c + 1", "int"), ("c + 1L", "bigint"), ("a * c", "int"), ("c / 2", "double"),
+        ("d div 2", "bigint"),
+        ("c + g", "double"), ("1.50", "decimal(3,2)"), ("3000000000", "bigint"), ("upper(s)", "string"),
+        ("s is null and not c > 1", "boolean"), ("cast(s as decimal(10, 2))", "decimal(10,2)"), ("s::date", "date"),
+        ("coalesce(c, d, null)", "bigint"), ("case when c > 1 then a else g end", "double"),
+        ("v - interval 1 day", "timestamp"),
+        ("to_date(s)", "date"), ("year(v)", "int"), ("nullif(s, 'x')", "string"), ("concat(s, 'x')", "string"),
+        ("c + f", None), ("concat(c, d)", None), ("coalesce(c, s)", None), ("xs[0]", None), ("ours(c)", None),
+        ("unknown + 1", None), ("max_by(c, d)", None), ("case when c > 1 then xs end", None), ("null", None),
+    ],
+)  # fmt: skip
+def test_the_type_of_an_expression(text: str, kind: str | None) -> None:
+    assert type_of(parsed(text), TYPES) == kind
