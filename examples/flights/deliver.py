@@ -1,6 +1,7 @@
 """Delivers the data to the lake's streams in two parts, as its producers would have in 2013.
 
-Part 1: planes built up to 2005, all airlines and airports, the weather and the flights of the first half year.
+Part 1: planes built up to 2005, all airlines and airports, the weather and the flights of the first half year. The desks of
+the carriers are put into their remote table with it.
 Part 2: all planes as a second version, then the weather and the flights of the second half.
 """
 
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct import LakeStreams, open_lake
 from dagster_adjunct.examples.flights.data import KEYS, PARTITIONS, SCHEMAS, load
+from dagster_adjunct.examples.flights.stores import fill_carrier_desks
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,6 +47,8 @@ def deliver(lake: Lake, part: int) -> int:
             marker = f"2013-{part}" if name in ("planes", "airlines", "airports") else None
             result = streams.append(name, _records(name, part), producer=PRODUCER, sequence=part, end_of_dataset=marker)
             added += result.rows
+    if part == 1 and added:
+        fill_carrier_desks()
     return added
 
 

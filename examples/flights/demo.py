@@ -74,7 +74,7 @@ def run_demo(*, lake_url: str | None, postgres: str | None, master: str | None) 
         log.propagate = False
         added = 0
         with stages.stage("load Dagster"):
-            job, instance = _job()
+            job, disruptions, instance = _jobs()
         for part in (1, 2):
             progress.update(task, description=f"delivering part {part}")
             with stages.stage(f"deliver part {part}"):
@@ -84,6 +84,11 @@ def run_demo(*, lake_url: str | None, postgres: str | None, master: str | None) 
                 result = job.execute_in_process(instance=instance, raise_on_error=False, run_config=_QUIET)
             if not result.success:
                 raise _failure(result)
+        progress.update(task, description="disruptions", completed=0)
+        with stages.stage("disruptions"):
+            behind = disruptions.execute_in_process(instance=instance, raise_on_error=False, run_config=_QUIET)
+        if not behind.success:
+            raise _failure(behind)
         log.removeHandler(follower)
     if not added and not _batches(result):
         seconds = time.monotonic() - began
@@ -108,13 +113,14 @@ def _set_environment(lake_url: str | None, postgres: str | None, master: str | N
     os.environ["DAGSTER_HOME"] = str(prepare_dagster_home(FOLDER / "dagster"))
 
 
-def _job() -> tuple[Any, Any]:
-    """Import the pipeline now that its environment is set."""
+def _jobs() -> tuple[Any, Any, Any]:
+    """Import the pipeline now that its environment is set: return its two jobs, and Dagster's instance."""
     from dagster import DagsterInstance
 
     from dagster_adjunct.examples.flights.pipeline import defs
 
-    return defs.resolve_job_def("flight_delays"), DagsterInstance.get()
+    jobs = (defs.resolve_job_def(name) for name in ("flight_delays", "disruptions"))
+    return *jobs, DagsterInstance.get()
 
 
 def _batches(result: Any) -> int:

@@ -49,6 +49,12 @@ def _float(value: str) -> float | None:
     return None if value in ("NA", "") else float(value)
 
 
+def flights_in_order(every: int = 1) -> list[tuple[object, ...]]:
+    """Return every n-th flight in order of delivery, in the columns of FLIGHT_COLUMNS; times are text."""
+    rows = sorted(_rows("flights"), key=lambda flight: flight["time_hour"])[::every]
+    return [tuple(_text(row[name]) if name in _TEXT else _int(row[name]) for name in FLIGHT_COLUMNS) for row in rows]
+
+
 @lru_cache(maxsize=2)
 def expected(every: int = 1) -> tuple[Counter[tuple[object, ...]], dict[str, tuple[object, ...]], dict[str, int]]:
     """Return the enriched rows with their counts, the table's records by tail number, and facts about them.
