@@ -30,3 +30,6 @@ def disruptions() -> Application:
         .send_to(disrupted)
     )
     return app
+
+
+app = disruptions()

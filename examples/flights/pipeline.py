@@ -7,7 +7,7 @@ application (disruptions.py) goes on from that stream.
 from __future__ import annotations
 
 from dagster_adjunct import Application, bounded_dataset, build_definitions, unbounded_dataset
-from dagster_adjunct.examples.flights.disruptions import disruptions
+from dagster_adjunct.examples.flights.disruptions import app as disruptions
 from dagster_adjunct.examples.flights.stores import LAST_SEEN, PROFILE, aircraft_state
 
 planes = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=8)
@@ -54,4 +54,4 @@ def flight_delays() -> Application:
 
 
 app = flight_delays()
-defs = build_definitions(app, disruptions())
+defs = build_definitions(app, disruptions)

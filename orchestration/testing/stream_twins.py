@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.testing.given_streams import TestStream
 from dagster_adjunct.resources.errors import ConfigurationError
@@ -14,6 +12,9 @@ from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.stream_system import TOMBSTONE, Partitioner, StreamInfo, StreamSystem
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class StreamTwins(LakeStreams):
@@ -43,6 +44,8 @@ def schema_of(stream: str, given: TestStream | None, rows: Sequence[Mapping[str,
             "Describe it: TestApplication(app, {…: TestStream(Schema.of(…))}).",
             stream=stream,
         )
+    import pyarrow as pa
+
     return Schema.from_arrow(pa.Table.from_pylist(list(rows)).schema)
 
 
@@ -50,6 +53,8 @@ def table_of(
     stream: str, schema: Schema, rows: Sequence[Mapping[str, Any]], deleted: Sequence[Mapping[str, Any]]
 ) -> pa.Table:
     """Return records, then tombstones, as the stream takes them. Raises ConfigurationError with the record's number."""
+    import pyarrow as pa
+
     everything = [*rows, *deleted]
     for number, row in enumerate(everything):
         unknown = [name for name in row if name not in schema.names]
