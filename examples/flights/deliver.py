@@ -1,7 +1,7 @@
 """Delivers the data to the lake's streams in two parts, as its producers would have in 2013.
 
-Part 1: planes built up to 2005, all airlines and airports, the weather and the flights of the first half year; the desks
-of the carriers are put into their remote table.
+Part 1: planes built up to 2005, all airlines and airports, the weather and the flights of the first half year; and the
+desks of the carriers, into their remote table.
 Part 2: all planes as a second version, then the weather and the flights of the second half.
 """
 
