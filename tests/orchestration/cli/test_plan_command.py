@@ -154,6 +154,7 @@ def test_a_module_that_is_not_of_the_repository_is_not_compared_with_itself(
     assert f"comes from {installed / 'shop_installed.py'}, not from the revision" in told
 
 
+@pytest.mark.long
 def test_modules_beside_the_application_are_those_of_the_revision(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:

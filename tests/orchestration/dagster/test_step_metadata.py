@@ -84,6 +84,6 @@ def test_the_plan_stands_on_outputs_as_text_that_stays_in_its_block_and_as_a_doc
     assert (lines[0], lines[-1]) == ("`````text", "`````")
     assert "\n".join(lines[1:-1]) + "\n" == chain(1).render()
     assert ExecutionPlan.from_json(metadata["adjunct/plan_document"].value) == chain(1)
-    long = plan_metadata(chain(3_000))
+    long = plan_metadata(chain(1_500))
     assert len(long["adjunct/plan"].value) < 101_000
     assert "adjunct/plan_document" not in long

@@ -115,7 +115,7 @@ def test_what_only_one_version_writes_is_not_a_difference() -> None:
     assert differences(older, newer) == ()
 
 
-@pytest.mark.parametrize("number", [3_000])
+@pytest.mark.parametrize("number", [1_000])
 def test_many_operators_are_compared(number: int) -> None:
     def chain(length: int) -> ExecutionPlan:
         app = application()
