@@ -41,7 +41,7 @@ class Batch(Protocol):
         ...
 
     def lying_by(self, operator: str) -> Sequence[str]:
-        """Return the columns by which the records that leave an operator are planned to lie; none: nobody knows."""
+        """Return the columns by which records that leave an operator have to lie; () where nobody relies on it."""
         ...
 
     def sensitive(self, operator: str) -> frozenset[str]:

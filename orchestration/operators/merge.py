@@ -107,8 +107,13 @@ class Merge(Spec):
             first = first.withColumns({name: column(name).alias(name, metadata={"merged": 1}) for name in by})
         # Of the hidden columns some have only what one input has been through: the others have null there.
         merged = reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), others, first)
+        if not by:
+            return merged
+        partitions = batch.partitions_at(operator)
+        if partitions == 1:
+            return merged.coalesce(1)
         # Where Spark sees that they lie so, it leaves this out.
-        return merged.repartition(batch.partitions_at(operator), *map(column, by)) if by else merged
+        return merged.repartition(partitions, *map(column, by))
 
 
 def checked_merge(after: str, others: Sequence[str]) -> Merge:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sqlite3
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.resources.backends import SqliteTable
 from dagster_adjunct.resources.errors import AdjunctError, PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.tables import RemoteTable
 from tests.orchestration.step_world import StepWorld
 
 pytestmark = pytest.mark.spark
@@ -133,3 +137,20 @@ def test_what_has_no_elements_is_refused_before_a_batch_begins(step_world: StepW
     with pytest.raises(AdjunctError):
         step_world.streams.info("out")
     assert step_world.state(app).last is None
+
+
+def test_records_of_one_message_and_key_are_told_apart_by_a_table_that_counts(step_world: StepWorld) -> None:
+    """Exactly: as many increments as words, though all of a line have one position, and the batch is repeated."""
+    lines(step_world)
+    app = Application("app")
+    columns = {"k": "string", "n": "bigint"}
+    store = SqliteTable(step_world.folder / "words.sqlite", "words", "k", columns=columns, create=True)
+    table = RemoteTable("words", key="k", read_function=store, write_function=store, idempotent=True)
+    words = app.input_stream("lake.lines").flat_map("split(words, ',') as part").flat_map("split(part, ' ') as word")
+    both = words.merge(words.filter("word <> ''"))
+    both.update(app.table(table), add={"n": "1"}, if_missing=[])
+    step_world.run(app)
+    step_world.again(app)
+    expected = Counter(k for k, text, _ in LINES for word in words_of(text) for _ in range(2 if word else 1))
+    with sqlite3.connect(step_world.folder / "words.sqlite") as connection:
+        assert dict(connection.execute("SELECT k, n FROM words")) == expected
