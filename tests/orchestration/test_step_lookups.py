@@ -9,7 +9,7 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.resources.errors import SchemaMismatchError, TransientError
-from dagster_adjunct.resources.tables import RemoteTable, RetryPolicy
+from dagster_adjunct.resources.tables import BlockingTable, RateLimit, RemoteTable, RetryPolicy
 from dagster_adjunct.resources.tables.cache import Cache
 from tests.orchestration.asked_table import AskedTable
 from tests.orchestration.step_world import StepWorld
@@ -194,3 +194,25 @@ def test_records_can_be_spread_by_what_was_looked_up(step_world: StepWorld) -> N
     found.partition_by("seats", partitions=2).send_to(app.output_stream("lake.out", partitions=2, key="seats"))
     step_world.run(app)
     assert out(step_world) == joined(FLIGHTS, "inner")
+
+
+@pytest.mark.parametrize("keys_a_task", [2, 5_000])
+def test_a_store_is_asked_in_tasks_where_there_are_many_keys_and_under_its_rate(
+    step_world: StepWorld, monkeypatch: pytest.MonkeyPatch, keys_a_task: int
+) -> None:
+    monkeypatch.setattr("dagster_adjunct.resources.tables.bulk_read.KEYS_A_TASK", keys_a_task)
+    things = step_world.table()
+    with BlockingTable(things) as blocking:
+        blocking.put_all([(f"n{i}", {"k": f"n{i}", "v": i, "w": None}) for i in range(5)])
+    things.rate_limit = RateLimit(reads_per_second=2_000)
+    flights(step_world, *[(f"f{i}", f"n{i % 8}") for i in range(20)])
+    app = Application("app")
+    found = app.input_stream("lake.flights").join(app.table(things), on={"plane": "k"}, how="left", select=["v"])
+    found.send_to(app.output_stream("lake.out", partitions=2, key="k"))
+    report = step_world.run(app)
+    expected = {f"f{i}": i % 8 if i % 8 < 5 else None for i in range(20)}
+    assert {row["k"]: row["v"] for row in out(step_world)} == expected
+    measured = report.measured["things"]
+    assert (measured.reads, measured.found) == (8, 5)
+    assert measured.requests == (2 if keys_a_task == 2 else 1)
+    assert report.counters["join-2-things"] == {"rows": 20, "unmatched": sum(v is None for v in expected.values())}
