@@ -32,7 +32,7 @@ from dagster_adjunct.assets.versions.sealed_version import POSITION, SealedVersi
 from dagster_adjunct.assets.versions.unbounded_state import Sent, Written
 from dagster_adjunct.assets.writing.generation_writer import SPARK, GenerationWriter
 from dagster_adjunct.assets.writing.write_generation import add, check_declaration, write_generation
-from dagster_adjunct.resources.errors import CommitConflictError, ProducerConflictError
+from dagster_adjunct.resources.errors import CommitConflictError, DatasetError, ProducerConflictError
 from dagster_adjunct.resources.objects.commit_log import commit_upon
 
 if TYPE_CHECKING:
@@ -232,6 +232,14 @@ class LocalWrites:
         written = Written(
             application=self._batch.application, batch=self._batch.number, sends=tuple(self._sends), before=before
         )
+        old = manifest.version.generations if manifest.version is not None else ()
+        if self._pinned is None and any(generation.files for generation in old):
+            raise DatasetError(
+                f"local table {spec.name!r} has entries, and {self._batch} was begun without it.",
+                f"Give the batch up, so that the next one is begun with it: adjunct checkpoint abandon "
+                f"{self._batch.application} --reason ….",
+                dataset=spec.name,
+            )
         mine = [generation for generation in self._generations if generation.files]
         counters = counted(self._sends)
         after = manifest.after(
@@ -243,7 +251,6 @@ class LocalWrites:
         )
         if not mine and manifest.version is not None:
             return after
-        old = manifest.version.generations if manifest.version is not None else ()
         generations = (*(generation for generation in old if generation.files), *mine)
         if not generations:
             generations = (self._log.attempt().generation(after.next_generation),)

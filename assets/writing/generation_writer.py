@@ -7,6 +7,7 @@ Arrow's holds all rows in memory and hashes them one by one, so it is for small 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from dagster_adjunct.resources.bucketing.bucket_files import BucketFile, BucketLayout
@@ -60,6 +61,8 @@ def write_table(
 
 # A frame is called df there, and is given by position.
 SPARK: GenerationWriter[DataFrame] = write_buckets  # type: ignore[assignment]
+BY_ONE_TASK: GenerationWriter[DataFrame] = partial(write_buckets, one_task=True)  # type: ignore[assignment]
+"""The same of a frame of few rows: one task writes all buckets."""
 ARROW: GenerationWriter[pa.Table] = write_table
 
 

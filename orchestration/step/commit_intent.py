@@ -36,7 +36,9 @@ def commit_intent(step: OpenedStep, run: StepRun, planned: PlannedBatch) -> Open
     """Commit what the batch is going to do, once its outputs are known to take it; nothing is read before."""
     context, intent, state = step.context, planned.intent, run.logged.state
     views = {name: step.versions.view(name, version, state) for name, version in intent.versions.items()}
-    shapes = {**planned.records, **{name: _shape(view) for name, view in views.items()}}
+    # Local tables are read with the columns and buckets that they are declared with, whatever is stored.
+    own = {dataset.name for dataset in context.app.datasets if dataset.is_owned_by(context.app.name)}
+    shapes = {**planned.records, **{name: _shape(view) for name, view in views.items() if name not in own}}
     if shapes != run.shapes:  # once a run, and for datasets or inputs of other columns or buckets
         rehearse(context, views, {ssp: span.start for ssp, span in intent.ranges.items()}).tell()
     run = replace(run, shapes=shapes, logged=step.log.open(run.logged, intent))

@@ -9,6 +9,7 @@ from dagster_adjunct.assets.reading.served_together import current_readers
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.freshness import check_fresh
+from dagster_adjunct.assets.unbounded.local_manifest import check_columns
 from dagster_adjunct.assets.unbounded.local_table import undo_batch
 from dagster_adjunct.assets.unbounded.transient_table import TransientTable
 from dagster_adjunct.assets.unbounded.transient_version import TransientVersion, is_transient
@@ -41,7 +42,8 @@ class BatchVersions:
     def current(self) -> dict[str, str | None]:
         """Return the versions served now, those of a version set from one snapshot of it."""
         app = self._app
-        stored = [dataset for dataset in app.datasets if dataset.following.persistent]
+        own = [dataset for dataset in app.datasets if dataset.is_owned_by(app.name)]
+        stored = [dataset for dataset in app.datasets if dataset.following.persistent and dataset not in own]
         views = current_readers(
             {dataset.name: self._datasets[dataset.name] for dataset in stored if dataset.name not in app.max_staleness}
         )
@@ -49,6 +51,11 @@ class BatchVersions:
             # Version and offsets of one commit: what is found fresh is what the batch meets.
             self._manifests[name] = self._datasets[name].manifest()
             views[name] = self._datasets[name].reader_of(self._manifests[name])
+        for dataset in own:
+            manifest = self._datasets[dataset.name].manifest()
+            if manifest is not None:  # a declaration that doesn't fit it is refused before a batch is begun
+                check_columns(dataset, as_unbounded(manifest))
+            views[dataset.name] = self._datasets[dataset.name].reader_of(manifest)
         for name, view in views.items():
             if view is not None:
                 self._views[(name, view.version)] = view

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial, reduce
+from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.local_manifest import schema_of
 from dagster_adjunct.assets.unbounded.local_writes import Batch, LocalWrites
-from dagster_adjunct.assets.writing.generation_writer import SPARK, GenerationWriter
+from dagster_adjunct.assets.writing.generation_writer import BY_ONE_TASK, SPARK
 from dagster_adjunct.orchestration.operators.hidden_columns import tie_breakers
-from dagster_adjunct.resources.bucketing.write_buckets import write_buckets
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION, TOMBSTONE
 
@@ -86,8 +85,7 @@ class LocalSends:
             pinned = view.sealed if isinstance(view, VersionReader) else None
             app, run = self._context.app, self._context.run
             batch = Batch(app.name, self._inputs.batch, run)
-            few: GenerationWriter[DataFrame] = partial(write_buckets, one_task=True)
-            writer = few if self._inputs.few else SPARK
+            writer = BY_ONE_TASK if self._inputs.few else SPARK
             self._writes[table] = self._stack.enter_context(
                 LocalWrites(self._context.lake, app.dataset(table), pinned, batch, writer)
             )

@@ -315,6 +315,13 @@ def test_added_and_widened_columns_are_read_over_what_was_there(lake: Lake) -> N
         advance_local(WriteContext(lake, {}, IN_PROCESS, "me"), narrow)
 
 
+def test_a_batch_that_was_begun_without_a_table_adds_nothing_to_one_that_has_entries(lake: Lake) -> None:
+    batch(lake, 1, [("a", 1)])
+    with pytest.raises(DatasetError, match="batch 2 of application app was begun without it"):
+        do(lake, 2, [("a", None)], begun=None)
+    assert held(lake) == {"a": 1}
+
+
 def test_another_owner_or_another_key_is_another_table(lake: Lake) -> None:
     batch(lake, 1, [("a", 1)])
     theirs = local_table("counts", application="other", key=("k",), schema=COLUMNS, partitions=2)

@@ -150,7 +150,7 @@ def _run_batches(
     from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
     from dagster_adjunct.orchestration.planner.table_order import order_notes
     from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
-    from dagster_adjunct.orchestration.step.advancing import follow_meanwhile
+    from dagster_adjunct.orchestration.step.advancing import advance_together, follow_meanwhile
     from dagster_adjunct.orchestration.step.step import run_step
     from dagster_adjunct.orchestration.step.step_context import StepContext
 
@@ -174,6 +174,9 @@ def _run_batches(
         for note in order_notes(planned.tables):
             log.warning(note)
         remember_tables(op.lake, app, by=run)
+        for dataset in app.datasets:
+            if dataset.is_owned_by(app.name):  # others have assets of their own, which advance them
+                advance_together(runtime, [dataset])
         handed = hand_out(runtime, app, planned)
         step = StepContext(runtime, app, planned, handed, tell, between_batches=follow, still_ours=lease.check)
         return run_step(step), planned
