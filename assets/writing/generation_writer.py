@@ -61,7 +61,7 @@ def write_table(
 
 # A frame is called df there, and is given by position.
 SPARK: GenerationWriter[DataFrame] = write_buckets  # type: ignore[assignment]
-BY_ONE_TASK: GenerationWriter[DataFrame] = partial(write_buckets, one_task=True)  # type: ignore[assignment]
+BY_ONE_TASK: GenerationWriter[DataFrame] = partial(write_buckets, one_task=True)
 """The same of a frame of few rows: one task writes all buckets."""
 ARROW: GenerationWriter[pa.Table] = write_table
 
