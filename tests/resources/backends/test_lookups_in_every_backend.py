@@ -1,0 +1,50 @@
+"""What a lookup brings from every backend: each column as its Spark type, None for keys without a record."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from dagster_adjunct.resources.backends.spark_types import arrow_type_of, column_of_records, spark_type
+from dagster_adjunct.resources.tables import BlockingTable, Cache, RemoteTable
+from dagster_adjunct.resources.tables.bulk_read import BulkReader
+from tests.resources.backends.fresh_functions import COLUMNS
+from tests.resources.backends.test_every_backend import new_store  # noqa: F401 - a fixture
+
+RECORD = {
+    "a": 7,
+    "b": "ключ",
+    "c": 0.5,
+    "n": 2**40,
+    "at": datetime(2013, 7, 1, tzinfo=UTC),
+    "tags": ["x", "y"],
+    "doc": {"x": 1},
+}
+
+
+@pytest.mark.parametrize("cache", [None, Cache(absent=True)])
+def test_records_come_as_their_declared_types_and_no_key_is_asked_twice(new_store, cache) -> None:  # noqa: F811
+    store = new_store()
+    with BlockingTable(RemoteTable("t", key="id", read_function=store, write_function=store)) as writer:
+        writer.put_all([(f"k{i}", {"id": f"k{i}", **RECORD}) for i in range(150)])
+        kept = writer.get_all([f"k{i}" for i in range(150)])
+    reader = BulkReader(RemoteTable("t", key="id", read_function=store, batch_size=60, cache=cache), None)
+    keys = [f"k{i}" for i in range(0, 300, 2)]
+    try:
+        first = reader.read(keys, (), 1)
+        again = reader.read(keys, (), 1)
+    finally:
+        reader.close()
+    assert first.records == again.records == [kept.get(key) for key in keys]
+    assert (first.metrics.reads, first.metrics.found) == (150, 75)
+    assert again.metrics.cache_hits == (0 if cache is None else 150)
+    assert (again.metrics.requests == 0) is (cache is not None)
+    for name, declared in COLUMNS.items():
+        kind = spark_type(declared)
+        assert kind is not None
+        column = column_of_records("t", keys, first.records, name, kind)
+        assert column.type == arrow_type_of(kind)
+        if name != "id":
+            expected = {**RECORD, "doc": '{"x": 1}'}[name]
+            assert column.to_pylist() == [expected if record else None for record in first.records]
