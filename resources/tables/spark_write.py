@@ -127,27 +127,8 @@ def _orderable(kind: Any) -> bool:
 
 def _repeatable(df: DataFrame) -> bool:
     """Whether Spark gives the same rows whenever it computes them; a client of a server can't tell, and trusts."""
-    frame = getattr(df, "_jdf", None)
-    if frame is None:
-        return True
-    waiting = [frame.queryExecution().analyzed()]
-    while waiting:
-        node = waiting.pop()
-        if node.deterministic():  # and all below it
-            continue
-        if not all(map(_is_same_again, _items(node.expressions()))):
-            return False
-        waiting.extend(_items(node.children()))
-    return True
-
-
-def _is_same_again(expression: Any) -> bool:
-    # Where few records are brought into one task, Spark is asked for those of the first, which are all.
-    return bool(expression.deterministic()) or expression.sql().upper() == "(SPARK_PARTITION_ID() = 0)"
-
-
-def _items(sequence: Any) -> list[Any]:
-    return [sequence.apply(place) for place in range(sequence.size())]
+    plan = getattr(df, "_jdf", None)
+    return plan is None or bool(plan.queryExecution().analyzed().deterministic())
 
 
 def check_record_columns(columns: Sequence[str], table: str, key: Sequence[str], *, updates: bool, what: str) -> None:
