@@ -123,7 +123,7 @@ def test_a_shuffled_dataset_is_told_with_the_join_that_it_is_of(
     ("describe", "said"),
     [
         (
-            lambda stream: stream.filter(moved),
+            lambda stream: stream.filter(moved, keeps_partitioning=True),
             r"send-to-3: .* hashpartitioning\(tailnum, 2\); after filter-2 it is Round",
         ),
         (lambda stream: stream.map(moved, keeps_partitioning=True), "send-to-3: .* after map-2 it is RoundRobin"),
@@ -131,7 +131,10 @@ def test_a_shuffled_dataset_is_told_with_the_join_that_it_is_of(
             lambda stream: stream.map(lambda frame: frame.repartition(2, "v"), keeps_partitioning=True),
             r"after map-2 it is hashpartitioning\(v, 2\)",
         ),
-        (lambda stream: stream.filter(lambda frame: frame.coalesce(1)), "after filter-2 it is SinglePartition"),
+        (
+            lambda stream: stream.filter(lambda frame: frame.coalesce(1), keeps_partitioning=True),
+            "after filter-2 it is SinglePartition",
+        ),
         (
             lambda stream: stream.map("*", "row_number() over (partition by v order by tailnum) as n"),
             r"after map-2 it is hashpartitioning\(v, ",
