@@ -26,22 +26,30 @@ def failure_of(
     *,
     record: Mapping[str, Any] | None = None,
     sensitive: Collection[str] = (),
+    among: int = 1,
     **about: Any,
 ) -> OperatorFailedError:
     """Return the error that says which function (`called`, as plans show it) of which operator failed, where and how.
 
-    `record` is the one that it failed over, where that is known; values of `sensitive` columns are masked, and where
-    there are any, what the function says in its own words is left out, too. `about` are more fields of the error, such
-    as the record's position. Raise it from `error`, unless there are sensitive columns.
+    `record` is the one that it failed over, where that is known, or the first of `among` that it was given at once;
+    values of `sensitive` columns are masked, and where there are any, what the function says in its own words is left
+    out, too. `about` are more fields of the error, such as the record's position. Raise it from `error`, unless there
+    are sensitive columns.
     """
     place = line_of(error)
     said = "" if sensitive else str(error).strip()
     problem = f"{operator}: {called} raised {type(error).__name__}{f': {cut(said)}' if said else ''}"
-    return failed(problem, place, record, sensitive, operator=operator, **about)
+    return failed(problem, place, record, sensitive, among=among, operator=operator, **about)
 
 
 def failed(
-    problem: str, place: Place | None, record: Mapping[str, Any] | None, sensitive: Collection[str], **about: Any
+    problem: str,
+    place: Place | None,
+    record: Mapping[str, Any] | None,
+    sensitive: Collection[str],
+    *,
+    among: int = 1,
+    **about: Any,
 ) -> OperatorFailedError:
     """Return the error of these words, with the line of the user's file and the record behind them."""
     if place is not None:
@@ -52,7 +60,7 @@ def failed(
         problem += f", at {stream}.{partition} offset {offset}"
     if record is not None:
         about["record"] = told_record(record, sensitive)
-        problem += f", for {about['record']}"
+        problem += f", for {about['record']}" if among == 1 else f", for {among} records from {about['record']} on"
     return OperatorFailedError(f"{problem.rstrip('.')}.", "Mend it and run again.", **about)
 
 

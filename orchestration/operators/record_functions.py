@@ -140,9 +140,10 @@ def _results(call: RecordCall, arguments: tuple[Any, ...]) -> Iterator[Record]:
     names = call.made.names
     for result in given if call.several else (given,):
         if not isinstance(result, Mapping) or set(result) != set(names):
-            found = f"the columns {', '.join(map(str, result))}" if isinstance(result, Mapping) else repr(type(result))
+            columns = "other columns" if call.sensitive else f"the columns {', '.join(map(str, result))}"
+            found = columns if isinstance(result, Mapping) and result else repr(type(result))
             raise SchemaMismatchError(
-                f"{call.operator}: a result of {called(call.function)} has {found or 'none'}; its schema says "
+                f"{call.operator}: a result of {called(call.function)} has {found}; its schema says "
                 f"{', '.join(names)}.",
                 "Return a dictionary of exactly these, None where there is no value; or correct schema=.",
             )
@@ -170,9 +171,9 @@ def _batch(
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             raise SchemaMismatchError(
                 f"{call.operator}: {called(call.function)} gave column {field.name!r} a value that is no "
-                f"{call.made.field(field.name).type}: {error}.",
+                f"{call.made.field(field.name).type}{'' if call.sensitive else f': {error}'}.",
                 "Return values of this type, or correct schema=.",
                 column=field.name,
-            ) from error
+            ) from (None if call.sensitive else error)
         names.append(field.name)
     return pa.RecordBatch.from_arrays(arrays, names)

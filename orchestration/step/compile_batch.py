@@ -361,18 +361,20 @@ class Batch:
 
     def hand_to(self, operator: str, frame: DataFrame, function: SinkFunction) -> None:
         self._before_output(called(function))
-        self._counters[operator] = function_sinks.handed(
-            frame, SinkCall(operator, function, self.app.name, self._inputs.batch)
-        )
+        self._counters[operator] = function_sinks.handed(frame, self._sink_call(operator, function))
 
     def results_of(self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema) -> DataFrame:
-        call = SinkCall(operator, function, self.app.name, self._inputs.batch, returns)
+        call = self._sink_call(operator, function, returns)
         asked = {"function": called(function), "returns": {field.name: field.type for field in returns.fields}}
         record = RecordedAnswers(self._context.lake, self.app.name, self._inputs.batch, operator, asked)
         before = partial(self._before_output, called(function))
         found, self._counters[operator] = function_sinks.results(frame, call, record, before)
         kept = self._context.plan.operator(operator).partitioned_by
         return function_sinks.as_frame(self._spark, found, self.partitions_at(operator) if kept else None)
+
+    def _sink_call(self, operator: str, function: SinkFunction, returns: Schema | None = None) -> SinkCall:
+        told = self.stream_of(operator), self.sensitive(operator)
+        return SinkCall(operator, function, self.app.name, self._inputs.batch, returns, *told)
 
     def letters(self, operator: str) -> DataFrame:
         (before,) = self.app.operator(operator).inputs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from dagster_adjunct.orchestration.operators.arguments import called
@@ -12,6 +12,7 @@ from dagster_adjunct.orchestration.operators.shipped_function import ShippedFunc
 from dagster_adjunct.orchestration.operators.sink_context import SinkContext, SinkFunction
 from dagster_adjunct.resources.errors import OperatorFailedError, PlanningError
 from dagster_adjunct.resources.spark.spark_errors import wrapped
+from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION
 from dagster_adjunct.resources.user_code import failure_of
 
 if TYPE_CHECKING:
@@ -27,13 +28,16 @@ PLACE = "__place"
 
 @dataclass(frozen=True, slots=True)
 class SinkCall:
-    """How the operator `operator` calls a function in a batch, and the columns of its results, if it has any."""
+    """How the operator `operator` calls a function in a batch, and the columns of its results, if it has any. Errors
+    tell where in its `stream` the records begin, and no values of `sensitive` columns."""
 
     operator: str
     function: SinkFunction
     application: str
     batch: int
     returns: Schema | None = None
+    stream: str | None = None
+    sensitive: frozenset[str] = frozenset()
 
 
 def handed(frame: DataFrame, call: SinkCall) -> dict[str, int]:
@@ -114,38 +118,43 @@ def _schema(frame: DataFrame, returns: Schema) -> Any:
 
 def _task(call: SinkCall, kept: Sequence[str]) -> Callable[[Iterator[Any]], Iterator[Any]]:
     shipped = shipped_function(call.operator, call.function)
-    about = (call.operator, called(call.function), call.application, call.batch, call.returns)
+    unshipped, name = replace(call, function=_not_here), called(call.function)
 
     def task(batches: Iterator[Any]) -> Iterator[Any]:
-        yield from wrapped(_handed(batches, shipped, about, kept))
+        yield from wrapped(_handed(batches, shipped, unshipped, name, kept))
 
     return task
+
+
+def _not_here(records: pa.RecordBatch, context: SinkContext) -> None:
+    """Stand for the function on its way to the tasks."""
 
 
 def _handed(
     batches: Iterator[Any],
     shipped: ShippedFunction,
-    about: tuple[str, str, str, int, Schema | None],
+    call: SinkCall,
+    name: str,
     kept: Sequence[str],
 ) -> Iterator[Any]:
     import pyarrow as pa
     from pyspark import TaskContext
 
-    operator, name, application, batch, returns = about
+    operator, returns = call.operator, call.returns
     function, task = shipped.here(), TaskContext.get()
     partition, attempt = (task.partitionId(), task.attemptNumber()) if task is not None else (0, 0)
     for number, records in enumerate(part for part in batches if part.num_rows):
-        context = SinkContext(application, batch, partition, number, attempt)
+        context = SinkContext(call.application, call.batch, partition, number, attempt)
         try:
             result = function(records, context)
-        except Exception as error:
-            raise failure_of(operator, name, error) from error
+        except Exception as error:  # noqa: BLE001 - it is a user's function
+            raise _failure(call, name, records, error) from (None if call.sensitive else error)
         if returns is None:
             if result is not None:
                 raise _wrong(operator, name, f"returned {type(result).__name__}, and the sink declares no returns=")
             yield pa.RecordBatch.from_pydict({"rows": pa.array([records.num_rows], pa.int64())})
             continue
-        made = as_declared(operator, name, result, records.num_rows, returns)
+        made = as_declared(operator, name, result, records.num_rows, returns, told=not call.sensitive)
         count = records.num_rows
         own = [pa.array([partition] * count, pa.int32()), pa.array([number] * count, pa.int32())]
         yield pa.RecordBatch.from_arrays(
@@ -153,8 +162,26 @@ def _handed(
         )
 
 
-def as_declared(operator: str, name: str, result: Any, rows: int, returns: Schema) -> list[Any]:
-    """Return the columns of what a function returned for so many records; OperatorFailedError for anything else."""
+def _failure(call: SinkCall, name: str, records: pa.RecordBatch, error: Exception) -> OperatorFailedError:
+    first = records.slice(0, 1).to_pylist()[0]
+    return failure_of(
+        call.operator,
+        name,
+        error,
+        record=first,
+        sensitive=call.sensitive,
+        among=records.num_rows,
+        stream=call.stream,
+        partition=first.get(PARTITION),
+        offset=str(first[OFFSET]) if OFFSET in first else None,
+    )
+
+
+def as_declared(operator: str, name: str, result: Any, rows: int, returns: Schema, *, told: bool = True) -> list[Any]:
+    """Return the columns of what a function returned for so many records; OperatorFailedError for anything else.
+
+    What Arrow says of a value in its own words is `told` or not.
+    """
     import pyarrow as pa
 
     if isinstance(result, pa.Table):
@@ -173,7 +200,9 @@ def as_declared(operator: str, name: str, result: Any, rows: int, returns: Schem
         except pa.ArrowException as error:
             kind = returns.field(field.name).type
             found = result.schema.field(field.name).type
-            raise _wrong(operator, name, f"returned {field.name!r} as {found}, which is no {kind}: {error}") from error
+            said = f": {error}" if told else ""
+            wrong = _wrong(operator, name, f"returned {field.name!r} as {found}, which is no {kind}{said}")
+            raise wrong from (error if told else None)
     return columns
 
 

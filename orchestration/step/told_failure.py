@@ -53,7 +53,7 @@ def told_failure(batch: CompiledBatch, operator: str, error: Exception) -> Opera
 def _with_sample(batch: CompiledBatch, blamed: Operator, failure: Failure) -> OperatorFailedError:
     hidden = batch.sensitive(blamed.id)
     problem = failure.problem(what_of(blamed, failure), told=not hidden)
-    place, about = failure.place or blamed.declared_at, {"operator": blamed.id}
+    place, about = failure.place or blamed.declared_at, dict[str, Any](operator=blamed.id)
     arriving = batch.arriving(blamed)
     if len(arriving) != 1:
         return failed(problem, place, None, hidden, **about)

@@ -45,6 +45,11 @@ def one_of_each(record: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"n": refuses(record["k"])}]
 
 
+def together(records: Any, context: Any) -> None:
+    for record in records.to_pylist():
+        refuses(record["k"])
+
+
 def line_with(text: str) -> int:
     lines = Path(__file__).read_text().splitlines()
     return next(number for number, line in enumerate(lines, 1) if text in line)
@@ -100,6 +105,7 @@ CASES: list[tuple[Callable[[Any, Application], Any], str, str]] = [
         "k17",
     ),
 ]
+SINK = (lambda s, app: s.sink(together), "", "")
 
 
 @pytest.mark.parametrize(("describe", "said", "key"), CASES)
@@ -129,7 +135,7 @@ def test_an_update_of_a_table_that_fails_is_told_with_its_record(world: StepWorl
     assert error.record is not None
 
 
-@pytest.mark.parametrize("describe", [case[0] for case in (CASES[2], CASES[3], CASES[4])])
+@pytest.mark.parametrize("describe", [case[0] for case in (CASES[2], CASES[3], CASES[4], SINK)])
 def test_nothing_of_a_sensitive_column_is_told(
     step_world: StepWorld, describe: Callable[[Any, Application], Any]
 ) -> None:

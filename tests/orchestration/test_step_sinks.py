@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -156,12 +158,27 @@ def test_results_that_are_not_as_declared_are_told_with_the_functions_name(resul
     assert caught.value.problem.startswith(f"sink-2: score() {said}")
 
 
+def test_values_that_are_not_as_declared_are_not_told_where_columns_are_sensitive() -> None:
+    value = "x" * 9
+    with pytest.raises(OperatorFailedError) as caught:
+        as_declared("sink-2", "score()", pa.table({"k": ["a"], "score": [value]}), 1, SCORES, told=False)
+    assert value not in "".join(traceback.format_exception(caught.value))
+    assert caught.value.problem == "sink-2: score() returned 'score' as string, which is no bigint."
+
+
 def test_a_function_that_raises_fails_the_batch_and_is_told_with_its_line(step_world: StepWorld) -> None:
     numbers(step_world)
     with pytest.raises(OperatorFailedError, match=r"sink-2: fails\(\) raised ZeroDivisionError: over no") as caught:
         step_world.run(scored(fails))
-    assert caught.value.file == __file__
-    assert "Batch 1" in caught.value.next_step
+    error = caught.value
+    assert error.file == __file__
+    assert "Batch 1" in error.next_step
+    held = step_world.streams.read_arrow(step_world.streams.whole("numbers")).to_pylist()
+    (first,) = [row for row in held if (row["__partition"], str(row["__offset"])) == (error.partition, error.offset)]
+    assert error.record == f"{{k: {first['k']!r}, v: {first['v']}}}"
+    assert re.search(
+        rf"at lake\.numbers\.{error.partition} offset {error.offset}, for \d+ records from ", error.problem
+    )
 
 
 def test_results_that_nobody_declared_are_refused(step_world: StepWorld) -> None:
