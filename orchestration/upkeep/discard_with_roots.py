@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,8 @@ from dagster_adjunct.assets.reading.dataset_names import list_datasets
 from dagster_adjunct.assets.retention.discard import DiscardReport
 from dagster_adjunct.assets.retention.discard import discard as discard_sparing
 from dagster_adjunct.assets.unbounded.transient_version import is_transient
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.batchlog.known_applications import list_applications
 from dagster_adjunct.resources.errors import AdjunctError
@@ -63,16 +65,31 @@ def discard_all(
 
 
 def open_batches(lake: Lake) -> dict[str, dict[str, str]]:
-    """Return, by dataset and version id, which open batch needs the version."""
+    """Return, by dataset and version id, which batch needs the version: an open one, or one that was given up and that
+    the next run takes out of the application's local tables."""
     needed: dict[str, dict[str, str]] = {}
     for application in list_applications(lake):
-        intent = BatchLog(lake, application).read()[1].open
+        state = BatchLog(lake, application).read()[1]
+        intent = state.open
+        if state.given_up is not None:
+            why = f"batch {state.given_up} of application {application}, which was given up; its next run takes it out"
+            for dataset, version in _before(lake, application, state.given_up):
+                needed.setdefault(dataset, {})[version] = why
         if intent is not None:
             for dataset, version in intent.versions.items():
                 if version is not None and not is_transient(version):
                     why = f"open batch {intent.batch} of application {application}"
                     needed.setdefault(dataset, {})[version] = why
     return needed
+
+
+def _before(lake: Lake, application: str, batch: int) -> Iterator[tuple[str, str]]:
+    """Yield the local tables that a batch has written, each with the version from before it."""
+    for dataset in list_datasets(lake):
+        manifest = DatasetLog(lake, dataset).read()[1]
+        written = manifest.written if isinstance(manifest, UnboundedManifest) else None
+        if written is not None and (written.application, written.batch) == (application, batch) and written.before:
+            yield dataset, written.before
 
 
 def _needed(lake: Lake, dataset: str) -> dict[str, str]:

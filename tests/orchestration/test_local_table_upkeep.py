@@ -15,9 +15,11 @@ from dagster_adjunct.assets.reading.open_dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.erasing.erasure import forget
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
+from dagster_adjunct.assets.unbounded.local_table import undo_batch
 from dagster_adjunct.assets.unbounded.local_writes import Batch, LocalWrites
 from dagster_adjunct.assets.unbounded.rebuild import rebuild_dataset
 from dagster_adjunct.assets.writing.generation_writer import ARROW
+from dagster_adjunct.assets.writing.write_context import WriteContext
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog, Intent
 from dagster_adjunct.orchestration.upkeep.delete_unread import delete_dataset
 from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard
@@ -113,6 +115,23 @@ def test_an_open_batch_reads_again_what_it_was_begun_with_whatever_is_compacted_
     discard(world.lake, "counts", DiscardPolicy(1, timedelta(0)), by="me")
     with pytest.raises(DatasetError):
         world.held(begun)
+
+
+def test_what_a_batch_that_was_given_up_is_taken_out_to_stays_until_then(world: World) -> None:
+    begun = world.begin(3)
+    world.batch(3, ("b", 3), begun=begun)
+    BatchLog(world.lake, "app").abandon(reason="a test", by="me", skip=False)
+    compact_dataset(world.lake, "counts", IN_PROCESS, by="me", level="major")
+    discard(world.lake, "counts", DiscardPolicy(1, timedelta(0)), by="me")
+    with pytest.raises(StillReadError, match="batch 3 of application app, which was given up"):
+        repartition_dataset(world.lake, "counts", 5, reason="more", by="me")
+    context = WriteContext(world.lake, {}, IN_PROCESS, "run")
+    undo_batch(context, world.spec(), "app", 3)
+    assert world.held() == {"a": 2, "b": 1, "c": 2}
+    discard(world.lake, "counts", DiscardPolicy(1, timedelta(0)), by="me")
+    with pytest.raises(DatasetError):
+        world.held(begun)
+    assert world.held() == {"a": 2, "b": 1, "c": 2}
 
 
 def test_its_partitions_are_changed_in_place_between_batches_only(world: World) -> None:
