@@ -73,8 +73,8 @@ def open_batches(lake: Lake) -> dict[str, dict[str, str]]:
         intent = state.open
         if state.given_up is not None:
             why = f"batch {state.given_up} of application {application}, which was given up; its next run takes it out"
-            for dataset, version in _before(lake, application, state.given_up):
-                needed.setdefault(dataset, {})[version] = why
+            for dataset, before in _before(lake, application, state.given_up):
+                needed.setdefault(dataset, {})[before] = why
         if intent is not None:
             for dataset, version in intent.versions.items():
                 if version is not None and not is_transient(version):
