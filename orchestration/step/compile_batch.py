@@ -31,7 +31,7 @@ from dagster_adjunct.orchestration.step.table_marks import (
     producers_of,
     streams_of_positions,
     summed,
-    writer_of,
+    writers_of,
 )
 from dagster_adjunct.orchestration.step.told_failure import told_failure
 from dagster_adjunct.orchestration.step.user_functions import result_of
@@ -100,6 +100,7 @@ class Batch:
         self._letters: dict[str, tuple[str, tuple[dict[str, Any], ...]]] = {}
         self._local = LocalSends(context, inputs)
         self._producers = producers_of(context.app)
+        self._writers = writers_of(context.app)
         self._written = _upstream_of_outputs(operators)
         self._planned = {planned.id: planned for planned in context.plan.operators}
         self._exchanges: dict[str, list[Exchange]] = {}
@@ -340,7 +341,7 @@ class Batch:
                 frame.columns,
                 self._positions[operator],
                 self._inputs,
-                writer_of(self.app.name, send.table, operator, self.app.operators),
+                self._writers[operator],
                 made_of_one=self._sources(operator) is not None,
             ),
             send.typed,
@@ -369,7 +370,7 @@ class Batch:
         record = RecordedAnswers(self._context.lake, self.app.name, self._inputs.batch, operator, asked)
         before = partial(self._before_output, called(function))
         found, self._counters[operator] = function_sinks.results(frame, call, record, before)
-        kept = self._context.plan.operator(operator).partitioned_by
+        kept = self._planned[operator].partitioned_by
         return function_sinks.as_frame(self._spark, found, self.partitions_at(operator) if kept else None)
 
     def _sink_call(self, operator: str, function: SinkFunction, returns: Schema | None = None) -> SinkCall:

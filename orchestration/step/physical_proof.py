@@ -13,6 +13,7 @@ from dagster_adjunct.resources.errors import PlanningError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.planner import ExecutionPlan
+    from dagster_adjunct.orchestration.planner.plan_parts import PlannedOperator
     from dagster_adjunct.orchestration.step.spark_plan import FoundJoin, SparkPlan
 
 _log = logging.getLogger("adjunct.step")
@@ -149,20 +150,19 @@ class Proof:
         self._differences.append(Difference(operator, f"{problem}.", step, dataset))
 
 
-def check_written(plan: ExecutionPlan, operator: str, source: str, found: SparkPlan) -> str | None:
+def check_written(operator: str, source: PlannedOperator, found: SparkPlan) -> str | None:
     """Return a note on records that are written where they lie, or None where Spark sees that they lie right.
 
-    `source` is the operator that they come from. Raises PlanningError where they certainly lie otherwise than the plan
-    says: writing them would fail, or lose the order of a key's records.
+    `source` is planned for the operator that they come from. Raises PlanningError where they certainly lie otherwise
+    than it says: writing them would fail, or lose the order of a key's records.
     """
-    planned = plan.operator(source)
-    expected = f"hashpartitioning({', '.join(planned.partitioned_by)}, {planned.partitions})"
+    expected = f"hashpartitioning({', '.join(source.partitioned_by)}, {source.partitions})"
     lying = found.partitioning
-    if expected in lying or (planned.partitions == 1 and "singlepartition" in lying.lower()):
+    if expected in lying or (source.partitions == 1 and "singlepartition" in lying.lower()):
         return None
-    if lying in ("UnknownPartitioning(0)", f"UnknownPartitioning({planned.partitions})"):
+    if lying in ("UnknownPartitioning(0)", f"UnknownPartitioning({source.partitions})"):
         return f"{operator}: that records lie as {expected} is a promise, which Spark can't see."
-    moving = list(dict.fromkeys(each.operator for each in found.exchanges if each.partitioning in lying)) or [source]
+    moving = list(dict.fromkeys(each.operator for each in found.exchanges if each.partitioning in lying)) or [source.id]
     raise PlanningError(
         f"{operator}: records are written where they lie, which the plan says is {expected}; after "
         f"{', '.join(moving)} it is {lying}.",

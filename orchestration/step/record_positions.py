@@ -45,7 +45,11 @@ def origins(operators: Iterable[Operator]) -> dict[str, Origin]:
     result: dict[str, Origin] = {}
     for operator in operators:
         before = [result[source] for source in operator.inputs]
-        streams = {begun: stream for origin in before for begun, stream in origin.streams.items()}
+        streams: Mapping[str, str]
+        if len(before) == 1:  # shared: behind a merge of many there may be many more
+            streams = before[0].streams
+        else:
+            streams = {begun: stream for origin in before for begun, stream in origin.streams.items()}
         made_of = before[0].made_of if len(streams) == 1 else None
         spec = operator.spec
         if spec.reads is not None:

@@ -92,7 +92,7 @@ class Rehearsal(Batch):
             return frame
         if spec.role == "output" and spec.writes is not None and self.system_of(spec.writes).appends_alone:
             # They are read from the output, in whose partitions they lie.
-            planned = self._context.plan.operator(operator.id)
+            planned = self._planned[operator.id]
             by = [column(name) for name in planned.partitioned_by]
             stored = frame.drop(*tie_breakers(frame), ORIGIN).repartition(planned.partitions, *by)
             return self._cut(stored)
@@ -114,8 +114,8 @@ class Rehearsal(Batch):
     def _written_as_they_lie(self, operator: str, frame: DataFrame) -> None:
         found = self._look(operator, frame)
         (source,) = self.app.operator(operator).inputs
-        if operator not in self._exchanges and self._context.plan.operator(source).partitioned_by:
-            note = check_written(self._context.plan, operator, source, found)
+        if operator not in self._exchanges and self._planned[source].partitioned_by:
+            note = check_written(operator, self._planned[source], found)
             if note is not None:
                 self.proof.note(note)
 
@@ -212,7 +212,7 @@ class Rehearsal(Batch):
     def results_of(self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema) -> DataFrame:
         self._look(operator, frame)
         made = made_by(frame, SinkCall(operator, function, self.app.name, self._inputs.batch, returns))
-        planned = self._context.plan.operator(operator)
+        planned = self._planned[operator]
         if planned.partitioned_by:
             made = made.repartition(planned.partitions, *map(column, planned.partitioned_by))
         return self._cut(made)

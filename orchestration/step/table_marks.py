@@ -68,11 +68,18 @@ def marking_of(
     return Marking((PARTITION,), OFFSET, sources, stream or "", f"{writer}/")
 
 
-def writer_of(app: str, table: str, operator: str, operators: Iterable[Operator]) -> str:
-    """Return who writes, for marks: the application, and which of its sends to the table it is, where not the first."""
-    sends = [one.id for one in operators if one.spec.sends is not None and one.spec.sends.table == table]
-    number = sends.index(operator)
-    return app if number == 0 else f"{app}#{number + 1}"
+def writers_of(app: Application) -> dict[str, str]:
+    """Return who writes at each send to a table, for marks: the application, and which of its sends to that table it
+    is, where not the first."""
+    names: dict[str, str] = {}
+    senders: Counter[str] = Counter()
+    for operator in app.operators:
+        send = operator.spec.sends
+        if send is not None:
+            senders[send.table] += 1
+            number = senders[send.table]
+            names[operator.id] = app.name if number == 1 else f"{app.name}#{number}"
+    return names
 
 
 def producers_of(app: Application) -> dict[str, str]:
