@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -10,7 +10,7 @@ from dagster_adjunct.orchestration.operators.arguments import called
 from dagster_adjunct.orchestration.operators.operator_spec import PassesRecords
 from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
-from dagster_adjunct.resources.sql.checking import checked_expression
+from dagster_adjunct.resources.sql.checking import checked_condition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Filter(PassesRecords):
-    """The records that meet a Spark SQL condition, or that a DataFrame function lets pass, which may promise that it
-    leaves them where they are."""
+    """The records that meet a Spark SQL condition, or that a DataFrame function lets pass, which leaves their columns
+    as they are and may promise that it leaves them where they are, too."""
 
     kind: ClassVar[str] = "filter"
     condition: str | DataFrameFunction
@@ -40,7 +40,7 @@ class Filter(PassesRecords):
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
         if isinstance(self.condition, str):
-            checked_expression(context.operator, self.condition, flow.columns, next_step="Correct the condition.")
+            checked_condition(context.operator, self.condition, flow.columns)
         if isinstance(self.condition, str) or self.keeps_partitioning or not flow.partitioned_by:
             return flow
         return replace(flow, partitioned_by=(), partitioner=UNKNOWN, lost_at=context.operator)
@@ -49,20 +49,36 @@ class Filter(PassesRecords):
         (types,) = arriving
         if types is None or not isinstance(self.condition, str):
             return types
-        kind = checked_expression(context.operator, self.condition, tuple(types), types)
-        if kind not in (None, "boolean"):
-            raise PlanningError(
-                f"{context.operator}: the condition {self.condition!r} is {kind}: expected boolean.",
-                f"Compare it with something: {self.condition} is not null.",
-                operator=context.operator,
-            )
+        checked_condition(context.operator, self.condition, tuple(types), types)
         return types
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
         (frame,) = frames
         if isinstance(self.condition, str):
             return frame.filter(self.condition)
-        return batch.call(operator, self.condition, frame)
+        passed = batch.call(operator, self.condition, frame)
+        _check_columns(operator, self.condition, dict(frame.dtypes), dict(passed.dtypes))
+        return passed
+
+
+def _check_columns(
+    operator: str, function: DataFrameFunction, before: Mapping[str, str], after: Mapping[str, str]
+) -> None:
+    """Refuse a function that changes columns: what comes after a filter is planned with those that came to it."""
+    changed = [name for name in (*before, *after) if before.get(name) != after.get(name)]
+    if not changed:
+        return
+    name = changed[0]
+    was, made = before.get(name), after.get(name)
+    what = f"adds the column {name!r}" if was is None else f"drops the column {name!r}"
+    if was is not None and made is not None:
+        what = f"makes the column {name!r}, which is {was}, {made}"
+    raise PlanningError(
+        f"{operator}: {called(function)} {what}: a filter leaves the columns of records as they are.",
+        "Change columns with map(function), and filter by them behind it.",
+        operator=operator,
+        column=name,
+    )
 
 
 def checked_filter(after: str, condition: str | DataFrameFunction, keeps_partitioning: bool) -> Filter:

@@ -19,7 +19,7 @@ from dagster_adjunct.orchestration.operators.join_arguments import (
 from dagster_adjunct.orchestration.operators.known_columns import (
     Columns,
     Types,
-    refuse_double,
+    check_names,
     require,
     types_of,
 )
@@ -117,7 +117,7 @@ class Join(Spec):
                 dataset=dataset.name,
                 operator=operator,
             )
-        refuse_double(operator, added, "Rename one with 'column as name'.")
+        check_names(operator, added, "Rename one with 'column as name'.")
         return None if stream is None else (*stream, *added)
 
     def compared(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:

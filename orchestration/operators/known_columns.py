@@ -25,8 +25,17 @@ def require(operator: str, side: str, needed: tuple[str, ...], columns: Columns,
         )
 
 
-def refuse_double(operator: str, names: list[str], next_step: str) -> None:
-    """Raise PlanningError when two of the names are the same."""
+def check_names(operator: str, names: list[str], next_step: str) -> None:
+    """Raise PlanningError when two of the names are the same, or one is of those that carry a record's position."""
+    hidden = next((name for name in names if name.startswith("__")), None)
+    if hidden is not None:
+        raise PlanningError(
+            f"{operator}: a column would be called {hidden!r}: names that begin with '__' are kept for a record's own "
+            "position and marks.",
+            "Choose another name.",
+            operator=operator,
+            column=hidden,
+        )
     double = first_double(names)
     if double is not None:
         raise PlanningError(

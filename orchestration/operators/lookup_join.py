@@ -15,7 +15,7 @@ from dagster_adjunct.orchestration.operators.join_arguments import (
     key_pairs,
     selected,
 )
-from dagster_adjunct.orchestration.operators.known_columns import Columns, Types, refuse_double, require
+from dagster_adjunct.orchestration.operators.known_columns import Columns, Types, check_names, require
 from dagster_adjunct.orchestration.operators.operator_spec import Match, Spec
 from dagster_adjunct.orchestration.operators.planning_values import Call, Flow
 from dagster_adjunct.orchestration.operators.table_lookups import (
@@ -110,7 +110,7 @@ class LookupJoin(Spec):
 
     def _columns(self, operator: str, lookup: TableLookup, stream: Columns) -> Columns:
         added = [answer.name for answer in lookup.answers]
-        refuse_double(operator, added, "Rename one with 'column as name'.")
+        check_names(operator, added, "Rename one with 'column as name'.")
         there = {name.lower() for name in stream or ()}
         taken = next((name for name in added if name.lower() in there), None)
         if taken is not None:

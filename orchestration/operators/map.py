@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from dagster_adjunct.orchestration.operators.arguments import called
 from dagster_adjunct.orchestration.operators.column_lineage import expression_sources
 from dagster_adjunct.orchestration.operators.hidden_columns import carried
-from dagster_adjunct.orchestration.operators.known_columns import Columns, Types, refuse_double
+from dagster_adjunct.orchestration.operators.known_columns import Columns, Types, check_names
 from dagster_adjunct.orchestration.operators.operator_spec import Spec
 from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN
 from dagster_adjunct.resources.errors import ConfigurationError
@@ -67,7 +67,7 @@ class Map(Spec):
                 known = known and item.expression.name is not None
                 result.append(item.expression.name or "")
         named = [name for name in result if name]
-        refuse_double(operator, named, "List the columns to keep instead of '*', or choose another name.")
+        check_names(operator, named, "List the columns to keep instead of '*', or choose another name.")
         return tuple(result) if known else None
 
     def _partitioning(self, partitioned_by: tuple[str, ...]) -> tuple[str, ...] | None:

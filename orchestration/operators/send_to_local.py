@@ -13,6 +13,7 @@ from dagster_adjunct.orchestration.operators.known_columns import require
 from dagster_adjunct.orchestration.operators.operator_spec import PassesRecords
 from dagster_adjunct.orchestration.operators.planning_values import Requirement
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.resources.sql.checking import checked_condition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -38,6 +39,10 @@ class SendToLocal(PassesRecords):
     on_null_key: OnNullKey = "fail"
 
     @property
+    def sql(self) -> Sequence[str]:
+        return () if self.deleted is None else (self.deleted,)
+
+    @property
     def writes(self) -> str:
         return self.table
 
@@ -59,11 +64,15 @@ class SendToLocal(PassesRecords):
         (flow,) = arriving
         names = self.schema.names
         require(context.operator, "the stream", names, flow.columns, f"They are the columns of table {self.table}.")
+        if self.deleted is not None:
+            checked_condition(context.operator, self.deleted, flow.columns)
         return flow
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         (types,) = arriving
         self.check_types(context.operator, types)
+        if self.deleted is not None and types is not None:
+            checked_condition(context.operator, self.deleted, tuple(types), types)
         return types
 
     def check_types(self, operator: str, types: Types) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK
@@ -45,7 +45,7 @@ def check_co_partitioned(
     ways = mends(app, catalog, needs, flows, groups, counts)
     problems = [(conflict.join, _problem(conflict, counts, edges)) for conflict in differing[:_SHOWN]]
     problems += [(where, problem) for where, problem, _ in elsewhere[:_SHOWN]]
-    steps = [_step(app, at, ways(at), edges) for conflict in differing[:_SHOWN] for at in conflict.at[:_SHOWN]]
+    steps = _steps(app, [at for conflict in differing[:_SHOWN] for at in conflict.at[:_SHOWN]], ways, edges)
     told = {at for conflict in differing for at in conflict.at}
     steps += [step for where, _, step in elsewhere[:_SHOWN] if where not in told]
     auto = "" if app.strict else " Or set auto_repartition=True on the application."
@@ -56,7 +56,9 @@ def check_co_partitioned(
     if len(problems) > 1:
         lines = [f"{_line(app, where) or app.name}: {problem}" for where, problem in problems]
         more = [f"and {len(left):,} more: {_some(left)}."] if left else []
-        problem = "\n- ".join([f"{len(problems) + len(left)} joins can't be proven:", *lines, *more])
+        joins = len({*(where for where, _ in problems), *left})
+        counted = f"{joins:,} joins" if joins > 1 else "1 join"
+        problem = "\n- ".join([f"{counted} can't be proven:", *lines, *more])
         line = None
     if differing:
         every = tuple((conflict.join, _counted(conflict, edges)) for conflict in differing)
@@ -93,14 +95,24 @@ def _problem(conflict: Conflict, counts: Counts, edges: Mapping[str, StreamEdge]
     return f"{conflict.join}{others} needs equal partition counts: {counted}{told}."
 
 
-def _step(app: Application, at: str, ways: Sequence[Mend], edges: Mapping[str, StreamEdge]) -> str:
+def _steps(
+    app: Application, operators: Sequence[str], ways: Callable[[str], Sequence[Mend]], edges: Mapping[str, StreamEdge]
+) -> list[str]:
+    """Return what to do at these operators, those where it is the same together."""
+    together: dict[str, list[str]] = {}
+    for at in dict.fromkeys(operators):
+        together.setdefault(_step(app, ways(at), edges), []).append(at)
+    return [f"At {_some(places)}: {step}." for step, places in together.items()]
+
+
+def _step(app: Application, ways: Sequence[Mend], edges: Mapping[str, StreamEdge]) -> str:
     if not ways:
-        return f"At {at}: no single change makes them agree; begin with the conflicts before it."
-    how = "the fewest changes" if ways[0].size is None else "the cheapest by bytes"
+        return "no single change makes them agree; begin with the conflicts before it"
     first, *others = [_way(app, mend, edges) for mend in ways]
-    if not others:
-        return f"At {at}: {first}."
-    return f"At {at}: {first} ({how}); or {'; or '.join(others[:3])}."
+    said = ["the fewest changes" if ways[0].size is None else "the cheapest by bytes"] if others else []
+    said += [] if ways[0].tried else ["not tried out, as there are many conflicts"]
+    how = f" ({'; '.join(said)})" if said else ""
+    return f"{first}{how}" + (f"; or {'; or '.join(others[:3])}" if others else "")
 
 
 def _way(app: Application, mend: Mend, edges: Mapping[str, StreamEdge]) -> str:
@@ -139,11 +151,12 @@ def _elsewhere(
     app: Application, operator: str, number: int, needed: Requirement, flow: Flow, edges: Mapping[str, StreamEdge]
 ) -> str:
     name = _name(flow.stream, edges)
+    what = f"stream {name}" if flow.stream in edges else name
     if needed.dataset is None:
         return f"input {number + 1} ({name}) does not lie as the operator needs it"
     dataset = app.dataset(needed.dataset)
     lies = f"which is partitioned by {_by(dataset.partition_by)}"
-    return f"stream {name} does not lie as dataset {dataset.name} does, {lies}"
+    return f"{what} does not lie as dataset {dataset.name} does, {lies}"
 
 
 def _by(columns: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ leave the conflict, or make another one, is not a way.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.stream_facts import bytes_of
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _TRIED = 10
 _PLANNED = 20_000
 """Of so many groups at most it is tried out whether a change settles them, and of fewer where more operators than this
-would be planned for it; for the others a change is proposed by its size alone."""
+would be planned for it; for the others a change is proposed by its size alone, and is not `tried`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ class Mend:
     datasets: tuple[str, ...]
     given: tuple[str, ...]
     size: int | None
+    tried: bool = True
 
     @property
     def changes(self) -> tuple[bool, int, int, int]:
@@ -74,10 +75,8 @@ def mends(
         targets = dict.fromkeys(counts.partitions[node] for node in groups[at])
         found = [_mend(app, at, target, needs, flows, counts, held) for target in targets]
         possible = [mend for mend in found if mend is not None and settles(mend)]
-        if any(mend.size is None for mend in possible):  # sizes of some say nothing
-            possible = [
-                Mend(mend.at, mend.partitions, mend.moved, mend.datasets, mend.given, None) for mend in possible
-            ]
+        known = all(mend.size is not None for mend in possible)  # sizes of some say nothing
+        possible = [replace(mend, size=mend.size if known else None, tried=at in tried) for mend in possible]
         return tuple(sorted(possible, key=lambda mend: (mend.changes, -mend.partitions)))
 
     return ways

@@ -53,6 +53,19 @@ def checked_expression(
     return type_of(resolved(expression, columns), {**known, **(types or {})})
 
 
+def checked_condition(
+    operator: str, text: str, columns: Sequence[str] | None, types: Mapping[str, str | None] | None = None
+) -> None:
+    """Raise PlanningError for a condition that `checked_expression` refuses, or that is certainly no boolean."""
+    kind = checked_expression(operator, text, columns, types, next_step="Correct the condition.")
+    if kind not in (None, "boolean"):
+        raise PlanningError(
+            f"{operator}: the condition {text!r} is {kind}: expected boolean.",
+            f"Compare it with something: {text} is not null.",
+            operator=operator,
+        )
+
+
 def resolved(expression: Expression, columns: Iterable[str] | None) -> Expression:
     """Return the expression where "current_date" is a column only if one of the columns has the name."""
     if expression.column is None or expression.column.lower() not in NILADIC:

@@ -214,3 +214,28 @@ def test_a_strict_application_is_not_told_to_let_the_planner_move_records():
     assert "auto_repartition" not in refused(app, catalog(*typed)).next_step
     with pytest.raises(ConfigurationError, match="strict=True and auto_repartition=True"):
         application(strict=True, auto_repartition=True)
+
+
+def test_the_same_change_is_told_once_and_one_join_is_counted_as_one():
+    app = application()
+    s, table = app.input_stream("lake.s"), app.table(dataset("t", 4))
+    for number in range(12):
+        s.filter(f"k > {number}").join(table, on="k", select=[])
+    error = refused(app, catalog(s=8, t=1))
+    tried, others = error.next_step.split(" At ")[:2]
+    assert tried.startswith("At join-3-t, join-5-t, ")
+    assert "not tried out" not in tried
+    assert others.startswith("join-23-t, join-25-t: move lake.s")
+    assert "(the fewest changes; not tried out, as there are many conflicts)" in others
+
+    app = application()
+    app.input_stream("lake.s").join(app.table(dataset("t", 4)), on={"other": "k"}, select=[])
+    assert refused(app, catalog(s=8, t=1)).problem.startswith("1 join can't be proven:\n- ")
+
+
+def test_what_a_merge_brings_together_is_no_stream():
+    app = application()
+    merged = app.input_stream("lake.s").merge(app.input_stream("lake.r"))
+    merged.join(app.table(dataset("t", 4)), on="k", select=[])
+    with pytest.raises(PlanningError, match=r": what merge-3 brings together does not lie as dataset t does"):
+        plan(app, catalog(StreamFacts("lake.r", 4, ("k",), "kafka-murmur2"), s=4, t=4))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
+from dagster_adjunct.orchestration.operators.filter import Filter
 from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
-from tests.orchestration.planner.planning import application, catalog
+from tests.orchestration.planner.planning import application, catalog, dataset
 
 FLIGHTS = StreamFacts("lake.flights", 8, ("tailnum",), SPARK, Schema.of(tailnum="string", origin="string", year="int"))
 PLANES = StreamFacts("lake.planes", 2, ("tailnum",), SPARK, Schema.of(tailnum="string", year="int", seats="int"))
@@ -109,3 +110,39 @@ def test_an_output_that_exists_otherwise_is_refused():
         "'lake.out' exists with 4 partitions and key (tailnum); it is declared with 2",
         streams=(FLIGHTS, there),
     )
+
+
+@pytest.mark.parametrize(
+    "describe",
+    [
+        lambda app: app.input_stream("lake.s").map("*", "k as __x"),
+        lambda app: app.input_stream("lake.s").join(app.table(dataset("t", 8)), on="k", select=["v"], prefix="__"),
+    ],
+)
+def test_no_column_gets_a_name_of_those_that_carry_a_record_s_position(describe):
+    app = application()
+    describe(app)
+    with pytest.raises(PlanningError, match=r"a column would be called '__[xv]'"):
+        plan(app, catalog(s=8, t=8))
+
+
+def test_a_filter_function_leaves_columns_as_they_are():
+    class Frame:
+        def __init__(self, **types):
+            self.dtypes = tuple(types.items())
+
+    class Calling:
+        def call(self, operator, function, frame):
+            return function(frame)
+
+    def compiled(function):
+        return Filter(function).compile("filter-2", [Frame(k="string", v="int")], Calling())
+
+    assert compiled(lambda frame: frame).dtypes == (("k", "string"), ("v", "int"))
+    for wrong, types in {
+        "adds the column 'more'": {"k": "string", "v": "int", "more": "int"},
+        "drops the column 'v'": {"k": "string"},
+        "makes the column 'v', which is int, bigint": {"k": "string", "v": "bigint"},
+    }.items():
+        with pytest.raises(PlanningError, match=wrong):
+            compiled(lambda frame, types=types: Frame(**types))

@@ -197,3 +197,19 @@ def test_what_changed_of_the_state_is_told_in_a_plan_s_differences() -> None:
     lines = plan(app, STREAMS).differences_from(older)
     assert "join with what is written here join-5-after is gone" in lines
     assert any(line.startswith("local table counts sends is send-to-table-4-counts, ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("deleted", "problem"),
+    [
+        ("m > 1", "the stream has no column 'm' ('m > 1'); its columns there are k, n."),
+        ("upper(k)", "the condition 'upper(k)' is string: expected boolean."),
+    ],
+)
+def test_what_deletes_is_a_condition_over_the_records_that_are_sent(deleted: str, problem: str) -> None:
+    app = application()
+    counts = app.local_table("counts", key="k", schema=COUNTS, partitions=4)
+    app.input_stream("lake.s").send_to(counts, deleted=deleted)
+    with pytest.raises(PlanningError) as caught:
+        plan(app, STREAMS)
+    assert caught.value.problem == f"send-to-table-2-counts: {problem}"
