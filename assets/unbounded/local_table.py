@@ -15,11 +15,10 @@ from dagster_adjunct.assets.unbounded.local_manifest import (
     serving,
 )
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport, OnStage, Stages, ignore
-from dagster_adjunct.assets.versions.leases import check_not_doomed
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
 from dagster_adjunct.assets.versions.unbounded_state import Retired, Written
 from dagster_adjunct.assets.writing.write_generation import check_declaration
-from dagster_adjunct.resources.errors import DatasetError
+from dagster_adjunct.resources.errors import DatasetError, VersionDiscardedError
 from dagster_adjunct.resources.objects.commit_log import retry_conflicts
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ def undo_batch(context: WriteContext, spec: AdjunctDataset, application: str, ba
             before = None
             if written is not None and written.before is not None:
                 assert commit is not None, "there is a version"
-                check_not_doomed(manifest, written.before)
+                _check_there(spec, manifest, written)
                 before = committed_version(log, commit, manifest, written.before)
                 _check_partitions(spec, before, written)
             after = _as_before(spec, after, before, attempt, number, context)
@@ -110,6 +109,19 @@ def undo_batch(context: WriteContext, spec: AdjunctDataset, application: str, ba
         return commit_undone
 
     return retry_conflicts(decided, attempts=_TRIES)
+
+
+def _check_there(spec: AdjunctDataset, manifest: UnboundedManifest, written: Written) -> None:
+    assert written.before is not None
+    if not manifest.retains(written.before):
+        raise VersionDiscardedError(
+            f"local table {spec.name!r}: batch {written.batch} of application {written.application} was given up, and "
+            f"can't be taken out of it: version {written.before}, from before the batch, is gone, as after an erasure.",
+            f"Begin the table anew: adjunct dataset delete {spec.name} --reason …; with a startpoint to the oldest "
+            "record it has all that the inputs still hold.",
+            dataset=spec.name,
+            version=written.before,
+        )
 
 
 def _check_partitions(spec: AdjunctDataset, before: SealedVersion, written: Written) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -22,9 +23,9 @@ from dagster_adjunct.assets.writing.generation_writer import ARROW
 from dagster_adjunct.assets.writing.write_context import WriteContext
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog, Intent
 from dagster_adjunct.orchestration.upkeep.delete_unread import delete_dataset
-from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard
+from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard, open_batches
 from dagster_adjunct.orchestration.upkeep.repartitioning import repartition_dataset
-from dagster_adjunct.resources.errors import DatasetError, StillReadError
+from dagster_adjunct.resources.errors import DatasetError, StillReadError, VersionDiscardedError
 from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
@@ -132,6 +133,27 @@ def test_what_a_batch_that_was_given_up_is_taken_out_to_stays_until_then(world: 
     with pytest.raises(DatasetError):
         world.held(begun)
     assert world.held() == {"a": 2, "b": 1, "c": 2}
+
+
+def test_where_an_erasure_has_taken_what_a_batch_that_was_given_up_began_with_the_error_says_the_way_on(
+    world: World,
+) -> None:
+    begun = world.begin(3)
+    world.batch(3, ("a", 3), begun=begun)
+    assert not forget(world.lake, "counts", ["a"], reason="asked", by="me", roots=_roots(world)).complete
+    BatchLog(world.lake, "app").abandon(reason="a test", by="me", skip=False)
+    context = WriteContext(world.lake, {}, IN_PROCESS, "run")
+    with pytest.raises(VersionDiscardedError, match=r"was given up.*gone, as after an erasure") as caught:
+        undo_batch(context, world.spec(), "app", 3)
+    assert "adjunct dataset delete counts" in caught.value.next_step
+    delete_dataset(world.lake, "counts", reason="as it says", by="me", force=True)
+    undo_batch(context, world.spec(), "app", 3)
+    world.batch(4, ("b", 4))
+    assert world.held() == {"b": 4}
+
+
+def _roots(world: World) -> Callable[[], dict[str, str]]:
+    return lambda: open_batches(world.lake).get("counts", {})
 
 
 def test_its_partitions_are_changed_in_place_between_batches_only(world: World) -> None:
