@@ -112,5 +112,7 @@ class _Probe:
 
     write = keep = send_letters = send
 
-    def looked_up(self, operator: str, frame: DataFrame, lookup: object) -> DataFrame:
-        raise NotImplementedError  # answers are not asked for again, and hold no code of users
+    def _refused(self, operator: str, frame: DataFrame, *given: object) -> DataFrame:
+        raise NotImplementedError  # nobody outside is asked again, or handed records again
+
+    looked_up = hand_to = results_of = _refused

@@ -6,13 +6,16 @@ import re
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from dagster_adjunct import Application, Schema
 from dagster_adjunct.errors import OperatorFailedError, ProducerConflictError
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
+from dagster_adjunct.orchestration.operators.sink import Sink
+from dagster_adjunct.orchestration.step.told_failure import _Probe
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -181,3 +184,13 @@ def test_a_batch_that_can_not_end_is_given_up(world: StepWorld) -> None:
         world.run(app)
     BatchLog(world.lake, "app").abandon(reason="one bad record", by="me", skip=True)
     assert world.run(app).batches == 0
+
+
+@pytest.mark.parametrize("returns", [None, Schema.of(k="string")])
+def test_looking_for_a_record_hands_nothing_to_functions_again(returns: Schema | None) -> None:
+    handed: list[object] = []
+    batch: Any = SimpleNamespace(hand_to=lambda *given: handed.append(given), results_of=lambda *given: given)
+    records: Any = object()
+    with pytest.raises(NotImplementedError):
+        Sink(print, returns).compile("sink-2", [records], cast("Any", _Probe(batch)))
+    assert handed == []
