@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.resources.streams.lake.source_ranges import SourceRange, Sources
+
 if TYPE_CHECKING:
     from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
@@ -31,3 +33,18 @@ class BatchInputs:
     identities: Mapping[str, str] = field(default_factory=dict)
     tasks: int | None = None
     few: bool = False
+
+    def sources(self, application: str, stream: str) -> Sources | None:
+        """Return what is read of a stream, as records say what they are made of; None where offsets are no numbers."""
+        ranges = {ssp: span for ssp, span in self.ranges.items() if ssp.qualified_stream == stream}
+        if not all(text.isdecimal() for span in ranges.values() for text in (span.start, span.end)):
+            return None
+        identity = self.identities.get(stream)
+        return Sources(
+            stream,
+            f"{application}@{identity}" if identity else application,
+            tuple(
+                SourceRange(str(ssp), int(span.start), int(span.end), self.epochs.get(ssp, 0))
+                for ssp, span in sorted(ranges.items())
+            ),
+        )

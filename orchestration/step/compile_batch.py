@@ -40,7 +40,6 @@ from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.stream_system import AppendResult, OffsetRange
-from dagster_adjunct.resources.streams.lake.source_ranges import SourceRange, Sources
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.spark_write import TableWrite, write_table
 from dagster_adjunct.resources.user_code import line_of
@@ -60,6 +59,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.planner import Exchange
     from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+    from dagster_adjunct.resources.streams.lake.source_ranges import Sources
     from dagster_adjunct.resources.tables import RemoteTable
 
 Counters = dict[str, dict[str, int]]
@@ -302,22 +302,8 @@ class Batch:
             return False
 
     def _sources(self, operator: str) -> Sources | None:
-        """Return what an operator's records are made of; None for several streams, or where offsets are no numbers."""
         stream = self._origins[operator].made_of
-        if stream is None:
-            return None
-        identity = self._inputs.identities.get(stream)
-        ranges = {ssp: span for ssp, span in self._inputs.ranges.items() if ssp.qualified_stream == stream}
-        if not all(text.isdecimal() for span in ranges.values() for text in (span.start, span.end)):
-            return None
-        return Sources(
-            stream,
-            f"{self.app.name}@{identity}" if identity else self.app.name,
-            tuple(
-                SourceRange(str(ssp), int(span.start), int(span.end), self._inputs.epochs.get(ssp, 0))
-                for ssp, span in sorted(ranges.items())
-            ),
-        )
+        return None if stream is None else self._inputs.sources(self.app.name, stream)
 
     def write(self, operator: str, frame: DataFrame, send: TableSend) -> None:
         self._before_output(send.table)
