@@ -19,9 +19,9 @@ LEAST_FLIGHTS = 100
 
 
 def show_report(console: Console, lake: Lake, plot: Path) -> None:
-    """Print the totals of the application and draw `plot` from the enriched stream."""
-    state = application_state(lake, "flight-delays")
-    console.print(_counters(state))
+    """Print the totals of both applications and draw `plot` from the enriched stream."""
+    for application in ("flight-delays", "disruptions"):
+        console.print(_counters(application, application_state(lake, application)))
     console.print(_versions(lake))
     streams = LakeStreams(lake)
     columns = ["dep_delay", "visib", "wind_speed", "model"]
@@ -31,8 +31,8 @@ def show_report(console: Console, lake: Lake, plot: Path) -> None:
     console.print(_models(enriched))
 
 
-def _counters(state: Any) -> Table:
-    table = Table("output or join", "what", "value", title="flight-delays, all runs", title_justify="left")
+def _counters(application: str, state: Any) -> Table:
+    table = Table("output or join", "what", "value", title=f"{application}, all runs", title_justify="left")
     for name, counters in state.totals.items():
         for counter, value in counters.items():
             if value or counter in ("rows", "updates", "unmatched", "defaults_put", "retries"):
