@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.application.declared_handles import DatasetTable, OutputStream, RemoteTableHandle
+from dagster_adjunct.orchestration.application.undeclared import not_declared
 from dagster_adjunct.orchestration.operators.broadcast import Broadcast, checked_broadcast
 from dagster_adjunct.orchestration.operators.dead_letters import DeadLetters
 from dagster_adjunct.orchestration.operators.filter import checked_filter
@@ -226,12 +227,13 @@ class MessageStream:
             return self._send_to_table("send_to", target, contract, None, on_null_key, dead_letters, at_most, args)
         if isinstance(target, DatasetTable) and local and contract is None and dead_letters is None and not args:
             return self._send_to_local(target, deleted, on_null_key)
-        if contract is not None or on_null_key != "fail" or dead_letters is not None or args:
+        skips = on_null_key != "fail" and not local
+        given = {"contract": contract, "on_null_key": skips, "dead_letters": dead_letters, "args": args}
+        if unfit := [name for name, value in given.items() if value]:
             raise ConfigurationError(
-                f"send_to after {self.operator}: contract, on_null_key, dead_letters and args are for remote tables "
-                "only.",
-                "Leave them out.",
-                argument="contract",
+                f"send_to after {self.operator} got {' and '.join(unfit)}, which only remote tables take.",
+                "Leave it out.",
+                argument=unfit[0],
             )
         if isinstance(target, DatasetTable):
             return self._send_to_dataset(target)
@@ -375,14 +377,11 @@ class MessageStream:
         if target.graph is not self.graph:
             raise PlanningError(
                 f"{name!r} was declared by application {target.graph.name!r}, and is used by {self.graph.name!r}.",
-                "Declare it with this application's table() or output_stream().",
+                "Declare it with this application, too: an input in both is app.input_stream(…) of each."
+                if isinstance(target, MessageStream)
+                else "Declare it with this application's table(), local_table() or output_stream().",
                 application=self.graph.name,
             )
 
     def _not_declared(self, passed: object, method: str, expected: str) -> PlanningError:
-        name = getattr(passed, "name", None)
-        problem = f"{method} after {self.operator} got {name or passed!r}, which application "
-        return PlanningError(
-            f"{problem}{self.graph.name!r} has not declared: expected a declared {expected}.",
-            "Pass what app.table(…) or app.output_stream(…) returned.",
-        )
+        return not_declared(passed, f"{method} after {self.operator}", expected, self.graph.name)

@@ -94,17 +94,20 @@ def render(
 
 
 def _graph(operators: Sequence[PlannedOperator]) -> list[str]:
-    """Chains go straight down; a branch is drawn deeper. What has several inputs is drawn behind the last of them."""
+    """Chains go straight down; a branch is drawn deeper, and begins with +. What has several inputs is drawn behind the
+    last of them.
+    """
     following: dict[str, list[PlannedOperator]] = {}
     for operator in operators:
         for source in operator.inputs:
             following.setdefault(source, []).append(operator)
     lines: list[str] = []
     missing = {operator.id: len(operator.inputs) for operator in operators}
-    waiting = [(operator, 0) for operator in reversed(operators) if not operator.inputs]
+    waiting = [(operator, 0, False) for operator in reversed(operators) if not operator.inputs]
     while waiting:
-        operator, depth = waiting.pop()
-        deeper = "|  " * min(depth, _DEEPEST)
+        operator, depth, begins = waiting.pop()
+        drawn = min(depth, _DEEPEST)
+        deeper = "|  " * (drawn - 1) + "+  " if begins else "|  " * drawn
         missing[operator.id] -= 1
         if missing[operator.id] > 0:
             lines.append(f"  {deeper}-> {operator.id}")
@@ -114,9 +117,9 @@ def _graph(operators: Sequence[PlannedOperator]) -> list[str]:
         lines.append(f"  {deeper}{operator.id}  {place}  {_short(operator.summary)}")
         after = following.get(operator.id, [])
         if len(after) == 1:
-            waiting.append((after[0], depth))
+            waiting.append((after[0], depth, False))
         else:
-            waiting.extend((branch, depth + 1) for branch in reversed(after))
+            waiting.extend((branch, depth + 1, True) for branch in reversed(after))
     return lines
 
 

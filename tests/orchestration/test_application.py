@@ -16,6 +16,7 @@ from dagster_adjunct.orchestration.operators.send_to_table import SendToDataset,
 from dagster_adjunct.orchestration.operators.table_sends import TableSend
 from dagster_adjunct.orchestration.planner.join_groups import traverse
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, InvalidNameError, PlanningError
+from dagster_adjunct.resources.schemas.schema import Schema
 
 planes = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=8)
 weather = unbounded_dataset(
@@ -221,3 +222,26 @@ def test_traverse_is_not_limited_by_the_stack():
     seen: list[int] = []
     traverse([0], lambda n: [n + 1] if n < 50_000 else [], seen.append)
     assert len(seen) == 50_001
+
+
+def test_what_is_passed_in_place_of_a_table_is_told_how_to_become_one(app: Application) -> None:
+    flights = app.input_stream("lake.flights")
+    with pytest.raises(PlanningError, match=r"the records of input-2.*app.table\(unbounded_dataset\(…\)\).*merge\(\)"):
+        flights.join(app.input_stream("lake.planes"), on="tailnum")  # type: ignore[arg-type]
+    with pytest.raises(PlanningError, match=r"got 'planes'.*Pass what app.table\(…\) or app.local_table\(…\) returned"):
+        flights.join(planes, on="tailnum")  # type: ignore[arg-type]
+    with pytest.raises(PlanningError, match=r"Pass what app.output_stream\(…\) returned"):
+        flights.update(app.table(aircraft), set=["seats"], dead_letters="lake.dead")  # type: ignore[arg-type]
+    with pytest.raises(PlanningError, match=r"'input-1' was declared by application 'other'.*app.input_stream\(…\)"):
+        flights.merge(Application("other").input_stream("lake.flights"))
+
+
+def test_a_local_table_refuses_only_what_it_does_not_take(app: Application) -> None:
+    flights, seen = (
+        app.input_stream("lake.flights"),
+        app.local_table("seen", key="k", schema=Schema.of(k="string"), partitions=2),
+    )
+    flights.send_to(seen, on_null_key="skip")
+    dead = app.output_stream("lake.dead", partitions=1)
+    with pytest.raises(ConfigurationError, match="got dead_letters, which only remote tables take"):
+        flights.send_to(seen, on_null_key="skip", dead_letters=dead)

@@ -134,3 +134,22 @@ def test_the_drawing_of_the_example_in_the_documentation_is_the_one_of_its_plan(
     result = CliRunner().invoke(root, [*named, "--format", "svg", "--output", str(drawn)], catch_exceptions=False)
     assert "The plan of flight-delays is in" in result.output
     assert drawn.read_text() == (ROOT / "docs" / "images" / "flights-plan.svg").read_text()
+
+
+def test_the_text_shows_where_each_branch_begins() -> None:
+    app = application()
+    stream = app.input_stream("lake.s")
+    stream.filter("a").filter("b")
+    last = stream.filter("c")
+    last.filter("d").filter("e")
+    last.filter("f")
+    drawn = [line.split("  [")[0] for line in plan(app, catalog(s=4)).render().splitlines()[3:10]]
+    assert drawn == [
+        "  input-1",
+        "  +  filter-2",
+        "  |  filter-3",
+        "  +  filter-4",
+        "  |  +  filter-5",
+        "  |  |  filter-6",
+        "  |  +  filter-7",
+    ]

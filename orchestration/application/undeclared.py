@@ -1,0 +1,29 @@
+"""What is said where an operator gets something that its application has not declared."""
+
+from __future__ import annotations
+
+from dagster_adjunct.resources.errors import PlanningError
+
+_CALLS = {
+    "dataset or remote table": "app.table(…) or app.local_table(…)",
+    "output stream or table": "app.output_stream(…), app.table(…) or app.local_table(…)",
+    "output stream": "app.output_stream(…)",
+    "remote table": "app.table(…)",
+}
+
+
+def not_declared(passed: object, where: str, expected: str, application: str) -> PlanningError:
+    """Return the error for `passed`, where a declared `expected` was expected."""
+    problem = f"which application {application!r} has not declared: expected a declared {expected}."
+    calls = f"Pass what {_CALLS[expected]} returned."
+    operator = getattr(passed, "operator", None)
+    if operator is None:
+        return PlanningError(f"{where} got {getattr(passed, 'name', None) or passed!r}, {problem}", calls)
+    joined = expected == "dataset or remote table"
+    return PlanningError(
+        f"{where} got the records of {operator}: expected a declared {expected}.",
+        "A stream meets tables, not streams: follow the other one as a table, app.table(unbounded_dataset(…)), "
+        "or put the records of both into one stream with merge()."
+        if joined
+        else calls,
+    )
