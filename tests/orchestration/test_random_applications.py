@@ -16,6 +16,7 @@ import pytest
 
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from tests.faulty_store import Crash
+from tests.kept_jvms import without_kept_jvms
 from tests.orchestration import random_applications
 from tests.orchestration.random_applications import (
     INPUTS,
@@ -107,7 +108,8 @@ def test_a_run_that_is_killed_within_a_batch_leaves_what_python_makes(
     command = [sys.executable, "-m", random_applications.__name__, str(tmp_path), str(seed), "8"]
     log = tmp_path / "killed.log"
     with log.open("w") as said:
-        child = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
+        environment = without_kept_jvms(os.environ)
+        child = subprocess.Popen(command, env=environment, stdout=said, stderr=said, start_new_session=True)
         try:
             app = described(story.graph, world)
             deadline = time.monotonic() + 240
