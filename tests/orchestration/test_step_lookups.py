@@ -7,12 +7,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset
+from dagster_adjunct.assets.reading.dataset_table import DatasetTable
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.resources.backends import HttpTable
 from dagster_adjunct.resources.errors import SchemaMismatchError, TransientError
 from dagster_adjunct.resources.tables import BlockingTable, RateLimit, RemoteTable, RetryPolicy
 from dagster_adjunct.resources.tables.cache import Cache
+from dagster_adjunct.resources.tables.table_functions import TableReadFunction
 from tests.orchestration.asked_table import AskedTable
 from tests.orchestration.step_world import StepWorld
+from tests.servers.http_records import running_service
 
 pytestmark = pytest.mark.spark
 
@@ -25,7 +30,7 @@ PLANES = {
 FLIGHTS = [("f1", "n1"), ("f2", "n2"), ("f3", "n1"), ("f4", "gone"), ("f5", None), ("f6", "n2"), ("f7", "n1")]
 
 
-def table(function: AskedTable, **more: Any) -> RemoteTable[Any, Any, Any]:
+def table(function: TableReadFunction[Any, Any], **more: Any) -> RemoteTable[Any, Any, Any]:
     return RemoteTable("planes", key="plane", read_function=function, **more)
 
 
@@ -185,6 +190,36 @@ def test_a_value_of_another_type_fails_the_batch_and_names_key_and_column(step_w
     function.records["n2"] = {}
     step_world.run(app)
     assert [row["places"] for row in out(step_world)] == [1, None]
+
+
+def test_a_service_and_a_dataset_are_looked_up_in_as_other_tables(step_world: StepWorld) -> None:
+    flights(step_world, *FLIGHTS, ("f8", "a/b"))
+    step_world.stream("makers", "plane", 2, plane="string", maker="string")
+    step_world.send("makers", ("n1", "Airbus"), ("a/b", "Boeing"), version="v1")
+    step_world.advance(bounded_dataset("makers", input="lake.makers", key="plane", partitions=2))
+    app = Application("app")
+    with running_service() as service:
+        service.records = {"/n2": {"seats": 200, "tags": ["x", 1]}, "/a%2Fb": {"seats": 7}}
+        read = HttpTable(service.url, path="/{plane}", key="plane")
+        stored: RemoteTable[Any, Any, Any] = RemoteTable(
+            "stored", key="plane", read_function=DatasetTable(step_world.lake, "makers")
+        )
+        (
+            app.input_stream("lake.flights")
+            .join(app.table(table(read)), on="plane", how="left", select={"seats": "int", "tags": "string"})
+            .join(app.table(stored), on="plane", how="left", select={"maker": "string"})
+            .send_to(app.output_stream("lake.out", partitions=2, key="k"))
+        )
+        step_world.run(app)
+        assert sorted(path for _, path, _ in service.seen) == ["/a%2Fb", "/gone", "/n1", "/n2"]
+    found = {row["plane"]: (row["seats"], row["tags"], row["maker"]) for row in out(step_world)}
+    assert found == {
+        "n1": (None, None, "Airbus"),
+        "n2": (200, '["x", 1]', None),
+        "gone": (None, None, None),
+        None: (None, None, None),
+        "a/b": (7, None, "Boeing"),
+    }
 
 
 def test_records_can_be_spread_by_what_was_looked_up(step_world: StepWorld) -> None:
