@@ -44,7 +44,8 @@ def commit_intent(step: OpenedStep, run: StepRun, planned: PlannedBatch) -> Open
     run = replace(run, shapes=shapes, logged=step.log.open(run.logged, intent))
     spans = intent.ranges.items()
     records = sum(context.systems[ssp.system].distance(ssp, span.start, span.end) for ssp, span in spans)
-    told = {"records": records, "unit": context.unit, "versions": intent.versions}
+    few = are_few(context.app, records, views, intent.tasks)
+    told = {"records": records, "unit": context.unit, "versions": intent.versions, "few": few}
     context.on_event(StepEvent("intent", intent.batch, told))
     inputs = BatchInputs(
         batch=intent.batch,
@@ -54,7 +55,7 @@ def commit_intent(step: OpenedStep, run: StepRun, planned: PlannedBatch) -> Open
         consumed=None if intent.replays else {ssp: span.end for ssp, span in spans},
         identities=state.offsets.streams,
         tasks=intent.tasks,
-        few=are_few(context.app, records, views, intent.tasks),
+        few=few,
     )
     return OpenBatch(run, intent, inputs, records, {"intent": time.monotonic() - planned.began})
 

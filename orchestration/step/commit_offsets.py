@@ -44,7 +44,8 @@ def close_batch(step: OpenedStep, written: WrittenBatch) -> StepRun:
     state, after = logged.state, logged.state.offsets
     texts = [f"{after.applied[ssp].words(ssp)} applied in batch {intent.batch}" for ssp in intent.startpoints]
     texts += [f"{before.replays[key].words()} has ended" for key in before.replays if key not in after.replays]
-    run = replace(run, logged=logged).told(context, texts).with_batch(done, time.monotonic() - began, written.measured)
+    run = replace(run, logged=logged).told(context, texts)
+    run = run.with_batch(done, time.monotonic() - began, written.measured, few=opened.inputs.few)
     told = {"records": state.records, "unit": context.unit, "counters": written.counters}
     context.on_event(StepEvent("batch", intent.batch, told))
     return run

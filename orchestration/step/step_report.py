@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
     from dagster_adjunct.resources.tables.metrics import TableMetrics
 
+_FEW = "; one task a stage, as they are few"
+
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
@@ -17,7 +19,8 @@ class StepEvent:
 
     In order: "lease" (text) where the run waited for another one or took over from it, "startpoint" (text, one each) at
     the start of a run, "table" (report) when a dataset that lives for one run was built or has taken changes in, "lost"
-    (text) where retention was faster, "intent" (records, unit, versions), "output" (output) before each output, "again"
+    (text) where retention was faster, "intent" (records, unit, versions, few: whether it takes one task a
+    stage), "output" (output) before each output, "again"
     (text) where the store broke off and the batch's work begins anew, "outputs" when all are written, "batch" (records
     so far, counters) when its end is committed.
     """
@@ -37,7 +40,7 @@ class StepEvent:
         if self.what == "again":
             return f"batch {self.batch}: {self.detail['text']}"
         words = {
-            "intent": "{records:,} {unit}, dataset versions {versions}",
+            "intent": f"{{records:,}} {{unit}}, dataset versions {{versions}}{_FEW if self.detail.get('few') else ''}",
             "output": "writing {output}",
             "outputs": "all outputs written",
             "batch": "committed; {records:,} {unit} so far",
@@ -51,7 +54,8 @@ class StepReport:
 
     `versions` are the ids of the versions that its batches met, by dataset. `startpoints` says in words which
     startpoints were resolved and applied, replays begun and ended, and by whom. `measured` has what each remote table
-    has counted and measured in this run's tasks, such as how long requests took and waited.
+    has counted and measured in this run's tasks, such as how long requests took and waited. `few_batches` took
+    one task a stage, as they had few records.
     """
 
     batches: int
@@ -62,6 +66,7 @@ class StepReport:
     state: ApplicationState
     startpoints: tuple[str, ...] = ()
     measured: dict[str, TableMetrics] = field(default_factory=dict)
+    few_batches: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-able values."""

@@ -46,6 +46,7 @@ class StepRun:
     held: frozenset[SystemStreamPartition] | None = None
     shapes: Mapping[str, object] | None = None
     batches: int = 0
+    few_batches: int = 0
     counters: Counters = field(default_factory=dict)
     versions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -59,8 +60,10 @@ class StepRun:
             context.on_event(StepEvent("startpoint", self.logged.state.batch, {"text": text}))
         return replace(self, startpoints=(*self.startpoints, *lines))
 
-    def with_batch(self, done: ClosedBatch, commit_seconds: float, measured: Mapping[str, TableMetrics]) -> StepRun:
-        """Return the run with one more batch of its own, and what tables have measured in it."""
+    def with_batch(
+        self, done: ClosedBatch, commit_seconds: float, measured: Mapping[str, TableMetrics], *, few: bool
+    ) -> StepRun:
+        """Return the run with one more batch of its own, of `few` records or not, and what tables measured in it."""
         versions, seconds = dict(self.versions), dict(self.seconds)
         for name, version in done.intent.versions.items():
             met = versions.setdefault(name, ())
@@ -73,6 +76,7 @@ class StepRun:
         return replace(
             self,
             batches=self.batches + 1,
+            few_batches=self.few_batches + few,
             counters=counters,
             versions=versions,
             seconds=seconds,
@@ -93,4 +97,5 @@ class StepRun:
             state=state,
             startpoints=self.startpoints,
             measured=dict(self.measured),
+            few_batches=self.few_batches,
         )

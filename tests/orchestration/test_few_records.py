@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
+from dagster_adjunct.assets.reading.open_dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.step.few_records import ROWS, are_few
 from dagster_adjunct.resources.errors import ConfigurationError, ManifestMismatchError
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.step_world import StepWorld
 
 if TYPE_CHECKING:
@@ -37,12 +39,17 @@ def application(world: StepWorld, **options: Any) -> Application:
     return app
 
 
-def tasks_of(world: StepWorld, app: Application) -> int:
-    """Run the application; return how many tasks Spark has run for it, the dataset's left out."""
+def tasks_of(world: StepWorld, app: Application, *, few: int) -> int:
+    """Run the application; return how many tasks Spark has run for it, the dataset's left out.
+
+    So many batches say that they took one task a stage: in their events and in the run's report.
+    """
+    said: list[str] = []
     tracker = world.spark().sparkContext.statusTracker()
     world.advance(*app.datasets)
     before = set(tracker.getJobIdsForGroup(None))
-    world.run(app)
+    report = world.run(app, on_event=lambda event: said.append(event.summary()))
+    assert report.few_batches == few == sum(text.endswith("; one task a stage, as they are few") for text in said)
     stages = {
         stage
         for job in set(tracker.getJobIdsForGroup(None)) - before
@@ -55,7 +62,7 @@ def tasks_of(world: StepWorld, app: Application) -> int:
 @pytest.mark.spark
 def test_few_records_take_a_task_a_stage_and_leave_what_many_tasks_would(world: StepWorld) -> None:
     app = application(world)
-    assert tasks_of(world, app) == 3  # joined, moved and written, then the table
+    assert tasks_of(world, app, few=1) == 3  # joined, moved and written, then the table
     seats = {f"N{number}": 100 + number for number in range(5)}
     expected = sorted((tailnum, dest, v, seats.get(tailnum)) for tailnum, dest, v in TRIPS)
     assert sorted(tuple(row.values()) for row in world.rows("out")) == expected
@@ -69,7 +76,22 @@ def test_few_records_take_a_task_a_stage_and_leave_what_many_tasks_would(world: 
 
 @pytest.mark.spark
 def test_as_many_tasks_as_partitions_where_that_is_asked_for(world: StepWorld) -> None:
-    assert tasks_of(world, application(world, few_records=len(TRIPS) - 1)) == 12
+    assert tasks_of(world, application(world, few_records=len(TRIPS) - 1), few=0) == 12
+
+
+@pytest.mark.spark
+def test_a_local_table_is_written_by_one_task_and_holds_what_many_would_write(world: StepWorld) -> None:
+    kept = []
+    for name, options, tasks in (("few", {}, 1), ("many", {"few_records": 0}, 4)):
+        app = Application(name, **options)
+        last = app.local_table(
+            f"last-{name}", key="tailnum", schema=Schema.of(tailnum="string", dest="string", v="int"), partitions=4
+        )
+        app.input_stream("lake.trips").send_to(last)
+        assert tasks_of(world, app, few=int(name == "few")) == tasks
+        kept.append(dict(open_dataset(world.lake, f"last-{name}").items()))
+    assert kept[0] == kept[1]
+    assert len(kept[0]) == 7
 
 
 @pytest.mark.spark

@@ -200,6 +200,7 @@ def step_metadata(report: StepReport) -> dict[str, Any]:
     lost = sum(counts.get("lost_offsets", 0) for counts in report.counters.values())
     return {
         "adjunct/batches": report.batches,
+        "adjunct/few_batches": report.few_batches,
         "adjunct/last_batch": report.state.batch,
         "adjunct/caught_up": report.caught_up,
         "adjunct/versions": MetadataValue.json(report.versions),
