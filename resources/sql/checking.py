@@ -13,7 +13,7 @@ from dagster_adjunct.resources.schemas.schema import TYPES
 from dagster_adjunct.resources.sql.expression import NILADIC, ColumnName, Expression
 from dagster_adjunct.resources.sql.expression_types import type_of
 from dagster_adjunct.resources.sql.nearest_names import did_you_mean
-from dagster_adjunct.resources.sql.parsing import parsed
+from dagster_adjunct.resources.sql.parsing import holds_all_columns, parsed
 
 _HIDDEN = "__"
 # Spark answers for these itself: the file of a record, and variables of the session.
@@ -42,6 +42,13 @@ def checked_expression(
     if expression.mistake:
         raise PlanningError(
             f"{operator}: {text!r} is no expression of Spark SQL: {expression.mistake}.", next_step, operator=operator
+        )
+    if holds_all_columns(expression):
+        raise PlanningError(
+            f"{operator}: {text!r} takes all columns in a function with '*': those that carry a record's own position "
+            "and marks would be among them.",
+            "Name the columns that it takes.",
+            operator=operator,
         )
     known = aliases or {}
     for name in expression.columns:

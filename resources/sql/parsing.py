@@ -55,3 +55,12 @@ def functions_of_others(text: str) -> tuple[str, ...]:
     from dagster_adjunct.resources.sql.reading import unknown_functions
 
     return unknown_functions(text)
+
+
+def holds_all_columns(expression: Expression) -> bool:
+    """Whether a function takes "*" as all columns, as `struct(*)` does; `count(*)` takes none."""
+    if expression.tree is None or expression.star or "*" not in expression.text:
+        return False
+    from dagster_adjunct.resources.sql.reading import takes_all_columns
+
+    return takes_all_columns(expression.tree)

@@ -128,6 +128,12 @@ def _expression(text: str, tree: exp.Expr) -> Expression:
     return Expression(text, alias, name, column, tuple(_named(text, columns)), tree=tree)
 
 
+def takes_all_columns(tree: exp.Expr) -> bool:
+    """Whether a function other than count takes "*"."""
+    stars = (star for star in tree.find_all(exp.Star) if isinstance(star.parent, exp.Func))
+    return any(not isinstance(star.parent, exp.Count) for star in stars)
+
+
 def _excepted(star: exp.Star) -> tuple[str, ...]:
     return tuple(item.name for item in star.args.get("except_") or ())
 

@@ -240,3 +240,13 @@ def test_a_change_stream_is_judged_by_the_rows_that_its_envelopes_hold(extractor
 
     assert (planned(describe, changes).operators[-1].columns or ())[-1] == "city"
     assert refusal(lambda app, visits: describe(app, visits, "value"), changes).column == "value"
+
+
+@pytest.mark.parametrize("expression", ["to_json(struct(*))", "hash(*, 1)", "cast(struct(* except (spent)) as string)"])
+def test_functions_of_all_columns_would_take_a_record_s_position(expression: str):
+    with pytest.raises(PlanningError, match=r"takes all columns in a function with '\*'"):
+        planned(lambda app, visits: visits.with_columns(made=expression))
+
+
+def test_a_star_that_takes_no_hidden_column_is_planned():
+    planned(lambda app, visits: visits.map("*", "count(*) over (partition by visitor) as n", "times * 2 as twice"))
