@@ -132,7 +132,8 @@ class Batch:
         from pyspark.errors import AnalysisException
 
         try:
-            return operator.spec.compile(operator.id, self.arriving(operator), self)
+            leaving = operator.spec.compile(operator.id, self.arriving(operator), self)
+            return self._frames[operator.inputs[0]] if operator.spec.writes_aside and self._moves(operator) else leaving
         except AnalysisException as error:
             problem = str(error).strip().partition("SQLSTATE")[0].strip().splitlines()[0].rstrip(" .")
             place = line_of(error) or operator.declared_at
@@ -150,12 +151,12 @@ class Batch:
     def arriving(self, operator: Operator) -> list[DataFrame]:
         """Return the records of each input, where the planner's auto_repartition has them before this operator."""
         frames = [self._frames[source] for source in operator.inputs]
-        for exchange in self._exchanges.get(operator.id, ()):
-            if exchange.reason == "auto_repartition":
-                columns = [column(name) for name in exchange.partitioned_by]
-                frames[exchange.input] = self.together(frames[exchange.input]).repartition(
-                    exchange.partitions, *columns
-                )
+        for exchange in self._moves(operator):
+            number, by = exchange.input, map(column, exchange.partitioned_by)
+            if operator.spec.writes_aside and self.goes_on(operator.id):  # only what is written moves
+                source = operator.inputs[number]
+                self._frames[source] = frames[number] = self.computed_once(operator.id, frames[number])
+            frames[number] = self.together(frames[number]).repartition(exchange.partitions, *by)
         if len(frames) < 2:
             return frames
         one_stream = len(self._origins[operator.id].streams) == 1
@@ -163,6 +164,9 @@ class Batch:
             as_branch(frame, number, one_stream=one_stream, stream=self._positions[source] or "")
             for number, (source, frame) in enumerate(zip(operator.inputs, frames, strict=True))
         ]
+
+    def _moves(self, operator: Operator) -> list[Exchange]:
+        return [each for each in self._exchanges.get(operator.id, ()) if each.reason == "auto_repartition"]
 
     # -- what operators ask for (operators/compiling.py)
 
@@ -257,9 +261,8 @@ class Batch:
         return as_it_is(frame.coalesce(1)) if self._inputs.few else frame
 
     def computed_once(self, operator: str, frame: DataFrame) -> DataFrame:
-        kept = frame.persist()
-        self._kept.append(kept)
-        return kept
+        self._kept.append(frame.persist())
+        return self._kept[-1]
 
     def send(
         self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
@@ -314,8 +317,8 @@ class Batch:
             self._letters[operator] = (send.table, ())
             self._counters[send.table] = summed(self._counters.get(send.table, {}), {"skipped": frame.count()})
             return
-        if self._context.credits is not None:
-            table = self._context.credits.paid(table, self._spark)
+        credits = self._context.credits
+        table = table if credits is None else credits.paid(table, self._spark)
         write = TableWrite(
             table,
             send.contract,

@@ -218,3 +218,23 @@ def test_two_streams_may_be_sent_to_one_dataset_and_the_next_batch_meets_both(st
     assert len(report.step.versions["cities"]) > 1, "batches after the first meet what was fed"
     step_world.advance(cities.dataset)
     assert set(held(step_world, "cities")) == {*"abcde"}
+
+
+def test_only_what_is_written_to_a_table_moves_for_it_and_the_records_go_on_from_where_they_lay(
+    step_world: StepWorld,
+) -> None:
+    for name, key, partitions in (("r", "n", 3), ("s", "k", 4)):
+        step_world.stream(name, key, partitions, k="string", n="bigint")
+        step_world.send(name, *((f"k{number}", number) for number in range(30)))
+    app = Application("app", auto_repartition=True)
+    kept = app.local_table("kept", key="k", schema=Schema.of(k="string", n="bigint"), partitions=4)
+    sent = app.input_stream("lake.r").send_to(kept)
+    sent.send_to(app.output_stream("lake.out", partitions=3, key="n"))
+    met = app.input_stream("lake.s").join(kept, on="k", select=["n as m"])
+    met.send_to(app.output_stream("lake.met", partitions=4, key="k"))
+    step_world.run(app)
+    moved = [(each.operator, each.reason) for each in step_world.context(app).plan.exchanges]
+    assert ("send-to-table-2-kept", "auto_repartition") in moved
+    assert sorted(row["n"] for row in step_world.rows("out")) == list(range(30))
+    assert [row["m"] for row in step_world.rows("met")] == [row["n"] for row in step_world.rows("met")]
+    assert len(step_world.rows("met")) == 30
