@@ -12,7 +12,7 @@ from dagster_adjunct.examples.flights.disruptions import VERY_LATE, disruptions
 from dagster_adjunct.testing import TestApplication, TestStream
 from tests.examples.oracle import FLIGHT_COLUMNS, flights_in_order
 
-EVERY, BATCH = 97, 700
+EVERY, BATCH = 97, 1_750
 TYPES = {"carrier": "string", "tailnum": "string", "origin": "string", "dest": "string", "time_hour": "string"}
 FLIGHTS = TestStream(
     Schema.of(**{name: TYPES.get(name, "int") for name in FLIGHT_COLUMNS}), key="tailnum", partitions=8

@@ -56,7 +56,7 @@ def joined(stream: MessageStream, planes: DatasetTable, first: int, count: int) 
     return stream
 
 
-@pytest.mark.parametrize("joins", [1, 8])
+@pytest.mark.parametrize("joins", [pytest.param(1, marks=pytest.mark.long), 8])
 def test_one_plan_is_looked_at_for_all_joins_of_a_run(world: StepWorld, looks: list[set[str]], joins: int) -> None:
     app = Application("app", max_batch_records=1)
     enriched = joined(app.input_stream("lake.trips"), app.table(PLANES), 0, joins)
@@ -90,8 +90,8 @@ def with_its_own_exchange(frame: DataFrame) -> DataFrame:
 @pytest.mark.parametrize(
     ("dataset", "said"),
     [
-        ("planes", "join-2-planes: Spark shuffles dataset planes, which the plan proved to be partitioned alike"),
-        ("crews", "join-3-crews: Spark shuffles dataset crews, which the plan proved"),
+        pytest.param("planes", "join-2-planes: Spark shuffles dataset planes", marks=pytest.mark.long),
+        ("crews", "join-3-crews: Spark shuffles dataset crews, which the plan proved to be partitioned alike"),
     ],
 )
 def test_a_shuffled_dataset_is_told_with_the_join_that_it_is_of(

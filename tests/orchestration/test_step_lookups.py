@@ -62,7 +62,7 @@ def joined(rows: list[tuple[str, str | None]], how: str) -> list[dict[str, Any]]
     return sorted(found, key=lambda row: row["k"])
 
 
-@pytest.mark.parametrize("how", ["inner", "left"])
+@pytest.mark.parametrize("how", [pytest.param("inner", marks=pytest.mark.long), "left"])
 def test_records_meet_what_the_table_has_of_their_key_and_each_key_is_asked_once(
     step_world: StepWorld, how: str
 ) -> None:
@@ -110,16 +110,15 @@ def killed_at(world: StepWorld, app: Application, monkeypatch: pytest.MonkeyPatc
             world.run(app)
 
 
-@pytest.mark.parametrize("stage", ["compile_batch.Batch.send", "step.close_batch"])
 def test_a_batch_that_is_run_again_meets_the_answers_that_were_recorded_first(
-    step_world: StepWorld, monkeypatch: pytest.MonkeyPatch, stage: str
+    step_world: StepWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Wherever it died: before its output had anything, and then before it was closed."""
     flights(step_world, *FLIGHTS)
-    function = AskedTable(PLANES, COLUMNS)
-    app = application(step_world, table(function), how="left")
-
-    killed_at(step_world, app, monkeypatch, stage)
+    app = application(step_world, table(AskedTable(PLANES, COLUMNS)), how="left")
+    killed_at(step_world, app, monkeypatch, "compile_batch.Batch.send")
     later = AskedTable({"n1": {"seats": 1, "model": "later"}}, COLUMNS)
+    killed_at(step_world, application(step_world, table(later), how="left"), monkeypatch, "step.close_batch")
     step_world.run(application(step_world, table(later), how="left"))
     assert out(step_world) == joined(FLIGHTS, "left")
     assert later.asked == []
@@ -231,7 +230,7 @@ def test_records_can_be_spread_by_what_was_looked_up(step_world: StepWorld) -> N
     assert out(step_world) == joined(FLIGHTS, "inner")
 
 
-@pytest.mark.parametrize("keys_a_task", [2, 5_000])
+@pytest.mark.parametrize("keys_a_task", [2, pytest.param(5_000, marks=pytest.mark.long)])
 def test_a_store_is_asked_in_tasks_where_there_are_many_keys_and_under_its_rate(
     step_world: StepWorld, monkeypatch: pytest.MonkeyPatch, keys_a_task: int
 ) -> None:

@@ -109,12 +109,12 @@ def test_a_revision_is_planned_as_it_was_and_the_repository_stays_as_it_is(repos
     repository.write('.filter("n > 1")')
     before = repository.git("status", "--porcelain"), repository.git("worktree", "list")
     hook.chmod(0o755)
-    assert invoke(repository, "plan", "shop_app:app", "--against", first).output.splitlines() == [
+    told = invoke(repository, "plan", "shop_app:app", "--against", first)
+    assert told.exit_code == 4
+    assert told.output.splitlines() == [
         "operator filter-2 is new: n > 1",
         "operator send-to-3 takes the records of filter-2, took those of input-1",
     ]
-    told = invoke(repository, "plan", "shop_app:app", "--against", "HEAD")
-    assert (told.output, told.exit_code) == ("operator filter-2 does n > 1, did n > 0\n", 4)
     assert not (repository.folder.parent / "hooked").exists()
     hook.unlink()
     assert (repository.git("status", "--porcelain"), repository.git("worktree", "list")) == before

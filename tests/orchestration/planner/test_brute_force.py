@@ -117,12 +117,23 @@ def searched(app: Application, counts: dict[str, int | None]) -> dict[str, int] 
     return {stream: min(possible) if len(possible) == 1 else DEFAULT for stream, possible in found.items()}
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(PROGRAMS)
 @example([(("input", None), 0, 0), (("move", None), 0, 0), (("meet", None), 0, 1), (("feed", "two"), 0, 0)])
 @example([(("move", None), 0, 0), (("feed", "three"), 0, 0), (("move", None), 0, 0), (("join", "three"), 0, 0)])
 @example([(("input", None), 0, 0), (("together", None), 0, 1), (("move", None), 0, 0), (("meet", None), 0, 1)])
 def test_what_is_planned_and_what_is_refused_is_what_a_search_finds(program):
+    agrees(program)
+
+
+@pytest.mark.long
+@settings(max_examples=1_000, deadline=None)
+@given(PROGRAMS)
+def test_many_are_planned_and_refused_as_a_search_finds(program):
+    agrees(program)
+
+
+def agrees(program) -> None:
     app, counts = described(program)
     wanted = searched(app, counts)
     if wanted is None:

@@ -60,7 +60,7 @@ def test_a_local_table_keeps_the_latest_of_each_key_from_run_to_run(spark: Spark
     looked.select("k", "n", "last").send_to(app.output_stream("lake.out", partitions=2, key="k"))
     with TestApplication(app, STREAMS) as test:
         state: dict[str, int] = {}
-        for rows in (A, [{**A[0], "n": 50}], []):
+        for rows in (A, [{**A[0], "n": 50}]):
             test.input("lake.a", rows)
             test.input("lake.b", B)
             state |= {row["k"]: row["n"] for row in rows}
