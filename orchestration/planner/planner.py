@@ -28,6 +28,7 @@ from dagster_adjunct.orchestration.planner.partition_counts import (
 )
 from dagster_adjunct.orchestration.planner.plan_parts import FedDataset, JoinGroup, PlannedCall, PlannedOperator
 from dagster_adjunct.orchestration.planner.record_flows import Flows, follow
+from dagster_adjunct.orchestration.planner.repeated_results import results_that_change
 from dagster_adjunct.orchestration.planner.stored_columns import check_types
 from dagster_adjunct.orchestration.planner.stream_edges import stream_edges
 from dagster_adjunct.orchestration.planner.table_order import order_notes, planned_tables
@@ -80,7 +81,13 @@ def plan(app: Application, catalog: Catalog) -> ExecutionPlan:
         join_groups=_groups(app, needs, flows, edges, counts.partitions),
         exchanges=exchanges,
         tasks=tasks_of(streams, app.tasks),
-        notes=(*_notes(app, edges, inserted), *order_notes(tables), *unproven_columns(app, flows), *unproven),
+        notes=(
+            *_notes(app, edges, inserted),
+            *order_notes(tables),
+            *results_that_change(app),
+            *unproven_columns(app, flows),
+            *unproven,
+        ),
         tables=tables,
         fed=_fed(app, needs, flows, edges),
         calls=_calls(app),

@@ -57,6 +57,16 @@ def functions_of_others(text: str) -> tuple[str, ...]:
     return unknown_functions(text)
 
 
+@lru_cache(maxsize=65_536)
+def functions_called(text: str) -> tuple[str, ...]:
+    """Return the functions that an expression calls with parentheses, in lower case."""
+    if "(" not in text:
+        return ()
+    from dagster_adjunct.resources.sql.reading import called_functions
+
+    return called_functions(text)
+
+
 def holds_all_columns(expression: Expression) -> bool:
     """Whether a function takes "*" as all columns, as `struct(*)` does; `count(*)` takes none."""
     if expression.tree is None or expression.star or "*" not in expression.text:

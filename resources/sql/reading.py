@@ -54,6 +54,14 @@ def unknown_functions(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name, _ in _calls(tokens) if name in words and name not in KNOWN))
 
 
+def called_functions(text: str) -> tuple[str, ...]:
+    """Return what is called in an expression by a plain name, in lower case, each once."""
+    try:
+        return tuple(dict.fromkeys(name for name, _ in _calls(_dialect().tokenize(text))))
+    except SqlglotError:
+        return ()
+
+
 def _wrong_calls(tokens: list[Token]) -> Iterator[str]:
     for name, count in _calls(tokens):
         wrong = "" if count is None else wrong_count(name, count)

@@ -1,0 +1,42 @@
+"""Expressions that give other records in a repeated batch are told in the plan, and refused where it is strict."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagster_adjunct.orchestration.planner import plan
+from dagster_adjunct.resources.errors import PlanningError
+from tests.orchestration.planner.planning import application, catalog
+
+
+def noted(condition: str, **options: bool) -> list[str]:
+    app = application(**options)
+    app.input_stream("lake.s").filter(condition)
+    return [note for note in plan(app, catalog(s=2)).notes if "is repeated" in note]
+
+
+@pytest.mark.parametrize(
+    ("condition", "named"),
+    [
+        ("rand() < 0.5", "rand()"),
+        ("ts < CURRENT_TIMESTAMP", "current_timestamp()"),
+        ("n > 0 and ts < now() - interval 1 day", "now()"),
+        ("uuid() > k or rand(3) > 0.5", "uuid(), rand()"),
+    ],
+)
+def test_clock_and_chance_are_noted_by_operator(condition: str, named: str) -> None:
+    (note,) = noted(condition)
+    assert note.startswith("filter-2 gives other records")
+    assert f"because of {named}:" in note
+
+
+@pytest.mark.parametrize("condition", ["k = 'now() or current_date'", "`current_date` > 3", "brand(k) > 1", "k = 'x'"])
+def test_what_only_looks_like_them_is_not(condition: str) -> None:
+    assert noted(condition) == []
+
+
+def test_a_strict_application_is_refused_with_the_next_step() -> None:
+    with pytest.raises(PlanningError, match=r"filter-2 gives other records .* rand\(\)") as caught:
+        noted("rand() < 0.5", strict=True)
+    assert caught.value.operator == "filter-2"
+    assert "Take the value from the record" in caught.value.next_step
