@@ -10,7 +10,7 @@ from dagster_adjunct.orchestration.operators.arguments import called
 from dagster_adjunct.orchestration.operators.hidden_columns import carried, tie_breakers
 from dagster_adjunct.orchestration.operators.shipped_function import ShippedFunction, shipped_function
 from dagster_adjunct.orchestration.operators.sink_context import SinkContext, SinkFunction
-from dagster_adjunct.resources.errors import OperatorFailedError, PlanningError
+from dagster_adjunct.resources.errors import CommitConflictError, OperatorFailedError, PlanningError
 from dagster_adjunct.resources.spark.spark_errors import wrapped
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION
 from dagster_adjunct.resources.user_code import failure_of
@@ -74,7 +74,13 @@ def results(
     calls = len({(place, number) for place, number in _calls(found)})
     kept = record.keep(1, found.drop_columns([_CALL]))
     first = kept if kept is not None else record.read(1)
-    assert first is not None
+    if first is None:
+        raise CommitConflictError(
+            f"batch {record.batch} of application {record.application!r} was ended by another run, while this one "
+            f"handed its records to {called(call.function)}.",
+            "Nothing is lost: run the application again, it goes on behind that batch.",
+            application=record.application,
+        )
     return first, {"rows": found.num_rows, "calls": calls}
 
 

@@ -92,8 +92,8 @@ class RecordedAnswers:
 def forget_answers(lake: Lake, application: str, closed: int) -> None:
     """Delete what batches up to this one have recorded: they are closed, and not run again."""
     prefix = _prefix(lake, application)
-    keys = [info.key for info in lake.store.list(prefix)]
-    lake.store.delete_many([key for key in keys if int(key.removeprefix(prefix).partition("/")[0]) <= closed])
+    batches = ((info.key, info.key.removeprefix(prefix).partition("/")[0]) for info in lake.store.list(prefix))
+    lake.store.delete_many([key for key, batch in batches if batch.isdecimal() and int(batch) <= closed])
 
 
 def _prefix(lake: Lake, application: str) -> str:

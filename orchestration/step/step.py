@@ -27,6 +27,7 @@ from dagster_adjunct.orchestration.step.dataset_versions import BatchVersions
 from dagster_adjunct.orchestration.step.look_before_batch import look
 from dagster_adjunct.orchestration.step.next_batch import NothingToRead, PlannedBatch
 from dagster_adjunct.orchestration.step.plan_batch import plan_batch
+from dagster_adjunct.orchestration.step.recorded_answers import forget_answers
 from dagster_adjunct.orchestration.step.run_outputs import run_outputs
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
@@ -94,5 +95,7 @@ def _open(context: StepContext) -> tuple[OpenedStep, StepRun]:
     """Return what a run of the step works over, and the run at its beginning, from the newest commit."""
     log = BatchLog(context.lake, context.app.name)
     run = StepRun(log.read())
+    # Of a batch that was abandoned, or by an operator that the application has no more.
+    forget_answers(context.lake, context.app.name, run.logged.state.batch)
     startpoints = startpoints_of(context.lake, context.app)
     return OpenedStep(context, log, startpoints, context.plan.partitions_by_task(), BatchVersions(context)), run
