@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.known_columns import Columns
     from dagster_adjunct.resources.sql.expression import Expression
 
-Kind = Literal["stream", "files", "dataset", "table"]
+Kind = Literal["stream", "files", "dataset", "table", "sink"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Node:
-    """One asset to be: a stream ("lake.flights"), files (their URL), a dataset ("planes") or a remote table."""
+    """One asset to be: a stream ("lake.flights"), files (their URL), a dataset ("planes"), a remote table, or what
+    an application hands records to ("alerts/notify")."""
 
     kind: Kind
     name: str

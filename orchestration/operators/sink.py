@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.orchestration.operators.arguments import called
+from dagster_adjunct.orchestration.operators.column_lineage import Node
 from dagster_adjunct.orchestration.operators.known_columns import Types, require, types_of
 from dagster_adjunct.orchestration.operators.operator_spec import Spec
 from dagster_adjunct.orchestration.operators.planning_values import Call, Flow
@@ -36,6 +37,9 @@ class Sink(Spec):
     @property
     def writes(self) -> str:
         return called(self.function)
+
+    def target(self, app: Declarations) -> Node:
+        return Node("sink", f"{app.name}/{called(self.function).removesuffix('()')}")
 
     def summary(self) -> str:
         return called(self.function) if self.returns is None else f"what {called(self.function)} returns"

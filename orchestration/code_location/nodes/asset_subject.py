@@ -9,7 +9,8 @@ from dagster_adjunct.orchestration.operators.column_lineage import Kind
 
 @dataclass(frozen=True, slots=True)
 class AssetSubject:
-    """One asset to be: a stream ("lake.flights"), files (their URL), a dataset ("planes") or a remote table."""
+    """One asset to be: a stream ("lake.flights"), files (their URL), a dataset ("planes"), a remote table, or what
+    an application hands records to ("alerts/notify")."""
 
     kind: Kind
     name: str

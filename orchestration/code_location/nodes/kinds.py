@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.orchestration.code_location.nodes.dataset_node import DatasetNode
 from dagster_adjunct.orchestration.code_location.nodes.files_node import FilesNode
 from dagster_adjunct.orchestration.code_location.nodes.remote_table_node import RemoteTableNode
+from dagster_adjunct.orchestration.code_location.nodes.sink_node import SinkNode
 from dagster_adjunct.orchestration.code_location.nodes.stream_node import StreamNode
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.code_location.nodes.node_kind import NodeKind
     from dagster_adjunct.orchestration.operators.column_lineage import Kind
 
-_KINDS: tuple[NodeKind, ...] = (StreamNode(), FilesNode(), DatasetNode(), RemoteTableNode())
+_KINDS: tuple[NodeKind, ...] = (StreamNode(), FilesNode(), DatasetNode(), RemoteTableNode(), SinkNode())
 _BY_NAME = {kind.kind: kind for kind in _KINDS}
 
 
