@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.backends.spark_types import arrow_type_of, column_of_records
@@ -57,12 +60,20 @@ class Answered:
 
 
 def about(lookup: TableLookup, types: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a lookup asks, as it is recorded; `types` are those of the stream's columns."""
-    return {
+    """Return what a lookup asks, as it is recorded; `types` are those of the stream's columns.
+
+    Of arguments that are plain values a digest: they may be secret. Others can't be told from those of another process.
+    """
+    asked: dict[str, Any] = {
         "table": lookup.table,
         "key": [types[name] for name in lookup.keys],
         "columns": {answer.column: answer.type for answer in lookup.answers},
     }
+    with suppress(TypeError):
+        plain = json.dumps(lookup.args, sort_keys=True)
+        if lookup.args:
+            asked["args"] = sha256(plain.encode()).hexdigest()[:16]
+    return asked
 
 
 def distinct_keys(frame: DataFrame, lookup: TableLookup) -> pa.Table:

@@ -183,7 +183,8 @@ def missing_error(table: str, operation: Operation[Any], places: Sequence[int]) 
     else:
         why = ", and the update has no default."
         help_ = (
-            "Put the record first, or send an UpdateMessage with a default under UpdateContract.UPDATE_WITH_DEFAULTS."
+            "Put the record first, or say what to begin it with: if_missing=… of stream.update(), or an UpdateMessage "
+            "with a default under UpdateContract.UPDATE_WITH_DEFAULTS."
         )
     return RecordNotFoundError(problem + why, help_, keys=keys, table=table)
 

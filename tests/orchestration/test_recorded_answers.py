@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.operators.table_lookups import TableLookup
 from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers, forget_answers
+from dagster_adjunct.orchestration.step.table_answers import about
+from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects import open_lake
 from tests.orchestration.step_world import StepWorld
 
@@ -35,3 +39,17 @@ def test_an_object_of_somebody_else_stays_and_keeps_no_answers_from_going(tmp_pa
     forget_answers(lake, "app", 3)
     assert recorded.read(1) is None
     assert lake.store.get(note).data == b"kept"
+
+
+def test_a_lookup_with_other_arguments_does_not_meet_the_answers_to_the_first_ones(tmp_path: Path) -> None:
+    lake = open_lake(str(tmp_path / "lake"))
+
+    def recorded(*args: object) -> RecordedAnswers:
+        asked = about(TableLookup("prices", ("item",), (), args=args), {"item": "string"})
+        return RecordedAnswers(lake, "app", 1, "join-2-prices", asked)
+
+    recorded("EUR").keep(1, pa.table({"k": ["a"]}))
+    assert recorded("EUR").read(1) is not None
+    with pytest.raises(ConfigurationError, match="another version"):
+        recorded("USD").read(1)
+    assert "EUR" not in str(recorded("EUR").about)
