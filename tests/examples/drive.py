@@ -1,6 +1,6 @@
 """Runs the main job as a process of its own, and can kill that process at a named point of its way.
 
-    python -m tests.examples.drive LAKE [--every N] [--batch N] [--kill "POINT@N[+SECONDS]"]…
+    python -m tests.examples.drive LAKE [--every N] [--batch N] [--disruptions] [--kill "POINT@N[+SECONDS]"]…
 
 Points, each counted from 1 in this process:
 
@@ -92,6 +92,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="records a batch, in place of the application's own")
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--kill")
+    parser.add_argument("--disruptions", action="store_true", help="run the second application, too, at the end")
     options = parser.parse_args()
     if options.kill and os.getpgrp() != os.getpid():
         parser.error("--kill needs a process group of its own (start_new_session=True)")
@@ -137,6 +138,10 @@ def main() -> None:
             report = run_application(lake, systems_for(app, lake), app, spark, run=f"drive-{part}", on_event=heard)
             seconds[f"run {part}"] = time.monotonic() - began
             reports.append(report.to_json())
+        if options.disruptions:
+            from dagster_adjunct.examples.flights.disruptions import app as behind
+
+            run_application(lake, systems_for(behind, lake), behind, spark, run="drive-behind", on_event=heard)
     print(json.dumps({"reports": reports, "spark_started": started, "seconds": seconds}, default=str))
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import zipfile
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+VERY_LATE = 120  # minutes
 SPLIT = "2013-07-01T00:00:00Z"
 FLIGHT_COLUMNS = (
     "year", "month", "day", "dep_time", "sched_dep_time", "dep_delay", "arr_time", "sched_arr_time",
@@ -49,10 +51,42 @@ def _float(value: str) -> float | None:
     return None if value in ("NA", "") else float(value)
 
 
-def flights_in_order(every: int = 1) -> list[tuple[object, ...]]:
-    """Return every n-th flight in order of delivery, in the columns of FLIGHT_COLUMNS; times are text."""
+def flights_in_order(every: int = 1) -> list[dict[str, Any]]:
+    """Return every n-th flight in order of delivery, with the columns of FLIGHT_COLUMNS; times are text."""
     rows = sorted(_rows("flights"), key=lambda flight: flight["time_hour"])[::every]
-    return [tuple(_text(row[name]) if name in _TEXT else _int(row[name]) for name in FLIGHT_COLUMNS) for row in rows]
+    return [{name: _text(row[name]) if name in _TEXT else _int(row[name]) for name in FLIGHT_COLUMNS} for row in rows]
+
+
+def airline_desks() -> dict[str, str]:
+    """Return whom to call at each carrier."""
+    return {row["carrier"]: f"{row['name']} operations" for row in _rows("airlines")}
+
+
+def disrupted(given: list[dict[str, Any]], seen: dict[str, str], desks: dict[str, str]) -> list[dict[str, Any]]:
+    """Return what one batch of the second application makes of these flights, in order of delivery.
+
+    `seen` is the destination of each aircraft, kept from batch to batch.
+    """
+    for flight in given:
+        if flight["dep_time"] is not None and flight["tailnum"] is not None:
+            seen[flight["tailnum"]] = flight["dest"]
+    rows = []
+    for flight in given:
+        late = flight["arr_delay"] is not None and flight["arr_delay"] >= VERY_LATE
+        if flight["dep_time"] is not None and not late:
+            continue
+        row = {name: flight[name] for name in ("time_hour", "carrier", "flight", "tailnum", "origin", "dest")}
+        row["reason"] = "late" if late else "cancelled"
+        rows.append(row | {"aircraft_at": seen.get(flight["tailnum"]), "desk": desks.get(flight["carrier"])})
+    return rows
+
+
+def by_flight(rows: list[dict[str, Any]]) -> dict[str, list[tuple[Any, ...]]]:
+    """Return disrupted flights in an order that does not depend on partitions."""
+    ordered: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
+    for row in rows:
+        ordered[f"{row['carrier']}{row['flight']}"].append(tuple(map(str, row.values())))
+    return {flight: sorted(several) for flight, several in ordered.items()}
 
 
 @lru_cache(maxsize=2)

@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct import LakeStreams, open_lake
-from tests.examples.oracle import ENRICHED_COLUMNS, STATE_COLUMNS, expected
+from tests.examples.oracle import (
+    ENRICHED_COLUMNS,
+    STATE_COLUMNS,
+    airline_desks,
+    by_flight,
+    disrupted,
+    expected,
+    flights_in_order,
+)
 
 if TYPE_CHECKING:
     from tests.servers.postgres import PostgresServer
@@ -22,6 +30,15 @@ def enriched_rows(lake_url: str) -> Counter[tuple[Any, ...]]:
     at = ENRICHED_COLUMNS.index("time_hour")
     columns[at] = [time.strftime("%Y-%m-%dT%H:%M:%SZ") for time in columns[at]]
     return Counter(zip(*columns, strict=True))
+
+
+def assert_disruptions(lake_url: str, every: int) -> None:
+    """Compare the second application's output with the oracle, all rows, where one batch has taken all flights."""
+    streams = LakeStreams(open_lake(lake_url))
+    columns = ["time_hour", "carrier", "flight", "tailnum", "origin", "dest", "reason", "aircraft_at", "desk"]
+    rows = streams.read_arrow(streams.whole("disrupted-flights"), columns=columns).to_pylist()
+    found = [row | {"time_hour": row["time_hour"].strftime("%Y-%m-%dT%H:%M:%SZ")} for row in rows]
+    assert by_flight(found) == by_flight(disrupted(flights_in_order(every), {}, airline_desks()))
 
 
 def sqlite_state(path: Path) -> dict[str, tuple[Any, ...]]:
