@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct import Application, Schema, bounded_dataset, unbounded_dataset
 from dagster_adjunct.errors import ConfigurationError, PlanningError
 from dagster_adjunct.sources import FileSource
@@ -142,14 +141,14 @@ def test_a_function_of_ones_own_is_not_called_and_what_it_can_not_do_is_refused_
 
 
 def test_mistakes_are_told_as_in_production_and_before_spark(tmp_path: Path) -> None:
-    def IN_PROCESS() -> SparkSession:
+    def no_session() -> SparkSession:
         raise AssertionError("Spark was asked for")
 
     app = Application("wrong")
     app.input_stream("lake.visits").partition_by("visiter")
     with TestApplication(app, STREAMS) as test:
         with pytest.raises(PlanningError, match="visiter"):
-            test.run(IN_PROCESS)
+            test.run(no_session)
         with pytest.raises(ConfigurationError, match=r"record 1 has a column 'spend'.*visitor, shop, spent"):
             test.input("lake.visits", [VISITS[0], {"visitor": "a", "spend": 1.0}])
         with pytest.raises(ConfigurationError, match="column 'spent' is double"):
