@@ -115,7 +115,8 @@ def run(lab: Lab, folder: Path, patch: pytest.MonkeyPatch, **options: Any) -> di
     patch.setattr("dagster_adjunct.orchestration.step.step.run_step", lambda context: report)
     lab.deliver("items", APPLES, "v1")
     rows = {"item": ["a"], "title": ["Apple"], "saved": [3], "loud": ["x" * 200], "one": [1]}
-    table = pa.table(rows)
+    types = [pa.string(), pa.string(), pa.int32(), pa.string(), pa.int32()]
+    table = pa.table(rows, pa.schema(list(zip(rows, types, strict=True))))
     lab.streams.create("copy", schema=Schema.from_arrow(table.schema), key=["item"], partitions=2)
     lab.streams.append("copy", table, producer="shop", sequence=1)
     defs = build_definitions(application(folder), lake=lab.lake.url, spark=NO_SPARK, **options)

@@ -85,7 +85,7 @@ def test_a_frame_without_rows_writes_nothing_and_counts_nothing(
 @pytest.mark.parametrize(
     ("contract", "ddl", "said"),
     [
-        (None, "a string, v string", r"records have no 'b'; they have a, v\. The table's key is a, b"),
+        (None, "a string, v string", r"records for table pairs have no 'b'; they have a, v\. The table's key is a, b"),
         (UpdateContract.UPDATE_ONLY, "a string, b int, v string", r"no 'update'.*update_message"),
     ],
 )
