@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.orchestration.operators.arguments import called, column_names
 from dagster_adjunct.orchestration.operators.expressions import plain_column, split_alias
+from dagster_adjunct.orchestration.operators.function_results import flow_of_results
 from dagster_adjunct.orchestration.operators.hidden_columns import ORDINAL, carried, ordinal
-from dagster_adjunct.orchestration.operators.known_columns import Types, require, types_of
+from dagster_adjunct.orchestration.operators.known_columns import Types, types_of
 from dagster_adjunct.orchestration.operators.operator_spec import Spec
 from dagster_adjunct.orchestration.operators.record_functions import RecordCall, call_in_tasks, checked_function
-from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN
 from dagster_adjunct.orchestration.operators.with_columns import WithColumns
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.quoted_columns import column
@@ -115,15 +115,8 @@ class FlatMap(Spec):
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
-        made = replace(flow, columns=self.schema.names)
-        if not flow.partitioned_by:
-            return made
-        if self.keeps_partitioning:
-            side = f"what {called(self.function)} returns with keeps_partitioning=True"
-            next_step = f"The records are partitioned by {', '.join(flow.partitioned_by)}: return these, too."
-            require(context.operator, side, flow.partitioned_by, made.columns, next_step)
-            return made
-        return replace(made, partitioned_by=(), partitioner=UNKNOWN, lost_at=context.operator)
+        kept = self.keeps_partitioning
+        return flow_of_results(context.operator, flow, self.function, self.schema, keeps_partitioning=kept)
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         return types_of(self.schema)

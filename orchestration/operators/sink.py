@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.orchestration.operators.arguments import called
 from dagster_adjunct.orchestration.operators.column_lineage import Node
-from dagster_adjunct.orchestration.operators.known_columns import Types, require, types_of
+from dagster_adjunct.orchestration.operators.function_results import flow_of_results
+from dagster_adjunct.orchestration.operators.known_columns import Types, types_of
 from dagster_adjunct.orchestration.operators.operator_spec import Spec
 from dagster_adjunct.orchestration.operators.planning_values import Call, Flow
-from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.schema import Schema
 
@@ -56,15 +56,8 @@ class Sink(Spec):
         (flow,) = arriving
         if self.returns is None:
             return flow
-        made = replace(flow, columns=self.returns.names)
-        if not flow.partitioned_by:
-            return made
-        if self.keeps_partitioning:
-            side = f"what {called(self.function)} returns with keeps_partitioning=True"
-            next_step = f"The records are partitioned by {', '.join(flow.partitioned_by)}: return these, too."
-            require(context.operator, side, flow.partitioned_by, made.columns, next_step)
-            return made
-        return replace(made, partitioned_by=(), partitioner=UNKNOWN, lost_at=context.operator)
+        kept = self.keeps_partitioning
+        return flow_of_results(context.operator, flow, self.function, self.returns, keeps_partitioning=kept)
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         (types,) = arriving

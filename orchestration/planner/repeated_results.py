@@ -19,6 +19,7 @@ _CHANGING = frozenset(
         "randn", "random", "randstr", "shuffle", "spark_partition_id", "uniform", "uuid",
     }
 )  # fmt: skip
+_NAMED = re.compile(rf"\b(?:{'|'.join(sorted(_CHANGING))})\b", re.IGNORECASE)
 _BARE = re.compile(r"\b(current_date|current_time|current_timestamp|localtimestamp)\b(?!\s*\()", re.IGNORECASE)
 _TEXT = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|`(?:[^`]|``)*`")
 
@@ -50,5 +51,7 @@ def results_that_change(app: Application) -> tuple[str, ...]:
 
 
 def _changing(text: str) -> list[str]:
+    if not _NAMED.search(text):  # most name none, and are not taken apart for that
+        return []
     bare = [match[1].lower() for match in _BARE.finditer(_TEXT.sub("''", text))]
     return [*(name for name in functions_called(text) if name in _CHANGING), *bare]

@@ -184,8 +184,10 @@ def test_a_mended_function_ends_the_batch_and_adds_nothing_to_an_output_that_has
 @pytest.mark.parametrize("returns", [None, Schema.of(k="string")])
 def test_looking_for_a_record_hands_nothing_to_functions_again(returns: Schema | None) -> None:
     handed: list[object] = []
-    batch: Any = SimpleNamespace(hand_to=lambda *given: handed.append(given), results_of=lambda *given: given)
+    batch: Any = SimpleNamespace(
+        hand_to=lambda *given: handed.append(given), results_of=lambda *given: handed.append(given)
+    )
     records: Any = object()
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(AttributeError, match="while a record is looked for"):
         Sink(print, returns).compile("sink-2", [records], cast("Any", _Probe(batch)))
     assert handed == []
