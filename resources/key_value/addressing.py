@@ -1,0 +1,108 @@
+"""Where an entry lies: the bytes of its table key, and the partition that these are in (PDP-39, "Mapping KVPs").
+
+    with a family      | length of the family | family, UTF-8 | key, serialised |
+                       |<------ prefix, which is hashed ----->|
+    without            | - length of the key  | key, serialised |
+                       |<------ prefix, which is hashed ------>|
+
+A length is two bytes, big-endian; a negative one is its two's complement, so that no family begins like a key without
+one. The empty family has the bytes of the empty key without a family, and is refused.
+
+Entries of one table key order are in the order of these bytes: within a family in that of the keys.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+
+import mmh3
+
+from dagster_adjunct.resources.key_value_errors import KeyTooLongError, SerializationError
+
+LONGEST = 8190
+"""Bytes that a family and a key may have together: 8,192 without the two of the length."""
+_LENGTH = struct.Struct(">h")
+_HASH_BITS = 52
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """Table keys from `start` up to `end`, which is not in it any more; None is the end of all."""
+
+    start: bytes = b""
+    end: bytes | None = None
+
+    def after(self, table_key: bytes) -> KeyRange:
+        """Return what of this range lies behind a key."""
+        return KeyRange(table_key + b"\0", self.end)
+
+
+@lru_cache(maxsize=1024)
+def family_prefix(family: str) -> bytes:
+    """Return what the table keys of a family begin with. Raises SerializationError and KeyTooLongError."""
+    if not isinstance(family, str):
+        raise SerializationError(f"a key family is {family!r}: expected text, or None.", "Give a string.")
+    if not family:
+        raise SerializationError(
+            "a key family is empty.", "Give it at least one character, or None for keys that have no family."
+        )
+    try:
+        encoded = family.encode()
+    except UnicodeEncodeError as error:
+        raise SerializationError(
+            f"the key family {family!r} is no text: it has half of a surrogate pair at {error.start}.",
+            "Give what UTF-8 can hold.",
+        ) from None
+    if len(encoded) > LONGEST:
+        raise KeyTooLongError(
+            f"a key family has {len(encoded):,} bytes of UTF-8; a family and a key may have {LONGEST:,} together.",
+            "Use a shorter one, such as a hash of it.",
+        )
+    return _LENGTH.pack(len(encoded)) + encoded
+
+
+def table_key(prefix: bytes, key: bytes) -> bytes:
+    """Return the table key of a serialised key; `prefix` is that of its family, or empty where it has none."""
+    if len(key) + len(prefix) > (LONGEST + 2 if prefix else LONGEST):
+        raise KeyTooLongError(
+            f"a key of {len(key):,} bytes" + (f" in a family of {len(prefix) - 2:,}" if prefix else "") + " is too "
+            f"long: expected at most {LONGEST:,} together.",
+            "Use a shorter one, such as a hash of it.",
+        )
+    return prefix + key if prefix else _LENGTH.pack(-len(key)) + key
+
+
+def split_table_key(stored: bytes) -> tuple[str | None, bytes]:
+    """Return the family, None where there is none, and the serialised key of a table key."""
+    (length,) = _LENGTH.unpack_from(stored)
+    if length <= 0:
+        return None, stored[2:]
+    return stored[2 : 2 + length].decode(), stored[2 + length :]
+
+
+def hashed_part(stored: bytes) -> bytes:
+    """Return what of a table key its partition follows from: the family's prefix, else all of it."""
+    (length,) = _LENGTH.unpack_from(stored)
+    return stored if length <= 0 else stored[: 2 + length]
+
+
+def partition_of(prefix: bytes, partitions: int) -> int:
+    """Return the partition, from 0, of what has this hashed part: n equal ranges of the high 52 bits of Murmur3.
+
+    It is the x64 variant of 128 bits with seed 0, whose first word counts.
+    """
+    high = mmh3.hash64(prefix, 0, True, False)[0] >> (64 - _HASH_BITS)
+    return high * partitions >> _HASH_BITS
+
+
+def range_of_family(prefix: bytes) -> KeyRange:
+    """Return the range of all table keys that begin with `prefix`, which is not empty."""
+    end = bytearray(prefix)
+    while end and end[-1] == 0xFF:
+        end.pop()
+    if not end:
+        return KeyRange(prefix)
+    end[-1] += 1
+    return KeyRange(prefix, bytes(end))
