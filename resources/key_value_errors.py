@@ -1,18 +1,18 @@
 """What can go wrong with key-value tables, below the errors of everything else.
 
-    PermanentError
-    |-- KeyValueTableError           also: a request that a table can't take
-    |   |-- ScopeNotFoundError, ScopeNotEmptyError
-    |   |-- KeyValueTableNotFoundError   no such table, or it was deleted (and maybe created anew) since it was opened
-    |   |-- KeyValueTableExistsError     a table of this name has another configuration
-    |   |-- KeyValueTableSealedError     reads go on, writes are refused
-    |   |-- KeyTooLongError, ValueTooLongError, BatchTooLargeError   found before anything is sent
-    |   |-- ConditionsNotMetError        nothing was changed; `failures` tells each key with the version found
-    |   |-- OutcomeUnknownError          the store never said whether a write happened
-    |   |-- IteratorStateError           the state of another iteration, or none
-    |   `-- SerializationError           a key or value that its serializer does not take, or can't read
-    TransientError
-    `-- TableUnavailableError            (of all tables) nothing happened: the same call may succeed later
+PermanentError
+|-- KeyValueTableError           also: a request that a table can't take
+|   |-- ScopeNotFoundError, ScopeNotEmptyError
+|   |-- KeyValueTableNotFoundError   no such table, or it was deleted (and maybe created anew) since it was opened
+|   |-- KeyValueTableExistsError     a table of this name has another configuration
+|   |-- KeyValueTableSealedError     reads go on, writes are refused
+|   |-- KeyTooLongError, ValueTooLongError, BatchTooLargeError   found before anything is sent
+|   |-- ConditionsNotMetError        nothing was changed; `failures` tells each key with the version found
+|   |-- OutcomeUnknownError          the store never said whether a write happened
+|   |-- IteratorStateError           the state of another iteration, or none
+|   `-- SerializationError           a key or value that its serializer does not take, or can't read
+TransientError
+`-- TableUnavailableError            (of all tables) nothing happened: the same call may succeed later
 """
 
 from __future__ import annotations
