@@ -87,9 +87,9 @@ class TableSegment(Protocol):
     """One partition of a key-value table: an ordered map from table keys (bytes) to values with versions.
 
     Every method is linearisable: what returned is seen by everything that begins later, in any process. They raise
-    `TableUnavailableError` where certainly nothing happened and the same call may succeed later, `KeyValueTableNotFoundError`
-    where the table was deleted, and `TableError` or `TableAccessError` where asking again does not help. They may be
-    awaited from any event loop; where `waits` is False they never suspend, and need none.
+    `TableUnavailableError` where certainly nothing happened and the same call may succeed later,
+    `KeyValueTableNotFoundError` where the table was deleted, and `TableError` or `TableAccessError` where asking again
+    does not help. They may be awaited from any event loop; where `waits` is False they never suspend, and need none.
     """
 
     limits: SegmentLimits
@@ -102,8 +102,8 @@ class TableSegment(Protocol):
         `ReplyLostError` where it may have happened, or still may.
 
         `token` (12 bytes) names the request. `repeated` says that an earlier call with the same arguments raised
-        `ReplyLostError`. If that one was applied, or is applied while we look, this returns and changes nothing, whatever
-        others wrote since; else it can't be applied any more, and this call does what it should have done.
+        `ReplyLostError`. If that one was applied, or is applied while we look, this returns and changes nothing,
+        whatever others wrote since; else it can't be applied any more, and this call does what it should have done.
         The backend remembers tokens for `SegmentBackend.horizon` seconds at least; it is not asked later.
         """
         ...
@@ -111,7 +111,8 @@ class TableSegment(Protocol):
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
         """Return the entries of these keys (which may repeat) in their order, None for what is missing.
 
-        Any number of keys is taken; the backend splits them into pages where it must. Each is read as it stands at one moment of the call; all of them at one where the store can.
+        Any number of keys is taken; the backend splits them into pages where it must. Each is read as it stands at one
+        moment of the call; all of them at one where the store can.
         """
         ...
 
@@ -153,8 +154,8 @@ class SegmentBackend(Protocol):
         ...
 
     def delete(self, table: TableId, partitions: int) -> None:
-        """Remove the table with all that it holds. Handles that are open meet `KeyValueTableNotFoundError`; whatever they
-        sent is not applied after this has returned."""
+        """Remove the table with all that it holds. Handles that are open meet `KeyValueTableNotFoundError`; whatever
+        they sent is not applied after this has returned."""
         ...
 
     def open(self, table: TableId, partition: int) -> TableSegment:
