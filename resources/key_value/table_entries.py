@@ -1,9 +1,11 @@
-"""`TableKey` and `TableEntry`: keys and entries of a key-value table as they are read (PDP-39)."""
+"""`TableKey` and `TableEntry`: keys and entries of a key-value table as they are read (PDP-39).
+
+Named tuples, as one of each is made for every entry that is read.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from dagster_adjunct.resources.key_value.key_version import KeyVersion
 
@@ -11,8 +13,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-@dataclass(frozen=True, slots=True)
-class TableKey(Generic[K]):
+class TableKey(NamedTuple, Generic[K]):
     """A key of a table, its family (None where it has none) and, where it is known, its version."""
 
     family: str | None
@@ -20,8 +21,7 @@ class TableKey(Generic[K]):
     version: KeyVersion | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TableEntry(Generic[K, V]):
+class TableEntry(NamedTuple, Generic[K, V]):
     """An entry as it was read: its key with the version, and its value."""
 
     key: TableKey[K]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from dagster_adjunct.resources.errors import TransientError
 from dagster_adjunct.resources.key_value.addressing import LONGEST, KeyRange
@@ -25,8 +25,7 @@ ANYTHING: Final = Expected.ANYTHING
 ABSENT: Final = Expected.ABSENT
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentChange:
+class SegmentChange(NamedTuple):
     """What a request does to one key: `value` is None where it removes it, and `version` is the new one.
 
     `expected` is ANYTHING, ABSENT or the bytes of the version that the key must have. Removing a key that is not there
@@ -39,9 +38,11 @@ class SegmentChange:
     expected: Expected | bytes = ANYTHING
 
 
-@dataclass(frozen=True, slots=True)
-class StoredEntry:
-    """A key as it is stored; `value` is None where only keys were asked for."""
+class StoredEntry(NamedTuple):
+    """A key as it is stored; `value` is None where only keys were asked for.
+
+    A named tuple, as millions are made in a scan: `map(StoredEntry._make, rows)` makes them of a driver's rows.
+    """
 
     key: bytes
     version: bytes
@@ -68,6 +69,9 @@ class TableId:
     scope: str
     name: str
     incarnation: str
+
+    def __str__(self) -> str:
+        return f"{self.scope}/{self.name}"
 
 
 class ConditionsFailed(Exception):
