@@ -24,7 +24,7 @@ from dagster_adjunct.resources.key_value_errors import KeyTooLongError, Serializ
 LONGEST = 8190
 """Bytes that a family and a key may have together: 8,192 without the two of the length."""
 _LENGTH = struct.Struct(">h")
-_HASH_BITS = 52
+HASH_BITS = 52
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,8 @@ def partition_of(prefix: bytes, partitions: int) -> int:
 
     It is the x64 variant of 128 bits with seed 0, whose first word counts.
     """
-    high = mmh3.hash64(prefix, 0, True, False)[0] >> (64 - _HASH_BITS)
-    return high * partitions >> _HASH_BITS
+    high = mmh3.hash64(prefix, 0, True, False)[0] >> (64 - HASH_BITS)
+    return high * partitions >> HASH_BITS
 
 
 def range_of_family(prefix: bytes) -> KeyRange:

@@ -77,10 +77,11 @@ class Snapshot:
             return None
         return self._read(self.document.pages[self.document.page_of(key)]).get(key)
 
-    def items(self) -> Iterator[tuple[str, Any]]:
-        """Yield all entries in the order of their keys. Reads all pages."""
-        for page in self.document.pages:
-            yield from self._read(page).items()
+    def items(self, start: str = "") -> Iterator[tuple[str, Any]]:
+        """Yield all entries in the order of their keys, from `start` on. Reads their pages, each when it is needed."""
+        first = self.document.page_of(start)
+        for page in self.document.pages[first:]:
+            yield from ((key, value) for key, value in self._read(page).items() if key >= start)
 
     def __len__(self) -> int:
         return sum(page.count for page in self.document.pages)

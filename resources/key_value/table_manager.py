@@ -1,0 +1,327 @@
+"""`KeyValueTableManager`: creates, lists, updates, seals and deletes key-value tables, in scopes (PDP-39).
+
+What is known of them is one namespace of the metadata store (`stored_tables.py`). It stays in the lake's object store
+wherever other metadata goes: it is what leads to the tables.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+
+from dagster_adjunct.resources.errors import ConfigurationError, TransientError
+from dagster_adjunct.resources.key_value.backend_names import backend_from, describe_backend
+from dagster_adjunct.resources.key_value.default_backend import backend_in, default_backend
+from dagster_adjunct.resources.key_value.listed_tables import SegmentInfo, TableInfo, hash_range, table_info
+from dagster_adjunct.resources.key_value.stored_tables import (
+    StoredScope,
+    StoredTable,
+    TableState,
+    new_incarnation,
+    parsed,
+)
+from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
+from dagster_adjunct.resources.key_value.table_names import TableName, check_table_name
+from dagster_adjunct.resources.key_value.table_transitions import (
+    UNFINISHED,
+    Decision,
+    decide_create,
+    decide_delete,
+    decide_seal,
+    decide_update,
+    existing,
+    finished,
+    is_gone,
+)
+from dagster_adjunct.resources.key_value_errors import (
+    KeyValueTableNotFoundError,
+    ScopeNotEmptyError,
+    ScopeNotFoundError,
+)
+from dagster_adjunct.resources.metadata import MetadataStore
+
+if TYPE_CHECKING:
+    from dagster_adjunct.resources.key_value.table_segment import SegmentBackend
+    from dagster_adjunct.resources.metadata import Snapshot
+    from dagster_adjunct.resources.objects.lake import Lake
+
+NAMESPACE = "key-value-tables"
+_BY = "key-value-table-manager"
+_PATIENCE = 30.0  # seconds for which a backend that is out of reach is asked again
+
+T = TypeVar("T")
+
+
+class KeyValueTableManager:
+    """The key-value tables of a lake. Safe to use from threads and from many processes; picklable.
+
+    `backend` is where tables are created; without one that is SQLite beside a local lake, and the lake's own objects
+    otherwise. Where a table lies is stored with it: everything else finds it whichever backend the manager has.
+
+    Names of scopes and tables are 1 to 255 letters (ASCII), digits, `.`, `-` and `_`, and don't begin with `_`
+    (InvalidNameError). A call that dies half way is finished by the next one that meets the table. Methods block.
+    Besides what they say, they raise TableUnavailableError and StoreUnavailableError where a store is out of reach
+    (the same call may be repeated), and CommitStateUnknownError where it never said whether it happened.
+    """
+
+    def __init__(self, lake: Lake, backend: SegmentBackend | None = None) -> None:
+        self.lake = lake
+        self._given = backend
+        self._namespace = MetadataStore(lake).namespace(NAMESPACE, "all")
+        self._backends: dict[str, SegmentBackend] = {}
+
+    def __reduce__(self) -> tuple[type[KeyValueTableManager], tuple[Lake, SegmentBackend | None]]:
+        return KeyValueTableManager, (self.lake, self._given)
+
+    def __repr__(self) -> str:
+        return f"KeyValueTableManager({self.lake.url!r})"
+
+    # -- scopes
+
+    def create_scope(self, scope: str) -> bool:
+        """Make a scope; return False where there is one of this name."""
+        check_table_name("scope", scope)
+        made = StoredScope(created_at=self.lake.now()).model_dump(mode="json")
+
+        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], bool]:
+            is_new = snapshot.get(scope) is None
+            return ({scope: made} if is_new else {}), is_new
+
+        return self._namespace.transact(decide, by=_BY)
+
+    def delete_scope(self, scope: str) -> bool:
+        """Delete a scope that has no tables; return False where there is none. Raises ScopeNotEmptyError."""
+        check_table_name("scope", scope)
+
+        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], bool | list[TableInfo]]:
+            if snapshot.get(scope) is None:
+                return {}, False
+            tables = list(islice(_tables(snapshot, scope, None), 3))
+            return ({}, tables) if tables else ({scope: None}, True)
+
+        answer = self._namespace.transact(decide, by=_BY)
+        while isinstance(answer, list):
+            left = [table for table in answer if table.state == TableState.DELETING.value]
+            if not left:
+                raise ScopeNotEmptyError(
+                    f"scope {scope!r} holds tables: {', '.join(table.name for table in answer)}"
+                    f"{', …' if len(answer) > 2 else ''}.",
+                    "Delete them first.",
+                    scope=scope,
+                )
+            for table in left:
+                self.delete(scope, table.name)
+            answer = self._namespace.transact(decide, by=_BY)
+        return answer
+
+    def list_scopes(self, *, after: str | None = None, limit: int | None = None) -> tuple[str, ...]:
+        """Return the names of scopes in their order: at most `limit`, those behind `after` alone.
+
+        A listing goes on from the last name that was seen, in any process.
+        """
+        names = (key for key, _ in self._namespace.read().items(_behind(after)) if "/" not in key)
+        return tuple(islice(names, _limit(limit)))
+
+    # -- tables
+
+    def create(self, scope: str, name: str, configuration: KeyValueTableConfiguration) -> bool:
+        """Make a table; return False where it exists with the same configuration, in the same backend.
+
+        Of any number who create one table at once, exactly one is told True. Raises ScopeNotFoundError, and
+        KeyValueTableExistsError where it exists with another configuration or in another backend.
+        """
+        table = TableName.checked(scope, name)
+        described = self._description()
+        wanted = StoredTable(
+            state=TableState.CREATING,
+            incarnation=new_incarnation(),
+            partitions=configuration.partitions,
+            longest_key=configuration.longest_key,
+            longest_value=configuration.longest_value,
+            backend=described,
+            created_at=self.lake.now(),
+        )
+        lies = self._absolute(described)
+        return self._change(
+            table,
+            lambda found: decide_create(found, wanted, table, lambda other: self._absolute(other.backend) == lies),
+        )
+
+    def list(self, scope: str, *, after: str | None = None, limit: int | None = None) -> tuple[TableInfo, ...]:
+        """Return the tables of a scope in the order of their names: at most `limit`, those behind `after` alone.
+
+        A listing goes on from the last name that was seen, in any process. Also told are tables whose deletion
+        somebody began and did not finish, and those whose entry this release can't read. Raises ScopeNotFoundError.
+        """
+        check_table_name("scope", scope)
+        snapshot = self._namespace.read()
+        _check_scope(snapshot, scope)
+        return tuple(islice(_tables(snapshot, scope, after), _limit(limit)))
+
+    def describe(self, scope: str, name: str) -> TableInfo:
+        """Return what is known of a table. Raises ScopeNotFoundError and KeyValueTableNotFoundError."""
+        table = TableName.checked(scope, name)
+        return table_info(table, self._existing(table).model_dump(mode="json"))
+
+    def get_configuration(self, scope: str, name: str) -> KeyValueTableConfiguration:
+        """Return how a table is configured. Raises ScopeNotFoundError and KeyValueTableNotFoundError."""
+        return self._existing(TableName.checked(scope, name)).configuration
+
+    def update(self, scope: str, name: str, configuration: KeyValueTableConfiguration) -> bool:
+        """Give a table other limits; return False where it has these. Handles that are open keep those they have.
+
+        Raises KeyValueTableError for another number of partitions, ScopeNotFoundError and KeyValueTableNotFoundError.
+        """
+        table = TableName.checked(scope, name)
+        return self._change(table, lambda found: decide_update(found, configuration, table))
+
+    def seal(self, scope: str, name: str) -> bool:
+        """Have all writes to a table refused from now on, for ever; return False where it is sealed already.
+
+        When this returns, no write is applied any more. Raises ScopeNotFoundError and KeyValueTableNotFoundError.
+        """
+        table = TableName.checked(scope, name)
+        return self._change(table, lambda found: decide_seal(found, table))
+
+    def delete(self, scope: str, name: str) -> bool:
+        """Delete a table with all that it holds; return False where there is none. Raises ScopeNotFoundError.
+
+        Handles that are open meet KeyValueTableNotFoundError, also after a table of this name is created anew.
+        """
+        return self._change(TableName.checked(scope, name), decide_delete)
+
+    def segments(self, scope: str, name: str) -> tuple[SegmentInfo, ...]:
+        """Return the partitions of a table: which hashes each has, and where it lives.
+
+        Raises ScopeNotFoundError and KeyValueTableNotFoundError.
+        """
+        table = TableName.checked(scope, name)
+        there = self._existing(table)
+        backend = self._backend(there)
+        return tuple(
+            SegmentInfo(number, *hash_range(number, there.partitions), backend.location(there.id(table), number))
+            for number in range(there.partitions)
+        )
+
+    # -- inside
+
+    def _change(self, table: TableName, decide: Callable[[StoredTable | None], Decision]) -> bool:
+        """Commit what is decided, have the backend do it, and return the answer."""
+        while True:
+            decision = self._commit(table, decide)
+            if decision.entry is not None:
+                self._finish(table, decision.entry)
+            if decision.answer is not None:
+                return decision.answer
+
+    def _commit(self, table: TableName, decide: Callable[[StoredTable | None], Decision]) -> Decision:
+        def changes(snapshot: Snapshot) -> tuple[dict[str, Any], Decision]:
+            _check_scope(snapshot, table.scope)
+            found = _found(snapshot, table)
+            decision = decide(found)
+            is_same = decision.entry == found or decision.entry is None
+            return ({} if is_same else {table.key: _stored(decision.entry)}), decision
+
+        return self._namespace.transact(changes, by=_BY)
+
+    def _finish(self, name: TableName, table: StoredTable) -> None:
+        """Do what the table's state says is to be done, whoever began it, and store that it is done."""
+        if table.state not in UNFINISHED:
+            return
+        backend = self._backend(table)
+        steps = {
+            TableState.CREATING: backend.create,
+            TableState.SEALING: backend.seal,
+            TableState.DELETING: backend.delete,
+        }
+        try:
+            _patiently(lambda: steps[table.state](table.id(name), table.partitions))
+        except KeyValueTableNotFoundError:
+            # Others may have finished this, and deleted the table, while we were on our way.
+            if not is_gone(_found(self._namespace.read(), name), table):
+                raise
+
+        def changes(snapshot: Snapshot) -> tuple[dict[str, Any], StoredTable | None]:
+            found = _found(snapshot, name)
+            after = finished(found, table)
+            return ({} if after == found else {name.key: _stored(after)}), after
+
+        after = self._namespace.transact(changes, by=_BY)
+        if table.state is TableState.CREATING and is_gone(after, table):
+            # It was deleted before we were done, so we may have made it after that.
+            _patiently(lambda: backend.delete(table.id(name), table.partitions))
+
+    def _existing(self, table: TableName) -> StoredTable:
+        snapshot = self._namespace.read()
+        _check_scope(snapshot, table.scope)
+        return existing(_found(snapshot, table), table)
+
+    def _description(self) -> dict[str, Any]:
+        return default_backend(self.lake) if self._given is None else describe_backend(self._given)
+
+    def _absolute(self, description: Mapping[str, Any]) -> str:
+        return json.dumps(backend_in(self.lake, description), sort_keys=True)
+
+    def _backend(self, table: StoredTable) -> SegmentBackend:
+        """Return the table's backend; tables of one backend share it."""
+        where = self._absolute(table.backend)
+        if where not in self._backends:
+            if self._given is not None and self._absolute(describe_backend(self._given)) == where:
+                return self._backends.setdefault(where, self._given)
+            return self._backends.setdefault(where, backend_from(json.loads(where)))
+        return self._backends[where]
+
+
+def _patiently(step: Callable[[], T]) -> T:
+    """Do what may be done again, and is where it fails for a moment."""
+    again = Retrying(
+        retry=retry_if_exception_type(TransientError),
+        wait=wait_random_exponential(multiplier=0.1, max=5),
+        stop=stop_after_delay(_PATIENCE),
+        reraise=True,
+    )
+    return again(step)
+
+
+def _check_scope(snapshot: Snapshot, scope: str) -> None:
+    stored = snapshot.get(scope)
+    if stored is None:
+        raise ScopeNotFoundError(
+            f"there is no scope {scope!r} of key-value tables.",
+            "Check the name, or create it with create_scope.",
+            scope=scope,
+        )
+    parsed(StoredScope, stored, f"scope {scope!r} of key-value tables")
+
+
+def _found(snapshot: Snapshot, table: TableName) -> StoredTable | None:
+    stored = snapshot.get(table.key)
+    return None if stored is None else parsed(StoredTable, stored, str(table))
+
+
+def _stored(table: StoredTable | None) -> dict[str, Any] | None:
+    return None if table is None else table.model_dump(mode="json")
+
+
+def _tables(snapshot: Snapshot, scope: str, after: str | None) -> Iterator[TableInfo]:
+    start = f"{scope}/" if after is None else _behind(f"{scope}/{after}")
+    for key, stored in snapshot.items(start):
+        if not key.startswith(f"{scope}/"):
+            return
+        yield table_info(TableName(scope, key.partition("/")[2]), stored)
+
+
+def _behind(name: str | None) -> str:
+    return "" if name is None else f"{name}\0"
+
+
+def _limit(limit: int | None) -> int | None:
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise ConfigurationError(
+            f"limit is {limit!r}: expected a whole number from 1 on, or None.", "Change it.", argument="limit"
+        )
+    return limit
