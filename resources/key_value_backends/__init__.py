@@ -1,1 +1,8 @@
 """The stores that key-value tables lie in: SQLite, PostgreSQL, DynamoDB, and a lake's objects."""
+
+from dagster_adjunct.resources.key_value.backend_names import register_segment_backend
+from dagster_adjunct.resources.key_value_backends.sqlite_segments import SqliteSegments
+
+register_segment_backend("sqlite", SqliteSegments)
+
+__all__ = ["SqliteSegments"]

@@ -1,0 +1,156 @@
+"""Connections to one SQLite file that the threads of a process lend and give back, and what its errors mean."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from pathlib import Path
+from weakref import WeakSet
+
+import tenacity
+
+from dagster_adjunct.resources.errors import AdjunctError, TableAccessError, TableError, TableUnavailableError
+
+_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_UNUSABLE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM)
+_STATEMENTS = 256  # that a connection keeps compiled: nine for each table that is in use
+
+
+class SqliteConnections:
+    """Connections to a file, in autocommit and write-ahead mode: as many as are used at once, kept for the next use.
+
+    None may live while the process forks: SQLite notes locks for a process, so that a child would take its parent's for
+    its own. So a fork waits for those that are lent, and closes all.
+    """
+
+    def __init__(self, path: str, busy_timeout: float) -> None:
+        self.path = path
+        self.busy_timeout = busy_timeout
+        self._idle: list[sqlite3.Connection] = []
+        self._lock = threading.Lock()
+        self._live = 0
+        with _forking:
+            _all.add(self)
+
+    def take(self) -> sqlite3.Connection:
+        """Return a connection that nobody else uses. `give` it back, or `drop` it. Raises sqlite3.Error."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._opened("rw")
+
+    def give(self, connection: sqlite3.Connection) -> None:
+        """Keep a connection, outside of any transaction, for the next use."""
+        self._idle.append(connection)
+
+    def give_after_error(self, connection: sqlite3.Connection) -> None:
+        """Undo what a connection has begun and keep it, or close it where that does not work."""
+        try:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            self.drop(connection)
+        else:
+            self._idle.append(connection)
+
+    def drop(self, connection: sqlite3.Connection) -> None:
+        """Close a connection that was taken."""
+        try:
+            connection.close()
+        finally:
+            with self._lock:
+                self._live -= 1
+
+    def make_file(self) -> None:
+        """Make the file and its folder where they are missing. Raises sqlite3.Error and OSError."""
+        Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+        self._idle.append(self._opened("rwc"))
+
+    def close(self) -> None:
+        """Close the connections that are not in use."""
+        while self._idle:
+            try:
+                connection = self._idle.pop()
+            except IndexError:  # another thread took it
+                return
+            self.drop(connection)
+
+    def close_for_fork(self) -> None:
+        while self._live:
+            self.close()
+            time.sleep(0.0005 if self._live else 0)
+
+    def _opened(self, mode: str) -> sqlite3.Connection:
+        with _forking, self._lock:
+            self._live += 1
+        try:
+            return self._connect(mode)
+        except BaseException:
+            with self._lock:
+                self._live -= 1
+            raise
+
+    def _connect(self, mode: str) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            f"{Path(self.path).as_uri()}?mode={mode}",
+            uri=True,
+            timeout=self.busy_timeout,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=_STATEMENTS,
+        )
+        try:
+            if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+                self._set_wal(connection)
+            # Whoever was told that a write is done can rely on it, also after a power failure.
+            connection.execute("PRAGMA synchronous = FULL")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _set_wal(self, connection: sqlite3.Connection) -> None:
+        # SQLite does not wait here when another connection does the same.
+        attempts = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(is_busy),
+            stop=tenacity.stop_after_delay(self.busy_timeout),
+            wait=tenacity.wait_random(0.002, 0.02),
+            reraise=True,
+        )
+        attempts(connection.execute, "PRAGMA journal_mode = WAL")
+
+
+_all: WeakSet[SqliteConnections] = WeakSet()
+_forking = threading.Lock()  # held by a fork: no connection is opened meanwhile
+
+
+def _before_fork() -> None:
+    _forking.acquire()
+    for connections in list(_all):
+        connections.close_for_fork()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_forking.release, after_in_child=_forking.release)
+
+
+def is_busy(error: BaseException) -> bool:
+    """Tell whether an error of SQLite's says that others hold a lock: what was asked for did not happen."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _BUSY
+
+
+def translated(error: sqlite3.Error, label: str) -> AdjunctError:
+    """Return what an error of SQLite's means where nothing was changed; `label` says what was used."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in _BUSY:
+        return TableUnavailableError(
+            f"{label} is locked by another process ({error}).",
+            "It is tried again; if that goes on, find the long transaction, or raise busy_timeout.",
+            table=label,
+        )
+    if code in _UNUSABLE:
+        return TableAccessError(
+            f"{label} can't be used ({error}).", "Check that it is an SQLite file and may be written.", table=label
+        )
+    return TableError(f"{label} refused the request: {error}.", "Look at the file and its disk.", table=label)

@@ -1,0 +1,220 @@
+"""`SqliteSegment`: one partition of a key-value table in an SQLite file, in the thread of whoever asks."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from typing import Any, NoReturn
+
+from dagster_adjunct.resources.key_value.addressing import KeyRange
+from dagster_adjunct.resources.key_value.table_segment import (
+    ABSENT,
+    ANYTHING,
+    ConditionsFailed,
+    ReplyLostError,
+    SegmentChange,
+    SegmentLimits,
+    StoredEntry,
+    TableId,
+)
+from dagster_adjunct.resources.key_value_backends.sqlite_connections import SqliteConnections, is_busy, translated
+from dagster_adjunct.resources.key_value_backends.sqlite_key_values import (
+    SEALED,
+    KeyValueStatements,
+    is_there,
+    not_found,
+    sealed,
+)
+
+HORIZON = 60.0
+_TOKENS_KEPT = 2 * HORIZON  # seconds: the last attempt of a request may begin at its horizon, and wait
+_WRITES_BETWEEN_PRUNING = 256
+_KEYS_AT_ONCE = 512
+
+_Execute = Callable[..., sqlite3.Cursor]
+
+
+class SqliteSegment:
+    """Requests to one partition. A write is one transaction, which notes the token of its request first.
+
+    That note is what a seal refuses, and what a repeated request is known by.
+    """
+
+    waits = False
+
+    def __init__(
+        self, connections: SqliteConnections, table: TableId, partition: int, limits: SegmentLimits, label: str
+    ) -> None:
+        self.limits = limits
+        self._connections, self._table, self._partition = connections, table, partition
+        self._label = label
+        self._sql = KeyValueStatements.of(table)
+        self._writes = 0
+
+    async def apply(self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False) -> None:
+        connection = self._take()
+        try:
+            execute = connection.execute
+            execute("BEGIN IMMEDIATE")
+            failing = (self._again if repeated else self._write)(execute, changes, token)
+            if failing is None:
+                self._commit(execute)
+            else:
+                execute("ROLLBACK")
+        except sqlite3.Error as error:
+            self._failed(connection, error)
+        except BaseException:
+            self._connections.give_after_error(connection)
+            raise
+        self._connections.give(connection)
+        if failing:
+            raise ConditionsFailed(failing)
+
+    async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
+        sql, partition = self._sql, self._partition
+        connection = self._take()
+        try:
+            if len(keys) == 1:
+                row = connection.execute(sql.get if values else sql.get_version, (partition, keys[0])).fetchone()
+                found = {} if row is None else {keys[0]: StoredEntry(*row)}
+            else:
+                found = self._found(connection.execute, keys, values)
+        except sqlite3.Error as error:
+            self._failed(connection, error)
+        except BaseException:
+            self._connections.give_after_error(connection)
+            raise
+        self._connections.give(connection)
+        return list(map(found.get, keys))
+
+    async def page(self, within: KeyRange, limit: int, *, values: bool) -> list[StoredEntry]:
+        query = self._sql.page(values, within.end is not None)
+        ends = (within.start,) if within.end is None else (within.start, within.end)
+        connection = self._take()
+        try:
+            rows = connection.execute(query, (self._partition, *ends, limit)).fetchall()
+        except sqlite3.Error as error:
+            self._failed(connection, error)
+        except BaseException:
+            self._connections.give_after_error(connection)
+            raise
+        self._connections.give(connection)
+        return _entries(rows)
+
+    async def close(self) -> None:
+        """Close the file as far as nobody uses it, for all tables of the same backend."""
+        self._connections.close()
+
+    def _write(
+        self, execute: _Execute, changes: Sequence[SegmentChange], token: bytes
+    ) -> dict[int, bytes | None] | None:
+        """Write all changes; return None, or the places whose conditions don't hold with the versions found there."""
+        now = int(time.time())
+        execute(self._sql.remember, (token, now))
+        if self._writes % _WRITES_BETWEEN_PRUNING == 0:
+            execute(self._sql.forget, (now - _TOKENS_KEPT,))
+        self._writes += 1
+        for place, change in enumerate(changes):
+            if not self._written(execute, change):
+                # No key comes twice, so that what was written before this place says nothing of those behind it.
+                return self._failing(execute, changes, place)
+        return None
+
+    def _again(
+        self, execute: _Execute, changes: Sequence[SegmentChange], token: bytes
+    ) -> dict[int, bytes | None] | None:
+        """The same for a request whose commit may have happened: an empty result says that it has."""
+        if execute(self._sql.remembered, (token,)).fetchone() is not None:
+            return {}
+        failing = self._failing(execute, changes, 0)
+        if not failing:
+            return self._write(execute, changes, token)
+        # What the lost commit left at the end of the log could still be found there by a recovery: write over it.
+        execute(self._sql.remember, (b"", int(time.time())))
+        self._commit(execute)
+        execute("BEGIN")
+        return failing
+
+    def _written(self, execute: _Execute, change: SegmentChange) -> bool:
+        """Do one change; tell whether its condition holds."""
+        sql, partition, key, expected = self._sql, self._partition, change.key, change.expected
+        if change.value is None:
+            if expected is ANYTHING:
+                execute(sql.remove, (partition, key))
+                return True
+            if expected is ABSENT:
+                return execute(sql.get_version, (partition, key)).fetchone() is None
+            return execute(sql.remove_version, (partition, key, expected)).rowcount == 1
+        if expected is ANYTHING:
+            execute(sql.put, (partition, key, change.version, change.value))
+            return True
+        if expected is ABSENT:
+            return execute(sql.insert, (partition, key, change.version, change.value)).rowcount == 1
+        return execute(sql.replace, (change.version, change.value, partition, key, expected)).rowcount == 1
+
+    def _failing(self, execute: _Execute, changes: Sequence[SegmentChange], start: int) -> dict[int, bytes | None]:
+        """Return the places, from `start` on, whose conditions don't hold, with the versions found there."""
+        failing: dict[int, bytes | None] = {}
+        for place, change in enumerate(changes[start:], start):
+            if change.expected is not ANYTHING:
+                row = execute(self._sql.get_version, (self._partition, change.key)).fetchone()
+                found = None if row is None else row[1]
+                if found != (None if change.expected is ABSENT else change.expected):
+                    failing[place] = found
+        return failing
+
+    def _commit(self, execute: _Execute) -> None:
+        try:
+            execute("COMMIT")
+        except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            # Others have the lock, or the disk had no room for all of it: then its end is missing in the log.
+            if is_busy(error) or code == sqlite3.SQLITE_FULL:
+                raise
+            raise ReplyLostError(
+                f"{self._label}: the commit of a write failed ({error}); it may be in the log or not.",
+                "It is looked for; if that goes on, look at the disk.",
+            ) from error
+
+    def _found(self, execute: _Execute, keys: Sequence[bytes], values: bool) -> dict[bytes, StoredEntry]:
+        """Return the entries of many keys by their keys, as they stand at one moment."""
+        found: dict[bytes, StoredEntry] = {}
+        asked = list(dict.fromkeys(keys))
+        several = len(asked) > _KEYS_AT_ONCE
+        if several:
+            execute("BEGIN")
+        for start in range(0, len(asked), _KEYS_AT_ONCE):
+            part = asked[start : start + _KEYS_AT_ONCE]
+            # A few lengths only, so that the statements stay compiled.
+            length = min(1 << (len(part) - 1).bit_length(), _KEYS_AT_ONCE)
+            part += part[-1:] * (length - len(part))
+            rows = execute(self._sql.get_many(values, length), (self._partition, *part)).fetchall()
+            found.update((entry.key, entry) for entry in _entries(rows))
+        if several:
+            execute("COMMIT")
+        return found
+
+    def _take(self) -> sqlite3.Connection:
+        try:
+            return self._connections.take()
+        except sqlite3.Error as error:
+            raise translated(error, self._label) from error
+
+    def _failed(self, connection: sqlite3.Connection, error: sqlite3.Error) -> NoReturn:
+        """Give the connection back and raise what an error means; nothing that was asked for has happened."""
+        try:
+            gone = error.sqlite_errorcode == sqlite3.SQLITE_ERROR and not is_there(connection, self._table)
+        except sqlite3.Error:
+            gone = False  # what is known is the first error
+        self._connections.give_after_error(connection)
+        if gone:
+            raise not_found(self._table, self._label) from error
+        if error.sqlite_errorcode == sqlite3.SQLITE_CONSTRAINT_TRIGGER and SEALED in str(error):
+            raise sealed(self._table, self._label) from error
+        raise translated(error, self._label) from error
+
+
+def _entries(rows: list[Any]) -> list[StoredEntry]:
+    return list(map(tuple.__new__, repeat(StoredEntry), rows))
