@@ -93,7 +93,8 @@ def partition_of(prefix: bytes, partitions: int) -> int:
 
     It is the x64 variant of 128 bits with seed 0, whose first word counts.
     """
-    high = mmh3.hash64(prefix, 0, True, False)[0] >> (64 - HASH_BITS)
+    # By name: mmh3 (5.3.1) passes over a fourth argument that is given by its place, and the hash would be signed.
+    high = mmh3.hash64(prefix, 0, True, signed=False)[0] >> (64 - HASH_BITS)
     return high * partitions >> HASH_BITS
 
 
