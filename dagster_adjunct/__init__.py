@@ -15,6 +15,7 @@ _MODULES = (
     "errors",
     "exchange",
     "kafka",
+    "key_value",
     "plans",
     "reading",
     "sources",

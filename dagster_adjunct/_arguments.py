@@ -24,8 +24,9 @@ _MARK = "__adjunct_checked__"
 _DECLARATIONS = frozenset(
     {"bounded_dataset", "unbounded_dataset", "version_set", "build_definitions", "Application", "MessageStream"}
 )
-# Made once a record, by tasks: only how it is called is looked at.
-_COUNTLESS = frozenset({"UpdateMessage"})
+# Made once a record, and methods that are called as often: only how they are called is looked at.
+_COUNTLESS = frozenset({"UpdateMessage", "KeyVersion", "Insert", "Put", "Replace", "Remove"})
+_CALLED_COUNTLESS_TIMES = ("KeyValueTable.", "BlockingKeyValueTable.")
 
 
 def guard(names: MutableMapping[str, Any], exported: Sequence[str]) -> None:
@@ -145,7 +146,7 @@ def _checked(function: Any, called: str, skip: int = 0) -> Any:
     anything = next((parameter.name for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD), "")
     known = {parameter.name for parameter in parameters}
     declares = function.__name__ == "__init__" or called.partition(".")[0] in _DECLARATIONS
-    hints: dict[str, Any] | None = {} if called in _COUNTLESS else None
+    hints: dict[str, Any] | None = {} if called in _COUNTLESS or called.startswith(_CALLED_COUNTLESS_TIMES) else None
 
     @functools.wraps(function)
     def call(*args: Any, **given: Any) -> Any:

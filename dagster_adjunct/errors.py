@@ -1,4 +1,5 @@
-"""All errors that Adjunct raises on purpose. `dagster_adjunct.resources.errors` draws them as one tree."""
+"""All errors that Adjunct raises on purpose. `dagster_adjunct.resources.errors` draws them as one tree, and
+`dagster_adjunct.resources.key_value_errors` those of key-value tables."""
 
 from __future__ import annotations
 
@@ -46,18 +47,41 @@ from dagster_adjunct.resources.errors import (
     ValidatorError,
     VersionDiscardedError,
 )
+from dagster_adjunct.resources.key_value_errors import (
+    BatchTooLargeError,
+    ConditionsNotMetError,
+    IteratorStateError,
+    KeyTooLongError,
+    KeyValueTableError,
+    KeyValueTableExistsError,
+    KeyValueTableNotFoundError,
+    KeyValueTableSealedError,
+    OutcomeUnknownError,
+    ScopeNotEmptyError,
+    ScopeNotFoundError,
+    SerializationError,
+    ValueTooLongError,
+)
 
 __all__ = [
     "AdjunctError",
     "ApplicationBusyError",
     "BadChangeError",
+    "BatchTooLargeError",
     "CommitConflictError",
     "CommitStateUnknownError",
     "ConditionalWritesUnsupportedError",
+    "ConditionsNotMetError",
     "ConfigurationError",
     "DatasetError",
     "DatasetNotFoundError",
     "InvalidNameError",
+    "IteratorStateError",
+    "KeyTooLongError",
+    "KeyValueTableError",
+    "KeyValueTableExistsError",
+    "KeyValueTableNotFoundError",
+    "KeyValueTableSealedError",
     "LakeNotFoundError",
     "LeaseLostError",
     "MalformedDocumentError",
@@ -69,6 +93,7 @@ __all__ = [
     "ObjectNotFoundError",
     "OffsetOutOfRangeError",
     "OperatorFailedError",
+    "OutcomeUnknownError",
     "PartitionCountMismatchError",
     "PermanentError",
     "PlanningError",
@@ -77,6 +102,9 @@ __all__ = [
     "RecordNotFoundError",
     "RunLeaseLostError",
     "SchemaMismatchError",
+    "ScopeNotEmptyError",
+    "ScopeNotFoundError",
+    "SerializationError",
     "SourceChangedError",
     "StaleDatasetError",
     "StillReadError",
@@ -89,5 +117,6 @@ __all__ = [
     "TableUnavailableError",
     "TransientError",
     "ValidatorError",
+    "ValueTooLongError",
     "VersionDiscardedError",
 ]

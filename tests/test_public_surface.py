@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import dagster_adjunct
-from dagster_adjunct.resources import errors
+from dagster_adjunct.resources import errors, key_value_errors
 from tests.public_names import public_modules
 
 SURFACE = Path(__file__).with_name("public_surface.txt")
@@ -24,6 +24,7 @@ FOR_TASKS = (
     "startpoints",
     "streams",
     "kafka",
+    "key_value",
     "tables",
     "validators",
     "reading",
@@ -54,7 +55,8 @@ def test_a_name_is_imported_from_where_it_is_and_from_nowhere_else() -> None:
 
 
 def test_every_error_is_public() -> None:
-    ours = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
+    known = vars(errors) | vars(key_value_errors)
+    ours = {name for name, value in known.items() if isinstance(value, type) and issubclass(value, Exception)}
     assert ours == set(dagster_adjunct.errors.__all__)
 
 

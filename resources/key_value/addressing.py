@@ -34,6 +34,11 @@ class KeyRange:
     start: bytes = b""
     end: bytes | None = None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no key can be in it."""
+        return self.end is not None and self.start >= self.end
+
     def after(self, table_key: bytes) -> KeyRange:
         """Return what of this range lies behind a key."""
         return KeyRange(table_key + b"\0", self.end)
@@ -107,3 +112,12 @@ def range_of_family(prefix: bytes) -> KeyRange:
         return KeyRange(prefix)
     end[-1] += 1
     return KeyRange(prefix, bytes(end))
+
+
+def part_of_family(prefix: bytes, beginning: bytes, start: bytes | None, end: bytes | None) -> KeyRange:
+    """Return the range of a family's serialised keys that begin with `beginning` and lie from `start` up to `end`."""
+    whole = range_of_family(prefix + beginning)
+    first = whole.start if start is None else max(whole.start, prefix + start)
+    if end is None:
+        return KeyRange(first, whole.end)
+    return KeyRange(first, prefix + end if whole.end is None else min(whole.end, prefix + end))

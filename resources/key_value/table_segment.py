@@ -121,7 +121,8 @@ class TableSegment(Protocol):
         ...
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> list[StoredEntry]:
-        """Return the first entries of a range in the order of their table keys: at most `limit` (1 or more).
+        """Return the first entries of a range, which is not empty, in the order of their table keys: at most `limit` (1
+        or more).
 
         There are fewer only where the range ends, or where the backend ends a page early for its size: an empty list
         says that nothing is left. Each entry is there at some moment of the call; one that is there all through the

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Coroutine, Hashable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Hashable, Iterable
+from typing import TYPE_CHECKING, Generic, TypeVar
 
+from dagster_adjunct.resources.loop_thread import LoopThread
 from dagster_adjunct.resources.tables.partial_update import UpdateContract, UpdateMessage
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 U = TypeVar("U")
-T = TypeVar("T")
 
 
 class BlockingTable(Generic[K, V, U]):
@@ -31,9 +29,7 @@ class BlockingTable(Generic[K, V, U]):
 
     def __init__(self, table: RemoteTable[K, V, U]) -> None:
         self.table = table
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
+        self._thread = LoopThread(f"table-{table.name}")
 
     def __enter__(self) -> BlockingTable[K, V, U]:
         return self
@@ -47,34 +43,34 @@ class BlockingTable(Generic[K, V, U]):
         return self.table.metrics
 
     def send(self, operation: Operation[K]) -> Outcomes:
-        return self._run(self.table.send(operation))
+        return self._thread.run(self.table.send(operation))
 
     def flush(self) -> None:
-        self._run(self.table.flush())
+        self._thread.run(self.table.flush())
 
     def get(self, key: K, *args: object) -> V | None:
-        return self._run(self.table.get(key, *args))
+        return self._thread.run(self.table.get(key, *args))
 
     def get_all(self, keys: Iterable[K], *args: object) -> dict[K, V]:
-        return self._run(self.table.get_all(keys, *args))
+        return self._thread.run(self.table.get_all(keys, *args))
 
     def put(self, key: K, value: V | None, *args: object) -> None:
-        self._run(self.table.put(key, value, *args))
+        self._thread.run(self.table.put(key, value, *args))
 
     def put_all(self, entries: Iterable[tuple[K, V | None]], *args: object) -> None:
-        self._run(self.table.put_all(entries, *args))
+        self._thread.run(self.table.put_all(entries, *args))
 
     def delete(self, key: K, *args: object) -> None:
-        self._run(self.table.delete(key, *args))
+        self._thread.run(self.table.delete(key, *args))
 
     def delete_all(self, keys: Iterable[K], *args: object) -> None:
-        self._run(self.table.delete_all(keys, *args))
+        self._thread.run(self.table.delete_all(keys, *args))
 
     def update(self, key: K, update: U, *args: object) -> None:
-        self._run(self.table.update(key, update, *args))
+        self._thread.run(self.table.update(key, update, *args))
 
     def update_all(self, entries: Iterable[tuple[K, U]], *args: object) -> None:
-        self._run(self.table.update_all(entries, *args))
+        self._thread.run(self.table.update_all(entries, *args))
 
     def update_messages(
         self,
@@ -82,46 +78,8 @@ class BlockingTable(Generic[K, V, U]):
         contract: UpdateContract = UpdateContract.UPDATE_ONLY,
         *args: object,
     ) -> None:
-        self._run(self.table.update_messages(entries, contract, *args))
+        self._thread.run(self.table.update_messages(entries, contract, *args))
 
     def close(self) -> None:
         """Close the table and end the thread. The next operation starts them again."""
-        with self._starting:
-            loop, thread = self._loop, self._thread
-            self._loop = self._thread = None
-        if loop is None or thread is None:
-            return
-        try:
-            asyncio.run_coroutine_threadsafe(self.table.close(), loop).result()
-        finally:
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join()
-            loop.close()
-
-    def _run(self, operation: Coroutine[Any, Any, T]) -> T:
-        pending = asyncio.run_coroutine_threadsafe(operation, self._started())
-        try:
-            return pending.result()
-        except BaseException:
-            pending.cancel()  # Ctrl-C must not leave the request running behind the caller's back
-            raise
-
-    def _started(self) -> asyncio.AbstractEventLoop:
-        with self._starting:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
-                    target=_run_until_stopped, args=(self._loop,), name=f"table-{self.table.name}", daemon=True
-                )
-                self._thread.start()
-            return self._loop
-
-
-def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
-    while True:
-        try:
-            loop.run_forever()
-        except (KeyboardInterrupt, SystemExit):
-            # A function raised it. That ends the loop's run, and its caller is yet to be told.
-            continue
-        return
+        self._thread.close(self.table.close)

@@ -1,0 +1,49 @@
+"""Key-value tables: families, a version per key, conditional and atomic changes, iterators."""
+
+from __future__ import annotations
+
+from dagster_adjunct._arguments import guard
+from dagster_adjunct.resources.key_value.avro_serializer import AvroSerializer
+from dagster_adjunct.resources.key_value.blocking_key_value_table import BlockingKeyValueTable
+from dagster_adjunct.resources.key_value.changes_of_keys import Insert, Put, Remove, Replace
+from dagster_adjunct.resources.key_value.iterator_state import IteratorState
+from dagster_adjunct.resources.key_value.json_serializers import JsonSerializer, ModelSerializer
+from dagster_adjunct.resources.key_value.key_value_table import KeyValueTable
+from dagster_adjunct.resources.key_value.key_version import KeyVersion
+from dagster_adjunct.resources.key_value.serializers import (
+    BytesSerializer,
+    FunctionSerializer,
+    IntegerSerializer,
+    Serializer,
+    TextSerializer,
+)
+from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
+from dagster_adjunct.resources.key_value.table_entries import TableEntry, TableKey
+from dagster_adjunct.resources.key_value.table_pages import IteratorPage
+from dagster_adjunct.resources.key_value_errors import FailedCondition
+
+__all__ = [
+    "AvroSerializer",
+    "BlockingKeyValueTable",
+    "BytesSerializer",
+    "FailedCondition",
+    "FunctionSerializer",
+    "Insert",
+    "IntegerSerializer",
+    "IteratorPage",
+    "IteratorState",
+    "JsonSerializer",
+    "KeyValueTable",
+    "KeyValueTableConfiguration",
+    "KeyVersion",
+    "ModelSerializer",
+    "Put",
+    "Remove",
+    "Replace",
+    "Serializer",
+    "TableEntry",
+    "TableKey",
+    "TextSerializer",
+]
+
+guard(globals(), __all__)

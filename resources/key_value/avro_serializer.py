@@ -1,0 +1,73 @@
+"""Keys and values as bare Avro of a declared schema."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.key_value.serializers import unreadable
+from dagster_adjunct.resources.key_value_errors import SerializationError
+
+# What fastavro raises for values and bytes that are not of the schema, whichever part of it stumbles over them.
+_UNFIT = (
+    ValueError, EOFError, LookupError, TypeError, ArithmeticError, MemoryError, AttributeError, OSError, RecursionError,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class AvroSerializer:
+    """What an Avro schema (JSON text) describes, as bare bytes: they carry no schema, so the table has one for good.
+
+    Records are dictionaries. Needs fastavro (`pip install "dagster-adjunct[avro]"`).
+    """
+
+    schema: str
+
+    def __post_init__(self) -> None:
+        _parsed(self.schema)
+
+    def to_bytes(self, value: Any) -> bytes:
+        written = io.BytesIO()
+        try:
+            _fastavro().schemaless_writer(written, _parsed(self.schema), value, strict=True)
+        except _UNFIT as error:
+            raise SerializationError(
+                f"{value!r:.80} does not fit the Avro schema: {error}.", "Give what the schema describes."
+            ) from None
+        return written.getvalue()
+
+    def from_bytes(self, stored: bytes) -> Any:
+        reading = io.BytesIO(stored)
+        try:
+            value = _fastavro().schemaless_reader(reading, _parsed(self.schema), None)
+        except _UNFIT as error:
+            raise unreadable(stored, "Avro of the schema", str(error) or type(error).__name__) from None
+        if reading.tell() != len(stored):
+            raise unreadable(stored, "Avro of the schema", f"it ends after {reading.tell()} bytes")
+        return value
+
+
+@lru_cache(maxsize=256)
+def _parsed(schema: str) -> Any:
+    fastavro = _fastavro()
+    try:
+        return fastavro.parse_schema(json.loads(schema))
+    except (*_UNFIT, fastavro.schema.SchemaParseException) as error:
+        raise ConfigurationError(
+            f"{schema!r:.80} is no Avro schema: {error}.", "Give one as JSON text.", argument="schema"
+        ) from None
+
+
+def _fastavro() -> ModuleType:
+    try:
+        import fastavro
+    except ImportError as error:
+        raise ConfigurationError(
+            f"Avro needs fastavro, which can't be imported: {error}.", 'Run pip install "dagster-adjunct[avro]".'
+        ) from error
+    return fastavro

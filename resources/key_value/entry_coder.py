@@ -1,0 +1,164 @@
+"""`EntryCoder`: keys and values of one table as its segments hold them, within its limits, and back."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, NoReturn, TypeVar
+
+from dagster_adjunct.resources.errors import AdjunctError
+from dagster_adjunct.resources.key_value.addressing import family_prefix, partition_of, split_table_key, table_key
+from dagster_adjunct.resources.key_value.key_version import KeyVersion
+from dagster_adjunct.resources.key_value.serializers import Serializer
+from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
+from dagster_adjunct.resources.key_value.table_entries import TableEntry, TableKey
+from dagster_adjunct.resources.key_value.table_segment import SegmentLimits, StoredEntry, TableId
+from dagster_adjunct.resources.key_value_errors import (
+    KeyTooLongError,
+    KeyValueTableError,
+    SerializationError,
+    ValueTooLongError,
+)
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class EntryCoder(Generic[K, V]):
+    """Serialises and addresses for one table. Raises KeyTooLongError, ValueTooLongError and SerializationError, which
+    name the table, before anything is sent."""
+
+    __slots__ = ("_family_most", "_key", "_key_most", "_limits", "_value", "_value_most", "partitions", "table")
+
+    def __init__(
+        self,
+        table: TableId,
+        configuration: KeyValueTableConfiguration,
+        limits: SegmentLimits,
+        key: Serializer[K],
+        value: Serializer[V],
+    ) -> None:
+        self.table = table
+        self.partitions = configuration.partitions
+        self._key, self._value, self._limits = key, value, limits
+        self._family_most = limits.family_prefix if limits.family_prefix is not None else limits.table_key
+        self._key_most = _least(configuration.longest_key, limits.key, limits.table_key)
+        self._value_most = _least(configuration.longest_value, limits.value)
+
+    def prefix(self, family: str | None) -> bytes:
+        """Return what the table keys of a family begin with; nothing for None."""
+        if family is None:
+            return b""
+        try:
+            prefix = family_prefix(family) if type(family) is str else family_prefix.__wrapped__(family)
+        except KeyValueTableError as error:
+            raise about(self.table, error) from None
+        if len(prefix) > self._family_most:
+            self._too_long(f"the key family {family!r:.60} has {len(prefix) - 2:,} bytes", self._family_most - 2)
+        return prefix
+
+    def table_key(self, prefix: bytes, key: K) -> bytes:
+        """Return the table key of a key whose family has this prefix."""
+        serialised = self.serialised(key)
+        try:
+            stored = table_key(prefix, serialised)
+        except KeyValueTableError as error:
+            raise about(self.table, error) from None
+        if len(serialised) > self._key_most:
+            self._too_long(f"the key {key!r:.60} has {len(serialised):,} bytes", self._key_most)
+        if len(stored) > self._limits.table_key:
+            self._too_long(
+                f"the key {key!r:.60} and its family have {len(stored) - 2:,} bytes", self._limits.table_key - 2
+            )
+        return stored
+
+    def serialised(self, key: K) -> bytes:
+        """Return a key's bytes without an address."""
+        try:
+            stored = self._key.to_bytes(key)
+        except Exception as error:
+            raise self._failed(f"the key {key!r:.60} can't be serialised", error) from error
+        return stored if type(stored) is bytes else self._no_bytes("key", stored)
+
+    def value(self, value: V) -> bytes:
+        """Return a value's bytes."""
+        try:
+            stored = self._value.to_bytes(value)
+        except Exception as error:
+            raise self._failed("a value can't be serialised", error) from error
+        if type(stored) is not bytes:
+            self._no_bytes("value", stored)
+        if self._value_most is not None and len(stored) > self._value_most:
+            raise ValueTooLongError(
+                f"key-value table {self.table}: a value has {len(stored):,} bytes; at most "
+                f"{self._value_most:,} are taken.",
+                "Store it elsewhere, as a file or an object, and its name here.",
+                scope=self.table.scope,
+                table=self.table.name,
+            )
+        return stored
+
+    def partition(self, prefix: bytes, stored: bytes) -> int:
+        """Return the partition of a table key, or of all that have this prefix."""
+        return partition_of(prefix or stored, self.partitions)
+
+    def entry(self, family: str | None, key: K, found: StoredEntry) -> TableEntry[K, V]:
+        """Return what was found of a key that the caller knows."""
+        return TableEntry(TableKey(family, key, KeyVersion(found.version)), self._read(found, found.value or b""))
+
+    def found_key(self, found: StoredEntry) -> TableKey[K]:
+        """Return the key of what was found."""
+        family, serialised = split_table_key(found.key)
+        try:
+            key = self._key.from_bytes(serialised)
+        except Exception as error:
+            raise self._failed(f"a stored key, {serialised!r:.60}, can't be read", error) from error
+        return TableKey(family, key, KeyVersion(found.version))
+
+    def found_entry(self, found: StoredEntry) -> TableEntry[K, V]:
+        """Return the entry that was found."""
+        return TableEntry(self.found_key(found), self._read(found, found.value or b""))
+
+    def _read(self, found: StoredEntry, stored: bytes) -> V:
+        try:
+            return self._value.from_bytes(stored)
+        except Exception as error:
+            raise self._failed(f"the value of the stored key {found.key[2:]!r:.60} can't be read", error) from error
+
+    def _too_long(self, what: str, most: int) -> NoReturn:
+        raise KeyTooLongError(
+            f"key-value table {self.table}: {what}; at most {most:,} are taken.",
+            "Use a shorter one, such as a hash of it.",
+            scope=self.table.scope,
+            table=self.table.name,
+        )
+
+    def _no_bytes(self, what: str, stored: object) -> NoReturn:
+        raise SerializationError(
+            f"key-value table {self.table}: the serializer made {type(stored).__name__} of a {what}: expected bytes.",
+            "Correct its to_bytes.",
+            scope=self.table.scope,
+            table=self.table.name,
+        )
+
+    def _failed(self, what: str, error: Exception) -> AdjunctError:
+        if isinstance(error, KeyValueTableError):
+            return about(self.table, error)
+        if isinstance(error, AdjunctError):
+            return error
+        return SerializationError(
+            f"key-value table {self.table}: {what}: {type(error).__name__}: {error}.",
+            "Correct the serializer, or give what it takes.",
+            scope=self.table.scope,
+            table=self.table.name,
+        )
+
+
+def about(table: TableId, error: KeyValueTableError) -> KeyValueTableError:
+    """Return an error that does not know its table as one that names it."""
+    return error.reworded(
+        f"key-value table {table}: {error.problem}", error.next_step, scope=table.scope, table=table.name
+    )
+
+
+def _least(first: Any, *others: int | None) -> Any:
+    known = [each for each in (first, *others) if each is not None]
+    return min(known, default=None)

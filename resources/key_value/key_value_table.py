@@ -1,0 +1,346 @@
+"""`KeyValueTable`: the entries of one table (PDP-39, "Data plane")."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from dagster_adjunct.resources.errors import ConfigurationError, TransientError, check_whole_number
+from dagster_adjunct.resources.key_value.addressing import KeyRange, part_of_family
+from dagster_adjunct.resources.key_value.changes_of_keys import Insert, Put, Remove, Replace
+from dagster_adjunct.resources.key_value.entry_coder import EntryCoder
+from dagster_adjunct.resources.key_value.iterator_state import Iteration, IteratorState
+from dagster_adjunct.resources.key_value.key_version import KeyVersion, new_token, version_of
+from dagster_adjunct.resources.key_value.repeating import Pause, apply_again, pause_by_hand, pause_in_loop, read_again
+from dagster_adjunct.resources.key_value.serializers import Serializer
+from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
+from dagster_adjunct.resources.key_value.table_entries import TableEntry, TableKey
+from dagster_adjunct.resources.key_value.table_pages import TablePages
+from dagster_adjunct.resources.key_value.table_segment import (
+    ABSENT,
+    ANYTHING,
+    ConditionsFailed,
+    Expected,
+    SegmentBackend,
+    SegmentChange,
+    StoredEntry,
+    TableId,
+    TableSegment,
+)
+from dagster_adjunct.resources.key_value.write_requests import (
+    WriteRequest,
+    batch,
+    check_family,
+    check_limits,
+    refused,
+    removal,
+    replacement,
+    version_bytes,
+)
+
+K = TypeVar("K")
+V = TypeVar("V")
+PAGE_SIZE = 1000
+
+
+class KeyValueTable(Generic[K, V]):
+    """Reads and writes entries, each with a version; linearisable over all processes.
+
+    A key belongs to a family, or to none (None). Writes return the new `KeyVersion`; where a condition does not hold
+    they raise `ConditionsNotMetError`, whose `failures` tell each key with the version found, and nothing was written.
+    Batches are within one family, atomic, and may hold each key once.
+
+    What certainly did nothing is tried again for a minute, then `TableUnavailableError` is raised. A write whose reply
+    was lost is looked for as long as the backend knows; after that it is `OutcomeUnknownError`.
+
+    Usable from any event loop and thread. Pickles without connections; `close()` gives back those of the running loop.
+    """
+
+    def __init__(
+        self,
+        id: TableId,
+        configuration: KeyValueTableConfiguration,
+        backend: SegmentBackend,
+        key: Serializer[K],
+        value: Serializer[V],
+    ) -> None:
+        self.id = id
+        self.configuration = configuration
+        self.backend = backend
+        self.key_serializer = key
+        self.value_serializer = value
+        self._limits = backend.limits
+        self._coder = EntryCoder(id, configuration, backend.limits, key, value)
+        self._segments: dict[int, TableSegment] = {}
+        self._pause: Pause = pause_in_loop
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return KeyValueTable, (
+            self.id, self.configuration, self.backend, self.key_serializer, self.value_serializer,
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"KeyValueTable({str(self.id)!r})"
+
+    async def __aenter__(self) -> KeyValueTable[K, V]:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def put(self, key: K, value: V, *, family: str | None = None) -> KeyVersion:
+        """Write a key, whether it is there or not."""
+        return await self._write(family, key, self._coder.value(value), ANYTHING)
+
+    async def put_if_absent(self, key: K, value: V, *, family: str | None = None) -> KeyVersion:
+        """Write a key that must not be there."""
+        return await self._write(family, key, self._coder.value(value), ABSENT)
+
+    async def replace(self, key: K, value: V, version: KeyVersion, *, family: str | None = None) -> KeyVersion:
+        """Write a key that must have this version."""
+        expected = version_bytes(self.id, version)
+        return await self._write(family, key, self._coder.value(value), expected)
+
+    async def remove(self, key: K, *, version: KeyVersion | None = None, family: str | None = None) -> None:
+        """Remove a key: one that must have this version or, without one, whatever is there."""
+        await self._write(family, key, None, ANYTHING if version is None else version_bytes(self.id, version))
+
+    async def put_all(self, entries: Iterable[tuple[K, V]], *, family: str) -> list[KeyVersion]:
+        """Write keys of a family, all or none; return their versions in this order."""
+        return await self.apply([Put(key, value) for key, value in entries], family=family)  # type: ignore[return-value]
+
+    async def replace_all(
+        self, entries: Iterable[TableEntry[K, V] | tuple[K, V, KeyVersion]], *, family: str
+    ) -> list[KeyVersion]:
+        """Write keys of a family that must all have the versions given; return their new ones in this order."""
+        changes = [replacement(self.id, family, entry) for entry in entries]
+        return await self.apply(changes, family=family)  # type: ignore[return-value]
+
+    async def remove_all(self, keys: Iterable[K | TableKey[K]], *, family: str) -> None:
+        """Remove keys of a family, all or none; a `TableKey` with a version must have this version."""
+        await self.apply([removal(self.id, family, key) for key in keys], family=family)
+
+    async def apply(
+        self,
+        changes: Iterable[Insert[K, V] | Put[K, V] | Replace[K, V] | Remove[K]],
+        *,
+        family: str,
+    ) -> list[KeyVersion | None]:
+        """Apply changes of a family, all or none; return the new versions in this order, None for what is removed."""
+        request = batch(self._coder, family, changes, new_token())
+        if request.changes:
+            check_limits(self.id, request.changes, self._limits)
+            partition = self._coder.partition(self._coder.prefix(family), b"")
+            await self._apply(self._segment(partition), request)
+        return request.versions
+
+    async def get(self, key: K, *, family: str | None = None) -> TableEntry[K, V] | None:
+        """Return the entry of a key; None where there is none."""
+        found = await self._find(family, key, values=True)
+        return None if found is None else self._coder.entry(family, key, found)
+
+    async def exists(self, key: K, *, family: str | None = None) -> bool:
+        """Whether there is such a key."""
+        return await self._find(family, key, values=False) is not None
+
+    async def get_all(
+        self, keys: Iterable[K | TableKey[K]], *, family: str | None = None
+    ) -> list[TableEntry[K, V] | None]:
+        """Return the entries of keys, which may repeat, in this order; None for those that are missing.
+
+        A `TableKey` has its own family. There is one request for each partition; the partitions are not read at one
+        moment.
+        """
+        coder = self._coder
+        asked: list[tuple[str | None, K]] = [
+            (key.family, key.key) if isinstance(key, TableKey) else (family, key) for key in keys
+        ]
+        stored: dict[int, list[bytes]] = {}
+        places: dict[int, list[int]] = {}
+        for place, (of, key) in enumerate(asked):
+            prefix = coder.prefix(of)
+            table_key = coder.table_key(prefix, key)
+            partition = coder.partition(prefix, table_key)
+            stored.setdefault(partition, []).append(table_key)
+            places.setdefault(partition, []).append(place)
+        entries: list[TableEntry[K, V] | None] = [None] * len(asked)
+        for partition, answers in zip(stored, await self._read_each(stored), strict=True):
+            for place, found in zip(places[partition], answers, strict=True):
+                if found is not None:
+                    entries[place] = coder.entry(*asked[place], found)
+        return entries
+
+    def keys(
+        self,
+        family: str,
+        *,
+        prefix: str | bytes | None = None,
+        start: K | None = None,
+        end: K | None = None,
+        page_size: int = PAGE_SIZE,
+        state: IteratorState | None = None,
+    ) -> TablePages[TableKey[K]]:
+        """Iterate over the keys of a family in the order of their bytes, by pages of at most `page_size`.
+
+        Only those whose bytes begin with `prefix` (a text stands for its UTF-8), from `start` up to `end`, which is not
+        among them any more. `state` of a page, from any process, goes on behind it.
+        """
+        iteration = self._of_family(family, prefix, start, end, values=False)
+        return TablePages(iteration, self._read_page, self._coder.found_key, _page_size(page_size), state)
+
+    def entries(
+        self,
+        family: str,
+        *,
+        prefix: str | bytes | None = None,
+        start: K | None = None,
+        end: K | None = None,
+        page_size: int = PAGE_SIZE,
+        state: IteratorState | None = None,
+    ) -> TablePages[TableEntry[K, V]]:
+        """Iterate over the entries of a family, as `keys` does."""
+        iteration = self._of_family(family, prefix, start, end, values=True)
+        return TablePages(iteration, self._read_page, self._coder.found_entry, _page_size(page_size), state)
+
+    def all_keys(
+        self,
+        *,
+        partitions: Sequence[int] | None = None,
+        page_size: int = PAGE_SIZE,
+        state: IteratorState | None = None,
+    ) -> TablePages[TableKey[K]]:
+        """Iterate over the keys of the whole table, or of some partitions: partition by partition, in key order."""
+        iteration = self._of_table(partitions, values=False)
+        return TablePages(iteration, self._read_page, self._coder.found_key, _page_size(page_size), state)
+
+    def all_entries(
+        self,
+        *,
+        partitions: Sequence[int] | None = None,
+        page_size: int = PAGE_SIZE,
+        state: IteratorState | None = None,
+    ) -> TablePages[TableEntry[K, V]]:
+        """Iterate over the entries of the whole table, as `all_keys` does."""
+        iteration = self._of_table(partitions, values=True)
+        return TablePages(iteration, self._read_page, self._coder.found_entry, _page_size(page_size), state)
+
+    async def close(self) -> None:
+        """Give back what the running event loop holds; a later operation opens it again."""
+        for segment in list(self._segments.values()):
+            await segment.close()
+
+    def _by_hand(self) -> KeyValueTable[K, V]:
+        """Return this table for callers without an event loop; its backend does not wait."""
+        twin = copy.copy(self)
+        twin._pause = pause_by_hand
+        return twin
+
+    def _segment(self, partition: int) -> TableSegment:
+        segment = self._segments.get(partition)
+        if segment is None:  # of two threads that open it at once, one gets the other's
+            segment = self._segments.setdefault(partition, self.backend.open(self.id, partition))
+        return segment
+
+    async def _write(self, family: str | None, key: K, value: bytes | None, expected: Expected | bytes) -> KeyVersion:
+        coder = self._coder
+        prefix = coder.prefix(family)
+        stored = coder.table_key(prefix, key)
+        token = new_token()
+        version = version_of(token, 0)
+        changes = (SegmentChange(stored, value, version, expected),)
+        if self._limits.request is not None:
+            check_limits(self.id, changes, self._limits)
+        await self._apply(self._segment(coder.partition(prefix, stored)), WriteRequest(family, (key,), changes, token))
+        return KeyVersion(version)
+
+    async def _apply(self, segment: TableSegment, request: WriteRequest[K]) -> None:
+        began = time.monotonic()
+        try:
+            try:
+                await segment.apply(request.changes, request.token)
+            except TransientError as error:
+                await apply_again(
+                    self.id,
+                    segment,
+                    request.changes,
+                    request.token,
+                    first=error,
+                    began=began,
+                    horizon=self.backend.horizon,
+                    pause=self._pause,
+                )
+        except ConditionsFailed as failed:
+            raise refused(self.id, request, failed) from None
+
+    async def _find(self, family: str | None, key: K, *, values: bool) -> StoredEntry | None:
+        coder = self._coder
+        prefix = coder.prefix(family)
+        stored = coder.table_key(prefix, key)
+        (found,) = await self._get(coder.partition(prefix, stored), (stored,), values)
+        return found
+
+    async def _read_each(self, stored: dict[int, list[bytes]]) -> list[list[StoredEntry | None]]:
+        if len(stored) < 2 or not self.backend.waits:
+            return [await self._get(partition, keys, True) for partition, keys in stored.items()]
+        tasks = [asyncio.ensure_future(self._get(partition, keys, True)) for partition, keys in stored.items()]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:  # one failed: nobody waits for the others
+                task.cancel()
+
+    async def _get(self, partition: int, keys: Sequence[bytes], values: bool) -> list[StoredEntry | None]:
+        segment = self._segment(partition)
+        began = time.monotonic()
+        try:
+            return await segment.get(keys, values=values)
+        except TransientError as error:
+            return await read_again(
+                lambda: segment.get(keys, values=values), first=error, began=began, pause=self._pause
+            )
+
+    async def _read_page(self, partition: int, within: KeyRange, limit: int, values: bool) -> list[StoredEntry]:
+        segment = self._segment(partition)
+        began = time.monotonic()
+        try:
+            return await segment.page(within, limit, values=values)
+        except TransientError as error:
+            return await read_again(
+                lambda: segment.page(within, limit, values=values), first=error, began=began, pause=self._pause
+            )
+
+    def _of_family(
+        self, family: str, prefix: str | bytes | None, start: K | None, end: K | None, *, values: bool
+    ) -> Iteration:
+        check_family(self.id, family)
+        coder = self._coder
+        of_family = coder.prefix(family)
+        within = part_of_family(
+            of_family,
+            prefix.encode() if isinstance(prefix, str) else prefix or b"",
+            None if start is None else coder.serialised(start),
+            None if end is None else coder.serialised(end),
+        )
+        return Iteration(self.id, values, (coder.partition(of_family, b""),), within)
+
+    def _of_table(self, partitions: Sequence[int] | None, *, values: bool) -> Iteration:
+        count = self.configuration.partitions
+        chosen = tuple(range(count)) if partitions is None else tuple(partitions)
+        if any(not isinstance(each, int) or not 0 <= each < count for each in chosen) or len(set(chosen)) < len(chosen):
+            raise ConfigurationError(
+                f"key-value table {self.id} has no such partitions: {list(chosen)!r:.80}.",
+                f"Give different numbers from 0 to {count - 1}.",
+                argument="partitions",
+            )
+        return Iteration(self.id, values, chosen, KeyRange())
+
+
+def _page_size(page_size: int) -> int:
+    check_whole_number(page_size, f"page_size={page_size!r}", "a whole number from 1 on", argument="page_size")
+    return page_size

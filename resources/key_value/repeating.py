@@ -1,0 +1,103 @@
+"""Requests to a segment that are sent again: what certainly did nothing, and what nobody knows of (rule 20).
+
+The first attempt is made by the caller; only what failed comes here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
+
+from dagster_adjunct.resources.errors import TableError, TransientError
+from dagster_adjunct.resources.key_value.table_segment import ReplyLostError, SegmentChange, TableId, TableSegment
+from dagster_adjunct.resources.key_value_errors import OutcomeUnknownError
+
+T = TypeVar("T")
+Pause = Callable[[float], Awaitable[None]]
+
+PATIENCE = 60.0
+"""Seconds for which a table that is out of reach is asked again; a lost reply is looked for until the horizon."""
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 2.0
+
+
+async def pause_in_loop(seconds: float) -> None:
+    """Let others run meanwhile."""
+    await asyncio.sleep(seconds)
+
+
+async def pause_by_hand(seconds: float) -> None:
+    """Wait where no event loop runs this coroutine."""
+    time.sleep(seconds)
+
+
+async def apply_again(
+    table: TableId,
+    segment: TableSegment,
+    changes: Sequence[SegmentChange],
+    token: bytes,
+    *,
+    first: TransientError,
+    began: float,
+    horizon: float,
+    pause: Pause,
+) -> None:
+    """Repeat a write whose first attempt, `began` at that `time.monotonic()`, raised `first`, until it is settled.
+
+    Raises OutcomeUnknownError where an attempt's reply was lost and time is out, or the table can't be asked any more;
+    else what the last attempt raised.
+    """
+    errors: list[TransientError] = [first]
+    lost = False
+
+    async def attempt() -> None:
+        nonlocal lost
+        try:
+            if errors:
+                raise errors.pop()
+            await segment.apply(changes, token, repeated=lost)
+        except ReplyLostError:
+            lost = True
+            raise
+
+    def is_over(state: RetryCallState) -> bool:
+        return time.monotonic() + state.upcoming_sleep - began > (horizon if lost else min(horizon, PATIENCE))
+
+    try:
+        await _retrying(is_over, pause)(attempt)
+    except (TransientError, TableError) as error:
+        if not lost:
+            raise
+        raise OutcomeUnknownError(
+            f"key-value table {table}: a write of {len(changes):,} keys was sent, and whether it was applied could not "
+            f"be found out in {time.monotonic() - began:.1f} s (asked for at most {horizon:g} s): {error}",
+            "Read the keys before you write them again.",
+            scope=table.scope,
+            table=table.name,
+        ) from error
+
+
+async def read_again(request: Callable[[], Awaitable[T]], *, first: TransientError, began: float, pause: Pause) -> T:
+    """Repeat a read whose first attempt raised `first`."""
+    errors: list[TransientError] = [first]
+
+    async def attempt() -> T:
+        if errors:
+            raise errors.pop()
+        return await request()
+
+    return await _retrying(lambda state: time.monotonic() + state.upcoming_sleep - began > PATIENCE, pause)(attempt)
+
+
+def _retrying(is_over: Callable[[RetryCallState], bool], pause: Pause) -> AsyncRetrying:
+    return AsyncRetrying(
+        retry=retry_if_exception_type(TransientError),
+        wait=wait_random_exponential(multiplier=_FIRST_PAUSE, max=_LONGEST_PAUSE),
+        stop=is_over,
+        sleep=pause,
+        reraise=True,
+    )

@@ -1,0 +1,66 @@
+"""`TablePages`: the pages of an iteration, one request each."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from dagster_adjunct.resources.key_value.addressing import KeyRange
+from dagster_adjunct.resources.key_value.iterator_state import Iteration, IteratorState
+from dagster_adjunct.resources.key_value.table_segment import StoredEntry
+
+T = TypeVar("T")
+ReadPage = Callable[[int, KeyRange, int, bool], Awaitable[list[StoredEntry]]]
+"""Reads from a partition the first entries of a range: at most so many, with values or without."""
+
+
+@dataclass(frozen=True, slots=True)
+class IteratorPage(Generic[T]):
+    """Items in order, at least one and at most as many as were asked for; `state` is the place behind the last."""
+
+    items: list[T]
+    state: IteratorState
+
+
+class TablePages(Generic[T]):
+    """An asynchronous iterator over `IteratorPage`s.
+
+    While others write, each key is met at most once, in the order of (partition, key); an entry that is there from the
+    first page to the last is met, with a version that it had when its page was read.
+    """
+
+    def __init__(
+        self,
+        iteration: Iteration,
+        read: ReadPage,
+        make: Callable[[StoredEntry], T],
+        page_size: int,
+        state: IteratorState | None,
+    ) -> None:
+        self._iteration, self._read, self._make, self._page_size = iteration, read, make, page_size
+        self._place, self._within = (0, iteration.within) if state is None else iteration.resumed(state)
+
+    def __aiter__(self) -> TablePages[T]:
+        return self
+
+    async def __anext__(self) -> IteratorPage[T]:
+        page = await self.next_page()
+        if page is None:
+            raise StopAsyncIteration
+        return page
+
+    async def next_page(self) -> IteratorPage[T] | None:
+        """Return the next page; None behind the last one."""
+        iteration = self._iteration
+        while self._place < len(iteration.partitions):
+            partition = iteration.partitions[self._place]
+            if not self._within.is_empty:
+                found = await self._read(partition, self._within, self._page_size, iteration.values)
+                if found:
+                    last = found[-1].key
+                    self._within = iteration.within.after(last)
+                    return IteratorPage(list(map(self._make, found)), iteration.state_after(partition, last))
+            self._place += 1
+            self._within = iteration.within
+        return None
