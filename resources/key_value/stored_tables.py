@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import AwareDatetime, Field, ValidationError
 
 from dagster_adjunct.resources.errors import MalformedDocumentError
-from dagster_adjunct.resources.key_value.table_configuration import MOST_PARTITIONS, KeyValueTableConfiguration
+from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.table_names import TableName
 from dagster_adjunct.resources.key_value.table_segment import TableId
 from dagster_adjunct.resources.stored_documents import StoredDocument, first_problem
@@ -53,7 +53,7 @@ class StoredTable(StoredDocument):
     format: Literal[1] = 1
     state: TableState
     incarnation: str = Field(pattern="^[0-9a-f]{16}$")
-    partitions: int = Field(ge=1, le=MOST_PARTITIONS)
+    partitions: int = Field(ge=1)
     longest_key: int | None = None
     longest_value: int | None = None
     backend: dict[str, Any]

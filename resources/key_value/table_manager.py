@@ -135,20 +135,18 @@ class KeyValueTableManager:
         KeyValueTableExistsError where it exists with another configuration or in another backend.
         """
         table = TableName.checked(scope, name)
-        described = self._description()
         wanted = StoredTable(
             state=TableState.CREATING,
             incarnation=new_incarnation(),
             partitions=configuration.partitions,
             longest_key=configuration.longest_key,
             longest_value=configuration.longest_value,
-            backend=described,
+            backend=self._description(),
             created_at=self.lake.now(),
         )
-        lies = self._absolute(described)
         return self._change(
             table,
-            lambda found: decide_create(found, wanted, table, lambda other: self._absolute(other.backend) == lies),
+            lambda found: decide_create(found, wanted, table, lambda other: self._lies_in(self._own(), table, other)),
         )
 
     def list(self, scope: str, *, after: str | None = None, limit: int | None = None) -> tuple[TableInfo, ...]:
@@ -201,7 +199,7 @@ class KeyValueTableManager:
         """
         table = TableName.checked(scope, name)
         there = self._existing(table)
-        backend = self._backend(there)
+        backend = self._backend(table, there)
         return tuple(
             SegmentInfo(number, *hash_range(number, there.partitions), backend.location(there.id(table), number))
             for number in range(there.partitions)
@@ -232,7 +230,7 @@ class KeyValueTableManager:
         """Do what the table's state says is to be done, whoever began it, and store that it is done."""
         if table.state not in UNFINISHED:
             return
-        backend = self._backend(table)
+        backend = self._backend(name, table)
         steps = {
             TableState.CREATING: backend.create,
             TableState.SEALING: backend.seal,
@@ -263,17 +261,32 @@ class KeyValueTableManager:
     def _description(self) -> dict[str, Any]:
         return default_backend(self.lake) if self._given is None else describe_backend(self._given)
 
-    def _absolute(self, description: Mapping[str, Any]) -> str:
-        return json.dumps(backend_in(self.lake, description), sort_keys=True)
+    def _own(self) -> SegmentBackend:
+        return self._described(self._description()) if self._given is None else self._given
 
-    def _backend(self, table: StoredTable) -> SegmentBackend:
-        """Return the table's backend; tables of one backend share it."""
-        where = self._absolute(table.backend)
-        if where not in self._backends:
-            if self._given is not None and self._absolute(describe_backend(self._given)) == where:
-                return self._backends.setdefault(where, self._given)
-            return self._backends.setdefault(where, backend_from(json.loads(where)))
-        return self._backends[where]
+    def _described(self, description: Mapping[str, Any]) -> SegmentBackend:
+        """Return the backend that is described; there is one, which all its tables share."""
+        absolute = backend_in(self.lake, description)
+        key = json.dumps(absolute, sort_keys=True)
+        known = self._backends.get(key)
+        return self._backends.setdefault(key, backend_from(absolute)) if known is None else known
+
+    def _lies_in(self, backend: SegmentBackend, name: TableName, table: StoredTable) -> bool:
+        """Whether this backend, with whatever settings, is where a table lies."""
+        if self._description() == table.backend:
+            return True
+        there = self._described(table.backend)
+        return type(there) is type(backend) and _location(there, name, table) == _location(backend, name, table)
+
+    def _backend(self, name: TableName, table: StoredTable) -> SegmentBackend:
+        """Return the table's backend: the one that was given, with its settings, where the table lies in it."""
+        if self._given is not None and self._lies_in(self._given, name, table):
+            return self._given
+        return self._described(table.backend)
+
+
+def _location(backend: SegmentBackend, name: TableName, table: StoredTable) -> str:
+    return backend.location(table.id(name), 0)
 
 
 def _patiently(step: Callable[[], T]) -> T:

@@ -1,0 +1,407 @@
+"""The manager of key-value tables: what it answers, races of managers, and crashes between its steps."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError, TableUnavailableError
+from dagster_adjunct.resources.key_value.default_backend import backend_in, default_backend
+from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
+from dagster_adjunct.resources.key_value.table_manager import NAMESPACE, KeyValueTableManager
+from dagster_adjunct.resources.key_value_backends import SqliteSegments
+from dagster_adjunct.resources.key_value_errors import (
+    KeyValueTableError,
+    KeyValueTableExistsError,
+    KeyValueTableNotFoundError,
+    ScopeNotEmptyError,
+    ScopeNotFoundError,
+)
+from dagster_adjunct.resources.metadata import MetadataStore
+from dagster_adjunct.resources.objects import InMemoryStore, Lake, lake_in, open_lake
+from tests.resources.key_value.control_plane_world import Died, RememberedTables, dying
+
+FOUR = KeyValueTableConfiguration(4)
+
+
+@pytest.fixture
+def lake() -> Lake:
+    return lake_in(InMemoryStore())
+
+
+@pytest.fixture
+def backend(lake: Lake) -> RememberedTables:
+    return RememberedTables(lake.url)
+
+
+@pytest.fixture
+def manager(lake: Lake, backend: RememberedTables) -> KeyValueTableManager:
+    manager = KeyValueTableManager(lake, backend)
+    manager.create_scope("plant")
+    return manager
+
+
+def names(manager: KeyValueTableManager, **how: Any) -> list[str]:
+    return [table.name for table in manager.list("plant", **how)]
+
+
+def state(manager: KeyValueTableManager, name: str = "machines") -> str | None:
+    return manager.describe("plant", name).state
+
+
+# -- scopes
+
+
+def test_scopes_are_made_once_and_deleted_once(lake: Lake, backend: RememberedTables) -> None:
+    manager = KeyValueTableManager(lake, backend)
+    assert manager.list_scopes() == ()
+    assert [manager.create_scope(scope) for scope in ("b", "a", "b", "a-b", "a.b")] == [True, True, False, True, True]
+    assert manager.list_scopes() == ("a", "a-b", "a.b", "b")
+    assert manager.list_scopes(limit=2) == ("a", "a-b")
+    assert manager.list_scopes(after="a-b", limit=5) == ("a.b", "b")
+    assert manager.create("a", "t", FOUR)
+    assert manager.list_scopes() == ("a", "a-b", "a.b", "b")
+    with pytest.raises(ScopeNotEmptyError, match="'a' holds tables: t"):
+        manager.delete_scope("a")
+    assert manager.delete("a", "t")
+    assert [manager.delete_scope("a"), manager.delete_scope("a")] == [True, False]
+
+
+def test_a_missing_scope_is_an_error_of_every_call(manager: KeyValueTableManager) -> None:
+    calls = [
+        lambda: manager.create("none", "t", FOUR),
+        lambda: manager.list("none"),
+        lambda: manager.describe("none", "t"),
+        lambda: manager.get_configuration("none", "t"),
+        lambda: manager.update("none", "t", FOUR),
+        lambda: manager.seal("none", "t"),
+        lambda: manager.delete("none", "t"),
+        lambda: manager.segments("none", "t"),
+    ]
+    for call in calls:
+        with pytest.raises(ScopeNotFoundError, match="no scope 'none'"):
+            call()
+
+
+def test_names_that_are_not_allowed_are_refused_by_every_call(manager: KeyValueTableManager) -> None:
+    for bad in ("", "_a", "a/b", "a" * 256, "ü"):
+        calls = [
+            lambda bad=bad: manager.create_scope(bad),
+            lambda bad=bad: manager.delete_scope(bad),
+            lambda bad=bad: manager.list(bad),
+            lambda bad=bad: manager.create("plant", bad, FOUR),
+            lambda bad=bad: manager.get_configuration("plant", bad),
+            lambda bad=bad: manager.update("plant", bad, FOUR),
+            lambda bad=bad: manager.seal("plant", bad),
+            lambda bad=bad: manager.delete(bad, "t"),
+            lambda bad=bad: manager.segments("plant", bad),
+        ]
+        for call in calls:
+            with pytest.raises(InvalidNameError):
+                call()
+
+
+# -- tables
+
+
+def test_a_table_is_created_once_and_other_configurations_are_refused(
+    manager: KeyValueTableManager, backend: RememberedTables
+) -> None:
+    assert manager.create("plant", "machines", FOUR) is True
+    assert manager.create("plant", "machines", FOUR) is False
+    assert manager.get_configuration("plant", "machines") == FOUR
+    assert list(backend.tables.values()) == ["open"]
+    for other in (KeyValueTableConfiguration(5), KeyValueTableConfiguration(4, longest_key=9)):
+        with pytest.raises(KeyValueTableExistsError):
+            manager.create("plant", "machines", other)
+    with pytest.raises(KeyValueTableExistsError, match="backend='remembered'.*space="):
+        KeyValueTableManager(manager.lake, RememberedTables("elsewhere")).create("plant", "machines", FOUR)
+    assert list(backend.tables.values()) == ["open"]
+
+
+def test_limits_are_updated_and_another_number_of_partitions_is_refused(manager: KeyValueTableManager) -> None:
+    with pytest.raises(KeyValueTableNotFoundError):
+        manager.update("plant", "machines", FOUR)
+    manager.create("plant", "machines", FOUR)
+    wider = KeyValueTableConfiguration(4, longest_value=100)
+    assert [manager.update("plant", "machines", wider), manager.update("plant", "machines", wider)] == [True, False]
+    assert manager.get_configuration("plant", "machines") == wider
+    with pytest.raises(KeyValueTableError, match="found 3"):
+        manager.update("plant", "machines", KeyValueTableConfiguration(3))
+    with pytest.raises(KeyValueTableExistsError):
+        manager.create("plant", "machines", FOUR)
+
+
+def test_a_table_is_sealed_once_and_deleted_once(manager: KeyValueTableManager, backend: RememberedTables) -> None:
+    assert manager.delete("plant", "machines") is False
+    with pytest.raises(KeyValueTableNotFoundError):
+        manager.seal("plant", "machines")
+    manager.create("plant", "machines", FOUR)
+    first = manager.describe("plant", "machines").incarnation
+    assert [manager.seal("plant", "machines"), manager.seal("plant", "machines")] == [True, False]
+    assert list(backend.tables.values()) == ["sealed"]
+    assert manager.create("plant", "machines", FOUR) is False
+    assert [manager.delete("plant", "machines"), manager.delete("plant", "machines")] == [True, False]
+    assert backend.tables == {}
+    assert manager.create("plant", "machines", FOUR) is True
+    assert manager.describe("plant", "machines").incarnation != first
+    assert state(manager) == "active"
+
+
+def test_tables_are_listed_in_order_and_on_from_where_one_was(manager: KeyValueTableManager) -> None:
+    made = ["a", "a-b", "a.b", "b", "z9", "C"]
+    manager.create_scope("plant-2")
+    manager.create("plant-2", "other", FOUR)
+    for name in made:
+        manager.create("plant", name, FOUR)
+    assert names(manager) == sorted(made)
+    seen: list[str] = []
+    while page := names(manager, limit=2, after=seen[-1] if seen else None):
+        assert len(page) <= 2
+        seen += page
+    assert seen == sorted(made)
+    with pytest.raises(ConfigurationError, match="limit is 0"):
+        manager.list("plant", limit=0)
+
+
+def test_segments_tell_the_hashes_of_each_partition_and_where_it_lives(manager: KeyValueTableManager) -> None:
+    manager.create("plant", "machines", KeyValueTableConfiguration(3))
+    segments = manager.segments("plant", "machines")
+    incarnation = manager.describe("plant", "machines").incarnation
+    assert [segment.location for segment in segments] == [f"{manager.lake.url}/{incarnation}/{n}" for n in range(3)]
+    assert (segments[0].first_hash, segments[-1].last_hash) == (0, 2**52 - 1)
+    with pytest.raises(KeyValueTableNotFoundError):
+        manager.segments("plant", "others")
+
+
+def test_an_entry_that_cannot_be_read_is_told_of_and_stops_no_other(manager: KeyValueTableManager) -> None:
+    manager.create("plant", "machines", FOUR)
+    namespace = MetadataStore(manager.lake).namespace(NAMESPACE, "all")
+    namespace.transact(lambda _: ({"plant/newer": {"format": 9}}, None), by="a newer release")
+    machines, newer = manager.list("plant")
+    assert (machines.problem, newer.state) == (None, None)
+    assert "in format 9; this release of Adjunct reads format 1" in str(newer.problem)
+    assert manager.seal("plant", "machines")
+
+
+def test_another_manager_finds_the_backend_of_a_table_by_itself(
+    manager: KeyValueTableManager, backend: RememberedTables
+) -> None:
+    manager.create("plant", "machines", FOUR)
+    other = pickle.loads(pickle.dumps(KeyValueTableManager(manager.lake)))
+    assert other.segments("plant", "machines") == manager.segments("plant", "machines")
+    assert other.delete("plant", "machines") is True
+    assert backend.tables == {}
+
+
+def test_a_backend_with_other_settings_is_the_same_place(tmp_path: Path) -> None:
+    lake = open_lake(tmp_path / "lake")
+    KeyValueTableManager(lake).create_scope("plant")
+    assert KeyValueTableManager(lake).create("plant", "machines", FOUR) is True
+    path = tmp_path / "lake.key-values.sqlite"
+    patient = KeyValueTableManager(lake, SqliteSegments(path, busy_timeout=60))
+    assert patient.create("plant", "machines", FOUR) is False
+    with pytest.raises(KeyValueTableExistsError, match=r"elsewhere\.sqlite"):
+        KeyValueTableManager(lake, SqliteSegments(tmp_path / "elsewhere.sqlite")).create("plant", "machines", FOUR)
+    assert str(path) in patient.segments("plant", "machines")[0].location
+
+
+def test_without_a_backend_tables_lie_beside_a_local_lake_and_in_another_one(tmp_path: Path) -> None:
+    local = open_lake(tmp_path / "lake")
+    path = str(tmp_path / "lake.key-values.sqlite")
+    assert backend_in(local, default_backend(local)) == {"backend": "sqlite", "path": path}
+    moved = open_lake(tmp_path / "moved")
+    assert backend_in(moved, default_backend(local))["path"] == str(tmp_path / "moved.key-values.sqlite")
+    shared = Lake(local.store, local.id, shared=True)
+    assert backend_in(shared, default_backend(shared))["backend"] == "objects"
+    in_memory = lake_in(InMemoryStore())
+    assert backend_in(in_memory, default_backend(in_memory)) == {"backend": "objects", "url": in_memory.url}
+    with pytest.raises(ConfigurationError, match="which this lake does not have"):
+        backend_in(in_memory, default_backend(local))
+
+
+# -- races
+
+
+def test_of_managers_that_race_exactly_one_is_told_that_it_was_the_one(lake: Lake, backend: RememberedTables) -> None:
+    managers = [KeyValueTableManager(lake, backend) for _ in range(6)]
+    with ThreadPoolExecutor(len(managers)) as threads:
+        for number in range(5):
+            name = f"t{number}"
+            scopes = list(threads.map(lambda m, name=name: m.create_scope(name), managers))
+            made = list(threads.map(lambda m, name=name: m.create(name, "t", FOUR), managers))
+            sealed = list(threads.map(lambda m, name=name: m.seal(name, "t"), managers))
+            deleted = list(threads.map(lambda m, name=name: m.delete(name, "t"), managers))
+            assert [sum(answers) for answers in (scopes, made, sealed, deleted)] == [1, 1, 1, 1]
+    assert backend.tables == {}
+
+
+def test_racing_creators_of_two_configurations_make_one_of_them(lake: Lake, backend: RememberedTables) -> None:
+    manager = KeyValueTableManager(lake, backend)
+    manager.create_scope("plant")
+
+    def create(partitions: int) -> object:
+        try:
+            return KeyValueTableManager(lake, backend).create("plant", "t", KeyValueTableConfiguration(partitions))
+        except KeyValueTableExistsError:
+            return "refused"
+
+    with ThreadPoolExecutor(6) as threads:
+        answers = list(threads.map(create, [1, 2, 1, 2, 1, 2]))
+    assert Counter(map(str, answers)) == {"True": 1, "False": 2, "refused": 3}
+    won = manager.get_configuration("plant", "t").partitions
+    assert {answers[at] for at in range(6) if at % 2 == won - 1} == {True, False}
+
+
+_RACER = """
+import sys
+from tests.resources.key_value.control_plane_world import RememberedTables
+from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
+from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
+from dagster_adjunct.resources.objects import open_lake
+
+manager = KeyValueTableManager(open_lake(sys.argv[1]), RememberedTables("of this process"))
+print("ready", flush=True)
+sys.stdin.readline()
+for step in range(8):
+    name = f"t{step}"
+    print(manager.create_scope(name), manager.create(name, "t", KeyValueTableConfiguration(2)), manager.seal(name, "t"))
+"""
+
+
+@pytest.mark.slow
+def test_of_processes_that_race_exactly_one_is_told_that_it_was_the_one(tmp_path: Path) -> None:
+    lake = open_lake(tmp_path / "lake")
+    KeyValueTableManager(lake, RememberedTables("here")).create_scope("first")
+    command = [sys.executable, "-c", _RACER, lake.url]
+    racers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    for racer in racers:
+        assert racer.stdout is not None
+        assert racer.stdout.readline() == "ready\n"
+    told = [racer.communicate("go\n", timeout=120)[0].splitlines() for racer in racers]
+    assert [racer.returncode for racer in racers] == [0, 0, 0]
+    for answers in zip(*told, strict=True):
+        for one in zip(*(answer.split() for answer in answers), strict=True):
+            assert sorted(one) == ["False", "False", "True"]
+
+
+# -- crashes
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_create_that_dies_is_finished_by_the_next_call_whichever(
+    manager: KeyValueTableManager, backend: RememberedTables, when: str
+) -> None:
+    for number, call in enumerate(("create", "seal", "update", "open", "delete")):
+        name = f"t{number}"
+        setattr(backend, when, dying("create"))
+        with pytest.raises(Died):
+            manager.create("plant", name, FOUR)
+        assert state(manager, name) == "creating"
+        other = KeyValueTableManager(manager.lake, backend)
+        if call == "create":
+            assert other.create("plant", name, FOUR) is False
+            assert state(manager, name) == "active"
+        elif call == "seal":
+            assert other.seal("plant", name) is True
+            assert state(manager, name) == "sealed"
+        elif call == "update":
+            assert other.update("plant", name, KeyValueTableConfiguration(4, longest_key=3)) is True
+            assert state(manager, name) == "active"
+        elif call == "delete":
+            assert other.delete("plant", name) is True
+            assert name not in names(manager)
+    assert sorted(backend.tables.values()) in (["open", "open", "sealed"], ["open", "open", "open", "sealed"])
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_seal_that_dies_is_finished_by_the_next_one(
+    manager: KeyValueTableManager, backend: RememberedTables, when: str
+) -> None:
+    manager.create("plant", "machines", FOUR)
+    setattr(backend, when, dying("seal"))
+    with pytest.raises(Died):
+        manager.seal("plant", "machines")
+    assert state(manager) == "sealing"
+    assert manager.seal("plant", "machines") is False
+    assert state(manager) == "sealed"
+    assert list(backend.tables.values()) == ["sealed"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("next_call", ["delete", "create", "delete_scope"])
+def test_a_delete_that_dies_is_finished_by_the_next_call(
+    manager: KeyValueTableManager, backend: RememberedTables, when: str, next_call: str
+) -> None:
+    manager.create("plant", "machines", FOUR)
+    setattr(backend, when, dying("delete"))
+    with pytest.raises(Died):
+        manager.delete("plant", "machines")
+    assert [(table.name, table.state) for table in manager.list("plant")] == [("machines", "deleting")]
+    with pytest.raises(KeyValueTableNotFoundError):
+        manager.get_configuration("plant", "machines")
+    if next_call == "delete":
+        assert manager.delete("plant", "machines") is False
+        assert (names(manager), backend.tables) == ([], {})
+    elif next_call == "create":
+        assert manager.create("plant", "machines", KeyValueTableConfiguration(9)) is True
+        assert list(backend.tables.values()) == ["open"]
+    else:
+        assert manager.delete_scope("plant") is True
+        assert (manager.list_scopes(), backend.tables) == ((), {})
+
+
+def test_a_creator_that_is_late_leaves_nothing_of_a_table_that_is_deleted(
+    manager: KeyValueTableManager, backend: RememberedTables
+) -> None:
+    late = RememberedTables(manager.lake.url)
+
+    def delete_meanwhile(step: str) -> None:
+        if step == "create":
+            late.before = lambda step: None
+            assert manager.delete("plant", "machines") is True
+
+    late.before = delete_meanwhile
+    assert KeyValueTableManager(manager.lake, late).create("plant", "machines", FOUR) is True
+    assert (names(manager), backend.tables) == ([], {})
+
+
+def test_a_sealer_that_is_late_has_sealed_the_table_before_it_was_deleted(
+    manager: KeyValueTableManager, backend: RememberedTables
+) -> None:
+    manager.create("plant", "machines", FOUR)
+    late = RememberedTables(manager.lake.url)
+    late.before = lambda step: None if step != "seal" else manager.delete("plant", "machines") and None
+    assert KeyValueTableManager(manager.lake, late).seal("plant", "machines") is True
+    assert (names(manager), backend.tables) == ([], {})
+
+
+def test_a_backend_that_lost_a_table_is_told_not_hidden(
+    manager: KeyValueTableManager, backend: RememberedTables
+) -> None:
+    manager.create("plant", "machines", FOUR)
+    backend.tables.clear()
+    with pytest.raises(KeyValueTableNotFoundError):
+        manager.seal("plant", "machines")
+
+
+def test_a_backend_that_is_out_of_reach_for_a_moment_is_asked_again(
+    manager: KeyValueTableManager, backend: RememberedTables
+) -> None:
+    left = [1, 2]
+
+    def unavailable(step: str) -> None:
+        if left:
+            left.pop()
+            raise TableUnavailableError("busy.", "Ask again.")
+
+    backend.before = unavailable
+    assert manager.create("plant", "machines", FOUR) is True
+    assert left == []
