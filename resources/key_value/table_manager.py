@@ -16,6 +16,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 from dagster_adjunct.resources.errors import ConfigurationError, TransientError
 from dagster_adjunct.resources.key_value.backend_names import backend_from, describe_backend
 from dagster_adjunct.resources.key_value.default_backend import backend_in, default_backend
+from dagster_adjunct.resources.key_value.key_value_table import KeyValueTable
 from dagster_adjunct.resources.key_value.listed_tables import SegmentInfo, TableInfo, hash_range, table_info
 from dagster_adjunct.resources.key_value.stored_tables import (
     StoredScope,
@@ -45,6 +46,7 @@ from dagster_adjunct.resources.key_value_errors import (
 from dagster_adjunct.resources.metadata import MetadataStore
 
 if TYPE_CHECKING:
+    from dagster_adjunct.resources.key_value.serializers import Serializer
     from dagster_adjunct.resources.key_value.table_segment import SegmentBackend
     from dagster_adjunct.resources.metadata import Snapshot
     from dagster_adjunct.resources.objects.lake import Lake
@@ -54,6 +56,8 @@ _BY = "key-value-table-manager"
 _PATIENCE = 30.0  # seconds for which a backend that is out of reach is asked again
 
 T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class KeyValueTableManager:
@@ -191,6 +195,18 @@ class KeyValueTableManager:
         Handles that are open meet KeyValueTableNotFoundError, also after a table of this name is created anew.
         """
         return self._change(TableName.checked(scope, name), decide_delete)
+
+    def open(self, scope: str, name: str, *, key: Serializer[K], value: Serializer[V]) -> KeyValueTable[K, V]:
+        """Return a table for reading and writing, whose keys and values are written and read so.
+
+        It holds no connection yet. Raises ScopeNotFoundError and KeyValueTableNotFoundError.
+        """
+        table = TableName.checked(scope, name)
+        there = self._existing(table)
+        if there.state is TableState.CREATING:
+            # Whoever creates it may be dead; a handle would not find the table.
+            self._finish(table, there)
+        return KeyValueTable(there.id(table), there.configuration, self._backend(table, there), key, value)
 
     def segments(self, scope: str, name: str) -> tuple[SegmentInfo, ...]:
         """Return the partitions of a table: which hashes each has, and where it lives.

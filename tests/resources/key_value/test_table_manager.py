@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError, TableUnavailableError
+from dagster_adjunct.resources.key_value.blocking_key_value_table import BlockingKeyValueTable
 from dagster_adjunct.resources.key_value.default_backend import backend_in, default_backend
+from dagster_adjunct.resources.key_value.serializers import IntegerSerializer, TextSerializer
 from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.table_manager import NAMESPACE, KeyValueTableManager
 from dagster_adjunct.resources.key_value_backends import SqliteSegments
@@ -21,8 +23,10 @@ from dagster_adjunct.resources.key_value_errors import (
     KeyValueTableError,
     KeyValueTableExistsError,
     KeyValueTableNotFoundError,
+    KeyValueTableSealedError,
     ScopeNotEmptyError,
     ScopeNotFoundError,
+    ValueTooLongError,
 )
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects import InMemoryStore, Lake, lake_in, open_lake
@@ -84,6 +88,7 @@ def test_a_missing_scope_is_an_error_of_every_call(manager: KeyValueTableManager
         lambda: manager.seal("none", "t"),
         lambda: manager.delete("none", "t"),
         lambda: manager.segments("none", "t"),
+        lambda: manager.open("none", "t", key=TextSerializer(), value=TextSerializer()),
     ]
     for call in calls:
         with pytest.raises(ScopeNotFoundError, match="no scope 'none'"):
@@ -121,7 +126,7 @@ def test_a_table_is_created_once_and_other_configurations_are_refused(
     for other in (KeyValueTableConfiguration(5), KeyValueTableConfiguration(4, longest_key=9)):
         with pytest.raises(KeyValueTableExistsError):
             manager.create("plant", "machines", other)
-    with pytest.raises(KeyValueTableExistsError, match="backend='remembered'.*space="):
+    with pytest.raises(KeyValueTableExistsError, match=r"backend='remembered'.*space="):
         KeyValueTableManager(manager.lake, RememberedTables("elsewhere")).create("plant", "machines", FOUR)
     assert list(backend.tables.values()) == ["open"]
 
@@ -227,6 +232,35 @@ def test_without_a_backend_tables_lie_beside_a_local_lake_and_in_another_one(tmp
         backend_in(in_memory, default_backend(local))
 
 
+def test_a_table_is_read_when_sealed_and_its_handles_end_when_it_is_deleted(tmp_path: Path) -> None:
+    manager = KeyValueTableManager(open_lake(tmp_path / "lake"))
+    manager.create_scope("plant")
+    manager.create("plant", "machines", KeyValueTableConfiguration(4, longest_value=5))
+
+    def opened() -> BlockingKeyValueTable[str, int]:
+        return BlockingKeyValueTable(
+            manager.open("plant", "machines", key=TextSerializer(), value=IntegerSerializer())  # 8 bytes
+        )
+
+    with opened() as table:
+        with pytest.raises(ValueTooLongError):
+            table.put("m1", 1)
+        manager.update("plant", "machines", FOUR)
+        with opened() as wider:
+            wider.put("m1", 1)
+        assert [entry and entry.value for entry in table.get_all(["m1", "m2"])] == [1, None]
+        manager.seal("plant", "machines")
+        with pytest.raises(KeyValueTableSealedError):
+            wider.put("m1", 2)
+        assert table.get("m1") == wider.get("m1")
+        manager.delete("plant", "machines")
+        manager.create("plant", "machines", FOUR)
+        with pytest.raises(KeyValueTableNotFoundError):
+            table.get("m1")
+        with opened() as anew:
+            assert anew.get("m1") is None
+
+
 # -- races
 
 
@@ -263,6 +297,7 @@ def test_racing_creators_of_two_configurations_make_one_of_them(lake: Lake, back
 _RACER = """
 import sys
 from tests.resources.key_value.control_plane_world import RememberedTables
+from dagster_adjunct.resources.key_value.serializers import IntegerSerializer, TextSerializer
 from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
 from dagster_adjunct.resources.objects import open_lake
@@ -315,10 +350,13 @@ def test_a_create_that_dies_is_finished_by_the_next_call_whichever(
         elif call == "update":
             assert other.update("plant", name, KeyValueTableConfiguration(4, longest_key=3)) is True
             assert state(manager, name) == "active"
+        elif call == "open":
+            other.open("plant", name, key=TextSerializer(), value=TextSerializer())
+            assert state(manager, name) == "active"
         elif call == "delete":
             assert other.delete("plant", name) is True
             assert name not in names(manager)
-    assert sorted(backend.tables.values()) in (["open", "open", "sealed"], ["open", "open", "open", "sealed"])
+    assert sorted(backend.tables.values()) == ["open", "open", "open", "sealed"]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
