@@ -1,0 +1,38 @@
+"""Backends of key-value tables under test, one function a kind: each gives a way to reach an empty store."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from dagster_adjunct.resources.key_value.table_segment import SegmentBackend, TableId
+from dagster_adjunct.resources.key_value_backends import SqliteSegments
+
+_numbers = count()
+
+
+@dataclass(frozen=True)
+class SegmentStore:
+    """`backend()` is a new object each time, as another process would make it."""
+
+    backend: Callable[[], SegmentBackend]
+    environment: Mapping[str, str] = field(default_factory=dict)  # what another process needs to reach it
+
+
+def new_table_id() -> TableId:
+    """Return what no table has been made as."""
+    return TableId("suite", f"table-{next(_numbers)}", secrets.token_hex(8))
+
+
+def sqlite(request: pytest.FixtureRequest, folder: Path) -> SegmentStore:
+    return SegmentStore(lambda: SqliteSegments(folder / "key values?.sqlite"))
+
+
+SEGMENT_STORES = [
+    pytest.param(sqlite, id="sqlite"),
+]
