@@ -10,6 +10,7 @@ from dagster_adjunct.resources.key_value.iterator_state import IteratorState
 from dagster_adjunct.resources.key_value.json_serializers import JsonSerializer, ModelSerializer
 from dagster_adjunct.resources.key_value.key_value_table import KeyValueTable
 from dagster_adjunct.resources.key_value.key_version import KeyVersion
+from dagster_adjunct.resources.key_value.listed_tables import SegmentInfo, TableInfo
 from dagster_adjunct.resources.key_value.serializers import (
     BytesSerializer,
     FunctionSerializer,
@@ -19,7 +20,9 @@ from dagster_adjunct.resources.key_value.serializers import (
 )
 from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.table_entries import TableEntry, TableKey
+from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
 from dagster_adjunct.resources.key_value.table_pages import IteratorPage
+from dagster_adjunct.resources.key_value_backends import SqliteSegments
 from dagster_adjunct.resources.key_value_errors import FailedCondition
 
 __all__ = [
@@ -35,13 +38,17 @@ __all__ = [
     "JsonSerializer",
     "KeyValueTable",
     "KeyValueTableConfiguration",
+    "KeyValueTableManager",
     "KeyVersion",
     "ModelSerializer",
     "Put",
     "Remove",
     "Replace",
+    "SegmentInfo",
     "Serializer",
+    "SqliteSegments",
     "TableEntry",
+    "TableInfo",
     "TableKey",
     "TextSerializer",
 ]
