@@ -16,6 +16,7 @@
     |   |-- CommitStateUnknownError    the store never said whether the commit happened
     |   |-- ProducerConflictError      one producer and sequence, two different contents
     |   |-- LakeNotFoundError          no lake is where one is to be read
+    |   |-- MetadataMovedError         a lake's metadata are kept elsewhere since it was opened
     |   |-- StreamNotFoundError, StreamExistsError, OffsetOutOfRangeError
     |   |-- StillReadError             something still reads what was to be deleted or rewritten
     |   |-- DatasetNotFoundError, NoSealedVersionError, MarkerConflictError, DatasetError
@@ -211,6 +212,11 @@ class LakeNotFoundError(PermanentError):
     """Nothing has been written to the lake yet, or it is somewhere else."""
 
     url: str | None = None
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class MetadataMovedError(PermanentError):
+    """The lake keeps its metadata elsewhere since it was opened: in a key-value table, or not in it any more."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, cast
 from urllib.parse import unquote, urlsplit
@@ -16,15 +17,17 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     LakeNotFoundError,
+    MetadataMovedError,
     ObjectExistsError,
     ObjectNotFoundError,
 )
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.objects.commit_log import CommitLog
 from dagster_adjunct.resources.objects.conditional_write_probe import probe_conditional_writes
-from dagster_adjunct.resources.objects.documents import LakeDocument, decode, encode
+from dagster_adjunct.resources.objects.documents import LakeDocument, MetadataPlace, decode
 from dagster_adjunct.resources.objects.lake_to_be_made import UnmadeLakeStore
 from dagster_adjunct.resources.objects.object_store import S3Options, StoreDescriptor
+from dagster_adjunct.resources.routed_opener import routed_opener
 from dagster_adjunct.resources.times import utc_now
 
 if TYPE_CHECKING:
@@ -111,6 +114,12 @@ class Lake:
     def url(self) -> str:
         return self.store.url
 
+    @property
+    def metadata_place(self) -> MetadataPlace | None:
+        """The key-value table that its metadata are in; None where they are objects like all others."""
+        routed = self.store.descriptor.routed
+        return None if routed is None else MetadataPlace.model_validate_json(routed)
+
     def exists(self) -> bool:
         """Whether anything has ever been written to the lake. One request while there is none."""
         return bool(self.id)
@@ -162,7 +171,18 @@ def lake_in(store: ObjectStore, *, shared: bool = False) -> Lake:
     document = _document(store)
     if document is None:
         return Lake(cast("ObjectStore", UnmadeLakeStore(store, _make)), "", shared=shared)
+    if document.metadata is not None:
+        store = _routed(store, document.metadata)
     return Lake(store, document.id, shared=shared)
+
+
+def _routed(store: ObjectStore, place: MetadataPlace) -> ObjectStore:
+    """Return the store with a part of its objects in a key-value table; one a process, as stores are."""
+    routed = place.model_dump_json()
+    if store is store.descriptor.open():
+        return replace(store.descriptor, routed=routed).open()
+    opened: ObjectStore = routed_opener()(store, routed)
+    return opened
 
 
 def _document(store: ObjectStore) -> LakeDocument | None:
@@ -180,11 +200,16 @@ def _document(store: ObjectStore) -> LakeDocument | None:
 
 def _make(store: ObjectStore) -> None:
     """Write the lake's document where there is none yet, and say so: a mistyped URL makes a new lake."""
-    if _document(store) is not None:  # another process was first
+    made = _document(store)
+    if made is not None:  # another process was first
+        if made.metadata is not None:
+            raise MetadataMovedError(
+                f"the lake at {store.url} was made meanwhile, with its metadata in a key-value table.", "Open it again."
+            )
         return
     probe_conditional_writes(store)
     try:
-        store.put_if_absent(_DOCUMENT, encode(LakeDocument(id=uuid.uuid4().hex, probed_at=utc_now())))
+        store.put_if_absent(_DOCUMENT, LakeDocument(id=uuid.uuid4().hex, probed_at=utc_now()).to_bytes())
     except ObjectExistsError:
         return
     if not store.url.startswith("memory:"):

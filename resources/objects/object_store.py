@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError
+from dagster_adjunct.resources.routed_opener import routed_opener
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -143,14 +144,18 @@ class S3Options:
 
 @dataclass(frozen=True, slots=True)
 class StoreDescriptor:
-    """A store's address and options, picklable and free of secrets."""
+    """A store's address and options, picklable and free of secrets.
+
+    `routed` is what the lake's document says of the key-value table that some of its objects are in, as JSON.
+    """
 
     url: str
     s3: S3Options | None = None
+    routed: str | None = None
 
     def open(self) -> ObjectStore:
         """Return the store that this describes; one per process, shared by its threads."""
-        if self.url.startswith("memory://"):
+        if self.url.startswith("memory://") and self.routed is None:
             from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 
             return InMemoryStore.named(self.url)
@@ -160,6 +165,9 @@ class StoreDescriptor:
         return cached
 
     def _open(self) -> ObjectStore:
+        if self.routed is not None:
+            store: ObjectStore = routed_opener()(StoreDescriptor(self.url, self.s3).open(), self.routed)
+            return store
         if self.url.startswith("s3://"):
             from dagster_adjunct.resources.objects.s3_store import S3Store
 

@@ -1,0 +1,43 @@
+"""Opens the store of a lake whose metadata are in a key-value table, from what the lake's document says of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.resources.key_value.backend_names import backend_from
+from dagster_adjunct.resources.key_value.blocking_key_value_table import BlockingKeyValueTable
+from dagster_adjunct.resources.key_value.key_value_table import KeyValueTable
+from dagster_adjunct.resources.key_value.serializers import Bytes, Text
+from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
+from dagster_adjunct.resources.key_value.table_segment import TableId
+from dagster_adjunct.resources.metadata_tables.key_value_objects import KeyValueObjects
+from dagster_adjunct.resources.metadata_tables.object_addresses import BESIDE
+from dagster_adjunct.resources.metadata_tables.routed_keys import RoutedKeys
+from dagster_adjunct.resources.metadata_tables.routed_store import RoutedStore
+from dagster_adjunct.resources.metadata_tables.store_clock import StoreClock
+from dagster_adjunct.resources.objects.documents import MetadataPlace
+
+if TYPE_CHECKING:
+    from dagster_adjunct.resources.objects.object_store import ObjectStore
+
+_ROOM = 2048  # of a request, for the key and what the backend adds
+
+
+def open_routed(store: ObjectStore, place: str) -> RoutedStore:
+    """Return `store` with a part of its objects in the table that `place` describes. Nothing is asked yet."""
+    found = MetadataPlace.model_validate_json(place)
+    return RoutedStore(store, RoutedKeys(found.below, (*found.but, BESIDE)), objects_in(store, found), place)
+
+
+def objects_in(store: ObjectStore, place: MetadataPlace) -> KeyValueObjects:
+    """Return the objects that are in the table of `place`; long ones are in `store`."""
+    backend = backend_from(place.backend)
+    limits = [limit - _ROOM for limit in (backend.limits.value, backend.limits.request) if limit is not None]
+    table = KeyValueTable(
+        TableId(place.scope, place.table, place.incarnation),
+        KeyValueTableConfiguration(place.partitions),
+        backend,
+        Text(),
+        Bytes(),
+    )
+    return KeyValueObjects(BlockingKeyValueTable(table), store, StoreClock(store), longest=min(limits, default=None))
