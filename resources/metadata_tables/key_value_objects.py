@@ -37,6 +37,7 @@ from dagster_adjunct.resources.objects.object_store import ObjectInfo, Stored
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.key_value.blocking_key_value_table import BlockingKeyValueTable
+
     from dagster_adjunct.resources.key_value.table_entries import TableEntry
     from dagster_adjunct.resources.metadata_tables.store_clock import StoreClock
     from dagster_adjunct.resources.objects.object_store import ObjectStore
@@ -216,5 +217,5 @@ class KeyValueObjects:
         )
 
     def _where(self) -> str:
-        table = self._table.id
+        table = self._table.table.id
         return f"{self._beside.url} (key-value table {table.scope}/{table.name})"

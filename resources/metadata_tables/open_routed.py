@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.resources.key_value.backend_names import backend_from
 from dagster_adjunct.resources.key_value.blocking_key_value_table import BlockingKeyValueTable
 from dagster_adjunct.resources.key_value.key_value_table import KeyValueTable
-from dagster_adjunct.resources.key_value.serializers import Bytes, Text
+
+import dagster_adjunct.resources.key_value_backends  # noqa: F401  registers them
+from dagster_adjunct.resources.key_value.backend_names import backend_from
+from dagster_adjunct.resources.key_value.default_backend import backend_in
+from dagster_adjunct.resources.key_value.serializers import BytesSerializer, TextSerializer
 from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.table_segment import TableId
 from dagster_adjunct.resources.metadata_tables.key_value_objects import KeyValueObjects
@@ -16,6 +19,7 @@ from dagster_adjunct.resources.metadata_tables.routed_keys import RoutedKeys
 from dagster_adjunct.resources.metadata_tables.routed_store import RoutedStore
 from dagster_adjunct.resources.metadata_tables.store_clock import StoreClock
 from dagster_adjunct.resources.objects.documents import MetadataPlace
+from dagster_adjunct.resources.objects.lake import Lake
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.object_store import ObjectStore
@@ -31,13 +35,13 @@ def open_routed(store: ObjectStore, place: str) -> RoutedStore:
 
 def objects_in(store: ObjectStore, place: MetadataPlace) -> KeyValueObjects:
     """Return the objects that are in the table of `place`; long ones are in `store`."""
-    backend = backend_from(place.backend)
+    backend = backend_from(backend_in(Lake(store, ""), place.backend))
     limits = [limit - _ROOM for limit in (backend.limits.value, backend.limits.request) if limit is not None]
     table = KeyValueTable(
         TableId(place.scope, place.table, place.incarnation),
         KeyValueTableConfiguration(place.partitions),
         backend,
-        Text(),
-        Bytes(),
+        TextSerializer(),
+        BytesSerializer(),
     )
     return KeyValueObjects(BlockingKeyValueTable(table), store, StoreClock(store), longest=min(limits, default=None))

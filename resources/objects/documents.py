@@ -58,6 +58,10 @@ class MetadataPlace(StoredDocument):
     below: tuple[str, ...]
     but: tuple[str, ...]
 
+    def words(self) -> str:
+        """Return where that is, for people."""
+        return f"the key-value table {self.scope}/{self.table}"
+
 
 class LakeDocument(StoredDocument):
     """`_adjunct/lake.json`: that this is a lake, when its store passed the probe, and where its metadata are.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, cast
@@ -19,12 +18,12 @@ from dagster_adjunct.resources.errors import (
     LakeNotFoundError,
     MetadataMovedError,
     ObjectExistsError,
-    ObjectNotFoundError,
 )
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.objects.commit_log import CommitLog
 from dagster_adjunct.resources.objects.conditional_write_probe import probe_conditional_writes
-from dagster_adjunct.resources.objects.documents import LakeDocument, MetadataPlace, decode
+from dagster_adjunct.resources.objects.documents import MetadataPlace
+from dagster_adjunct.resources.objects.lake_document import LAKE_DOCUMENT, new_lake_document, read_lake_document
 from dagster_adjunct.resources.objects.lake_to_be_made import UnmadeLakeStore
 from dagster_adjunct.resources.objects.object_store import S3Options, StoreDescriptor
 from dagster_adjunct.resources.routed_opener import routed_opener
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.object_store import ObjectStore
 
 DEFAULT_LAKE = ".adjunct/lake"
-_DOCUMENT = "_adjunct/lake.json"
 _SCHEMES = ("s3", "s3a", "memory", "file")
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?P<slashes>/*)")
 _log = logging.getLogger("adjunct.lake")
@@ -106,7 +104,7 @@ class Lake:
     def id(self) -> str:
         """The lake's own id; "" while nothing has been written to it."""
         if not self._id:
-            document = _document(self.store)
+            document = read_lake_document(self.store)
             self._id = document.id if document is not None else ""
         return self._id
 
@@ -168,7 +166,7 @@ def open_lake(
 
 def lake_in(store: ObjectStore, *, shared: bool = False) -> Lake:
     """Return the lake at a store's root; where there is none yet, the first write makes it, after a probe."""
-    document = _document(store)
+    document = read_lake_document(store)
     if document is None:
         return Lake(cast("ObjectStore", UnmadeLakeStore(store, _make)), "", shared=shared)
     if document.metadata is not None:
@@ -185,22 +183,9 @@ def _routed(store: ObjectStore, place: MetadataPlace) -> ObjectStore:
     return opened
 
 
-def _document(store: ObjectStore) -> LakeDocument | None:
-    try:
-        data = store.get(_DOCUMENT).data
-    except ObjectNotFoundError:
-        return None
-    return decode(
-        LakeDocument,
-        data,
-        f"lake document {_DOCUMENT!r} in {store.url}",
-        "Restore this object from a backup or an older object version; nothing else in the lake is affected.",
-    )
-
-
 def _make(store: ObjectStore) -> None:
     """Write the lake's document where there is none yet, and say so: a mistyped URL makes a new lake."""
-    made = _document(store)
+    made = read_lake_document(store)
     if made is not None:  # another process was first
         if made.metadata is not None:
             raise MetadataMovedError(
@@ -209,7 +194,7 @@ def _make(store: ObjectStore) -> None:
         return
     probe_conditional_writes(store)
     try:
-        store.put_if_absent(_DOCUMENT, LakeDocument(id=uuid.uuid4().hex, probed_at=utc_now()).to_bytes())
+        store.put_if_absent(LAKE_DOCUMENT, new_lake_document().to_bytes())
     except ObjectExistsError:
         return
     if not store.url.startswith("memory:"):
