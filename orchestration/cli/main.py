@@ -15,6 +15,7 @@ import click
 from dagster_adjunct.orchestration.application.load_application import load_application
 from dagster_adjunct.orchestration.cli import checkpoint_commands as checkpoints
 from dagster_adjunct.orchestration.cli import dataset_commands as datasets
+from dagster_adjunct.orchestration.cli import metadata_commands as metadata
 from dagster_adjunct.orchestration.cli import startpoint_commands as startpoints
 from dagster_adjunct.orchestration.cli import stream_commands as streams
 from dagster_adjunct.orchestration.cli import table_commands as tables
@@ -56,6 +57,7 @@ root.add_command(datasets.dataset)
 root.add_command(tables.table)
 root.add_command(startpoints.startpoint)
 root.add_command(checkpoints.checkpoint)
+root.add_command(metadata.metadata)
 
 
 @root.command()

@@ -37,7 +37,6 @@ from dagster_adjunct.resources.objects.object_store import ObjectInfo, Stored
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.key_value.blocking_key_value_table import BlockingKeyValueTable
-
     from dagster_adjunct.resources.key_value.table_entries import TableEntry
     from dagster_adjunct.resources.metadata_tables.store_clock import StoreClock
     from dagster_adjunct.resources.objects.object_store import ObjectStore

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.resources.key_value.blocking_key_value_table import BlockingKeyValueTable
-from dagster_adjunct.resources.key_value.key_value_table import KeyValueTable
-
 import dagster_adjunct.resources.key_value_backends  # noqa: F401  registers them
 from dagster_adjunct.resources.key_value.backend_names import backend_from
+from dagster_adjunct.resources.key_value.blocking_key_value_table import BlockingKeyValueTable
 from dagster_adjunct.resources.key_value.default_backend import backend_in
+from dagster_adjunct.resources.key_value.key_value_table import KeyValueTable
 from dagster_adjunct.resources.key_value.serializers import BytesSerializer, TextSerializer
 from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.table_segment import TableId

@@ -1,4 +1,4 @@
-"""One suite for all stores: in memory, in a folder, on versitygw and on moto's server."""
+"""One suite for all stores: in memory, in a folder, in a key-value table, on versitygw and on moto's server."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_adjunct.resources.objects import InMemoryStore, LocalStore
+from tests.resources.objects.routed import routed_store
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,12 +16,14 @@ if TYPE_CHECKING:
     from tests.servers.s3 import S3Server
 
 
-@pytest.fixture(params=["memory", "local", "versitygw", "moto_s3"])
+@pytest.fixture(params=["memory", "local", "key_values", "versitygw", "moto_s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     if request.param == "memory":
         return InMemoryStore()
     if request.param == "local":
         return LocalStore(tmp_path / "a lake of ünits")
+    if request.param == "key_values":
+        return routed_store(LocalStore(tmp_path / "lake"), tmp_path / "tables" / "metadata.sqlite")
     from dagster_adjunct.resources.objects.s3_store import S3Store
 
     server: S3Server = request.getfixturevalue(request.param)
