@@ -13,6 +13,7 @@ from dagster_adjunct.resources.backends import (
     SqliteTable,
     register_backend,
 )
+from dagster_adjunct.resources.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.tables import (
     Backoff,
     BatchProvider,
@@ -41,6 +42,7 @@ __all__ = [
     "DynamoDbTable",
     "HttpExtra",
     "HttpTable",
+    "KeyValueRows",
     "MetricsHook",
     "PostgresTable",
     "PrometheusTables",

@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.resources.backends import DynamoDbTable, PostgresTable, RedisTable, SqliteTable
+from dagster_adjunct.resources.key_value_backends import SqliteSegments
+from dagster_adjunct.resources.key_value_rows import KeyValueRows
+from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.tables import MemoryTable, TableReadFunction, TableWriteFunction
 from dagster_adjunct.resources.tables.table_functions import record_not_found
 
@@ -64,6 +67,13 @@ def sqlite(request: pytest.FixtureRequest, folder: Path) -> NewStore:
     return lambda: SqliteTable(path, f"suite_{next(_numbers)}", "id", columns=COLUMNS, create=True)
 
 
+def key_value(request: pytest.FixtureRequest, folder: Path) -> NewStore:
+    lake, backend = open_lake(f"memory://{folder.name}"), SqliteSegments(folder / "suite.key-values")
+    return lambda: KeyValueRows(
+        lake, "suite", f"t{next(_numbers)}", "id", columns=COLUMNS, create=True, partitions=2, backend=backend
+    )
+
+
 def postgres(request: pytest.FixtureRequest, folder: Path) -> NewStore:
     server = request.getfixturevalue("postgres_server")
     connect = {"host": "127.0.0.1", "port": str(server.port), "user": "adjunct", "dbname": "adjunct"}
@@ -81,10 +91,10 @@ def dynamodb(request: pytest.FixtureRequest, folder: Path) -> NewStore:
 
 
 # They leave marks alone where they are told that there are some.
-MARKS_IN_THE_RECORD = {DynamoDbTable}
+MARKS_IN_THE_RECORD = {DynamoDbTable, KeyValueRows}
 SMALLER_FLOATS = {DynamoDbTable}  # of 1E-130 to 9.9E+125
 _SERVERS: Sequence[Any] = [pytest.param(make, marks=pytest.mark.server) for make in (postgres, redis, dynamodb)]
-WHOLE_STORES: Sequence[Any] = [memory, sqlite, *_SERVERS]
+WHOLE_STORES: Sequence[Any] = [memory, sqlite, key_value, *_SERVERS]
 """Those that do all that a store may do."""
 ARROW_STORES: Sequence[Any] = _SERVERS[:1]
 """Those that take Arrow batches as they are."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.resources.backends import DynamoDbTable, PostgresTable, RedisTable, SqliteTable
+from dagster_adjunct.resources.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.tables import MemoryTable
 from tests.servers.dynamodb import REGION
 
@@ -47,6 +48,11 @@ def memory(request: pytest.FixtureRequest, folder: Path) -> Reached:
 
 def sqlite(request: pytest.FixtureRequest, folder: Path) -> Reached:
     return Reached(lambda name: SqliteTable(folder / "exact.sqlite", name, "id", columns=COLUMNS, create=True))
+
+
+def key_value(request: pytest.FixtureRequest, folder: Path) -> Reached:
+    """In the SQLite file beside the lake, which is where a local lake keeps key-value tables."""
+    return Reached(lambda name: KeyValueRows(str(folder / "lake"), "exact", name, "id", columns=COLUMNS, create=True))
 
 
 def postgres(request: pytest.FixtureRequest, folder: Path) -> Reached:
@@ -90,5 +96,10 @@ SERVERS = [
 ]
 # DynamoDB Local takes its time, above all to start.
 QUICK = [*SERVERS[:2], pytest.param(dynamodb, id="dynamodb", marks=[pytest.mark.server, pytest.mark.long])]
-STORES = [pytest.param(memory, id="memory"), pytest.param(sqlite, id="sqlite"), *SERVERS]
-PROCESSES = [pytest.param(sqlite, id="sqlite"), *QUICK]
+STORES = [
+    pytest.param(memory, id="memory"),
+    pytest.param(sqlite, id="sqlite"),
+    pytest.param(key_value, id="key-value"),
+    *SERVERS,
+]
+PROCESSES = [pytest.param(sqlite, id="sqlite"), pytest.param(key_value, id="key-value"), *QUICK]
