@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from dagster_adjunct.resources.errors import TableUnavailableError
 from dagster_adjunct.resources.key_value.addressing import KeyRange, family_prefix, range_of_family, table_key
 from dagster_adjunct.resources.key_value.key_version import new_token, version_of
 from dagster_adjunct.resources.key_value.table_segment import (
     ABSENT,
     ANYTHING,
     ConditionsFailed,
+    ReplyLostError,
     SegmentChange,
     StoredEntry,
     TableSegment,
@@ -110,3 +114,15 @@ class Handle:
         """Return what a family holds, or the whole segment."""
         within = None if family is None else range_of_family(family_prefix(family))
         return {entry.key: (entry.version, entry.value) for entry in self.entries(within, 100)}
+
+
+def surely(handle: Handle, request: Request) -> None:
+    """Send a request until its outcome is known, as tables do."""
+    lost = False
+    while True:
+        try:
+            return handle.send(request, repeated=lost)
+        except ReplyLostError:
+            lost = True
+        except TableUnavailableError:
+            time.sleep(random.uniform(0.001, 0.01))

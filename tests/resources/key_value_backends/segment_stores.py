@@ -1,4 +1,7 @@
-"""Backends of key-value tables under test, one function a kind: each gives a way to reach an empty store."""
+"""Backends of key-value tables under test, one function a kind: each gives a way to reach a store.
+
+Those that need a server get it by `request.getfixturevalue`, and say so: `marks=pytest.mark.server`.
+"""
 
 from __future__ import annotations
 
