@@ -24,11 +24,12 @@ def usable_key(
     *,
     create: bool,
     forgets: bool = False,
+    tags: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """The key of a table that can be used: its attributes, each with what it is stored as.
 
     `key` is the declared one; where it says None, the table says it. A table that isn't there is made if `create`, paid
-    by request, and with `forgets` its tombstones have a time to live. One that has another key is refused.
+    by request, with these tags; with `forgets` its tombstones have a time to live. One that has another key is refused.
     """
     description = _described(client, table)
     if description is None:
@@ -38,7 +39,7 @@ def usable_key(
                 "Correct its name, the region or the endpoint, or declare it with create=True.",
                 table=label,
             )
-        made = _create(client, table, key)
+        made = _create(client, table, key, tags or {})
         description = _active(client, label, table)
         if made and forgets:
             client.update_time_to_live(
@@ -56,14 +57,15 @@ def _described(client: DynamoDBClient, table: str) -> Any:
         return None
 
 
-def _create(client: DynamoDBClient, table: str, key: Mapping[str, str | None]) -> bool:
+def _create(client: DynamoDBClient, table: str, key: Mapping[str, str | None], tags: Mapping[str, str]) -> bool:
     """Begin to make the table; False where another was first."""
     roles = zip(key, ("HASH", "RANGE"), strict=False)
     types: Any = [{"AttributeName": name, "AttributeType": tag} for name, tag in key.items()]
     schema: Any = [{"AttributeName": name, "KeyType": role} for name, role in roles]
+    tagged: Any = {"Tags": [{"Key": name, "Value": value} for name, value in tags.items()]} if tags else {}
     try:
         client.create_table(
-            TableName=table, AttributeDefinitions=types, KeySchema=schema, BillingMode="PAY_PER_REQUEST"
+            TableName=table, AttributeDefinitions=types, KeySchema=schema, BillingMode="PAY_PER_REQUEST", **tagged
         )
     except Exception as error:
         if code_of(error) != "ResourceInUseException":

@@ -1,8 +1,10 @@
 """The stores that key-value tables lie in: SQLite, PostgreSQL, DynamoDB, and a lake's objects."""
 
 from dagster_adjunct.resources.key_value.backend_names import register_segment_backend
+from dagster_adjunct.resources.key_value_backends.dynamodb_segments import DynamoDbSegments
 from dagster_adjunct.resources.key_value_backends.sqlite_segments import SqliteSegments
 
+register_segment_backend("dynamodb", DynamoDbSegments)
 register_segment_backend("sqlite", SqliteSegments)
 
-__all__ = ["SqliteSegments"]
+__all__ = ["DynamoDbSegments", "SqliteSegments"]

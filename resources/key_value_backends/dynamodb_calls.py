@@ -1,0 +1,123 @@
+"""Calls of boto3's blocking client from any event loop, and what its errors mean to a key-value table."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from dagster_adjunct.resources.backends.dynamodb_connection import Connection, code_of, problem_of
+from dagster_adjunct.resources.errors import AdjunctError
+from dagster_adjunct.resources.key_value.table_segment import ReplyLostError, TableId
+from dagster_adjunct.resources.key_value_errors import KeyValueTableNotFoundError
+from dagster_adjunct.resources.tables.outcomes import State
+from dagster_adjunct.resources.tables.per_loop import PerLoop
+
+if TYPE_CHECKING:
+    from mypy_boto3_dynamodb import DynamoDBClient
+
+T = TypeVar("T")
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.3
+
+
+class TableCalls:
+    """Calls for all segments of one table in this process: each event loop has a client, and threads that wait."""
+
+    def __init__(self, table: TableId, connection: Connection, threads: int) -> None:
+        self.table = table
+        self.label = label_of(table)
+        self._open: PerLoop[_Open] = PerLoop(partial(_Open, connection, self.label, threads), _Open.end)
+
+    async def call(self, do: Callable[[DynamoDBClient], T]) -> T:
+        """Return what `do` returns, called in a thread with the client. Errors are boto3's: `meaning` reads them."""
+        mine = self._open.here()
+        return await asyncio.get_running_loop().run_in_executor(mine.threads, mine.run, do)
+
+    async def read(self, do: Callable[[DynamoDBClient], T]) -> T:
+        """Call what changes nothing that anybody sees, or changes it to the same again: it may always be repeated."""
+        try:
+            return await self.call(do)
+        except AdjunctError:
+            raise
+        except Exception as error:
+            raise self.meaning(error, sent=False) from error
+
+    def meaning(self, error: Exception, *, sent: bool) -> Exception:
+        """Return the error to raise: `sent` says that the request may have had an effect, if no answer came."""
+        return meaning_of(error, self.table, sent=sent)
+
+    async def close(self) -> None:
+        """Close the running event loop's client, once its requests have ended."""
+        mine = self._open.take()
+        if mine is not None:
+            await asyncio.to_thread(mine.end, wait=True)
+
+
+def meaning_of(error: Exception, table: TableId, *, sent: bool) -> Exception:
+    """Return what an error of boto3 means to whoever asked for a key-value table."""
+    if code_of(error) == "ResourceNotFoundException":
+        return KeyValueTableNotFoundError(
+            f"{label_of(table)} is not there: it was deleted, or the backend looks into another region or account.",
+            "Open it again; if it should be there, look at the backend's region and credentials.",
+            scope=table.scope,
+            table=table.name,
+        )
+    problem = problem_of(error, label_of(table), sent=sent)
+    assert isinstance(problem.error, AdjunctError)
+    if problem.state is State.UNKNOWN:
+        return ReplyLostError(problem.error.problem, problem.error.next_step)
+    return problem.error
+
+
+def label_of(table: TableId) -> str:
+    return f"key-value table {table.scope}/{table.name} in DynamoDB"
+
+
+def pause_before(turn: int) -> float:
+    """Return the seconds to wait before a request is sent again, for the `turn`th time, from 1."""
+    return min(_LONGEST_PAUSE, _FIRST_PAUSE * float(2 ** min(turn, 10))) * random.random()
+
+
+class Patience:
+    """Seconds in which something is tried again, with growing pauses."""
+
+    def __init__(self, seconds: float) -> None:
+        self._until = time.monotonic() + seconds
+        self._turn = 0
+
+    async def wait(self) -> bool:
+        """Pause before the next try; False says, at once, that the time is over."""
+        if time.monotonic() >= self._until:
+            return False
+        self._turn += 1
+        await asyncio.sleep(pause_before(self._turn))
+        return True
+
+
+class _Open:
+    """What one event loop has open."""
+
+    def __init__(self, connection: Connection, label: str, threads: int) -> None:
+        self.threads = ThreadPoolExecutor(threads, thread_name_prefix="dynamodb-key-values")
+        self._connect = partial(connection.client, label, threads)
+        self._opening = threading.Lock()
+        self._client: DynamoDBClient | None = None
+
+    def run(self, do: Callable[[DynamoDBClient], T]) -> T:
+        client = self._client
+        if client is None:
+            with self._opening:
+                client = self._client = self._client or self._connect()
+        return do(client)
+
+    def end(self, *, wait: bool = False) -> None:
+        self.threads.shutdown(wait=wait)
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()

@@ -1,0 +1,166 @@
+"""Reads of a segment in DynamoDB, all of them consistent: by keys, and of a range in the order of table keys."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.resources.backends.dynamodb_connection import throttled
+from dagster_adjunct.resources.key_value.addressing import KeyRange
+from dagster_adjunct.resources.key_value.table_segment import StoredEntry
+from dagster_adjunct.resources.key_value_backends.dynamodb_calls import Patience, TableCalls
+from dagster_adjunct.resources.key_value_backends.dynamodb_layout import Item, SegmentLayout, Stretch
+
+if TYPE_CHECKING:
+    from mypy_boto3_dynamodb import DynamoDBClient
+
+KEYS_AT_ONCE = 100
+_PATIENCE = 10.0  # seconds in which what DynamoDB did not give of a batch is asked for again
+_FAMILIES_AT_ONCE = 16
+_FAMILIES_LISTED = 200
+_LARGEST_LIMIT = 1_000_000
+_ATTRIBUTES, _WITHOUT_VALUE = "h, s, v, d", "h, s, v"
+
+
+async def read_keys(
+    calls: TableCalls, layout: SegmentLayout, keys: Sequence[bytes], *, values: bool
+) -> list[StoredEntry | None]:
+    """Return the entries of these keys, in their order, None for what is missing."""
+    items = {key: layout.entry(key) for key in keys}
+    asked: dict[str, Any] = {"ConsistentRead": True, "ProjectionExpression": _ATTRIBUTES if values else _WITHOUT_VALUE}
+    found: dict[tuple[bytes, bytes], Item] = {}
+    if len(items) == 1:
+        key = items[keys[0]]
+        answer: Any = await calls.read(lambda client: client.get_item(TableName=layout.table, Key=key, **asked))
+        if "Item" in answer:
+            found[_identity(key)] = answer["Item"]
+    else:
+        wanted = list(items.values())
+        parts = [wanted[start : start + KEYS_AT_ONCE] for start in range(0, len(wanted), KEYS_AT_ONCE)]
+        for some in await asyncio.gather(*(_read_batch(calls, layout.table, part, asked) for part in parts)):
+            found.update((_identity(item), item) for item in some)
+    entries = {key: _entry(key, found.get(_identity(item)), values) for key, item in items.items()}
+    return [entries[key] for key in keys]
+
+
+async def _read_batch(calls: TableCalls, table: str, keys: Sequence[Item], asked: dict[str, Any]) -> list[Item]:
+    """Return the items of up to 100 keys. What DynamoDB has no capacity for is asked for again, ever more slowly."""
+    patience = Patience(_PATIENCE)
+    found: list[Item] = []
+    while True:
+        request: Any = {table: {"Keys": keys, **asked}}
+        answer: Any = await calls.read(partial(_batch_get, request))
+        found += answer["Responses"].get(table, ())
+        keys = answer.get("UnprocessedKeys", {}).get(table, {}).get("Keys", ())
+        if not keys:
+            return found
+        if not await patience.wait():
+            error = throttled(calls.label, f"{len(keys)} keys unprocessed").error
+            assert error is not None
+            raise error
+
+
+def _batch_get(request: Any, client: DynamoDBClient) -> Any:
+    return client.batch_get_item(RequestItems=request)
+
+
+async def read_range(
+    calls: TableCalls, layout: SegmentLayout, within: KeyRange, limit: int, *, values: bool
+) -> list[StoredEntry]:
+    """Return the first entries of a range, at most `limit`; none says that nothing is left."""
+    if within.end is not None and within.start >= within.end:
+        return []
+    found: list[StoredEntry] = []
+    async for stretches in _stretches(calls, layout, within):
+        left = limit - len(found)
+        parts = await asyncio.gather(
+            *(_read_stretch(calls, layout.table, part, within, left, values) for part in stretches)
+        )
+        for entries, whole in parts:
+            found += entries
+            if len(found) >= limit or not whole:
+                return found[:limit]
+    return found
+
+
+async def _stretches(calls: TableCalls, layout: SegmentLayout, within: KeyRange) -> AsyncIterator[Sequence[Stretch]]:
+    """Give where the entries of a range lie, in their order; what is given together is best read together.
+
+    The more families a page has gone through, the smaller they are, and the more of them are read at a time.
+    """
+    only = layout.only_family(within)
+    if only is not None:
+        yield (only,)
+        return
+    first = layout.before_families(within)
+    if first is not None:
+        yield (first,)
+    listed = layout.families(within)
+    together, after = 1, None
+    while listed is not None:
+        answer = await _query(calls, layout.table, listed, "s", _FAMILIES_LISTED, after)
+        families = [layout.in_family(item["s"]["B"], within) for item in answer["Items"]]
+        while families:
+            yield families[:together]
+            families = families[together:]
+            together = min(_FAMILIES_AT_ONCE, together * 2)
+        after = answer.get("LastEvaluatedKey")
+        if after is None:
+            break
+    last = layout.after_families(within)
+    if last is not None:
+        yield (last,)
+
+
+async def _read_stretch(
+    calls: TableCalls, table: str, stretch: Stretch, within: KeyRange, limit: int, values: bool
+) -> tuple[list[StoredEntry], bool]:
+    """Return the first entries of a stretch, and whether that is all that it has.
+
+    DynamoDB ends a page after 1 MiB; then that is a page here too, unless nothing of it is in the range.
+    """
+    entries: list[StoredEntry] = []
+    attributes = "s, v, d" if values else "s, v"
+    after: Item | None = None
+    while True:
+        asked = min(limit - len(entries), _LARGEST_LIMIT)
+        answer = await _query(calls, table, stretch, attributes, asked, after)
+        items = answer["Items"]
+        keys = [stretch.table_key(item["s"]["B"]) for item in items]
+        entries += [
+            StoredEntry(key, item["v"]["B"], item["d"]["B"] if values else None)
+            for key, item in zip(keys, items, strict=True)
+            if key >= within.start and (within.end is None or key < within.end)
+        ]
+        after = answer.get("LastEvaluatedKey")
+        if after is None:
+            return entries, True
+        if len(entries) >= limit or (entries and len(items) < asked):
+            return entries, False
+
+
+async def _query(
+    calls: TableCalls, table: str, stretch: Stretch, attributes: str, limit: int, after: Item | None = None
+) -> Any:
+    bounds = {":h": stretch.hash_key, ":a": stretch.lowest, ":z": stretch.highest}
+    request: dict[str, Any] = {
+        "TableName": table,
+        "KeyConditionExpression": "h = :h AND s BETWEEN :a AND :z",
+        "ExpressionAttributeValues": {name: {"B": value} for name, value in bounds.items()},
+        "ProjectionExpression": attributes,
+        "ConsistentRead": True,
+        "Limit": limit,
+    }
+    if after is not None:
+        request["ExclusiveStartKey"] = after
+    return await calls.read(lambda client: client.query(**request))
+
+
+def _identity(item: Item) -> tuple[bytes, bytes]:
+    return item["h"]["B"], item["s"]["B"]
+
+
+def _entry(key: bytes, item: Item | None, values: bool) -> StoredEntry | None:
+    return None if item is None else StoredEntry(key, item["v"]["B"], item["d"]["B"] if values else None)
