@@ -27,6 +27,9 @@ _DECLARATIONS = frozenset(
 # Made once a record, and methods that are called as often: only how they are called is looked at.
 _COUNTLESS = frozenset({"UpdateMessage", "KeyVersion", "Insert", "Put", "Replace", "Remove"})
 _CALLED_COUNTLESS_TIMES = ("KeyValueTable.", "BlockingKeyValueTable.")
+_CALLED_BY_US = frozenset(
+    {"to_bytes", "from_bytes"}
+)  # for each key and value; they say themselves what they don't take
 
 
 def guard(names: MutableMapping[str, Any], exported: Sequence[str]) -> None:
@@ -55,7 +58,7 @@ def _guard_class(cls: type[Any], names: Mapping[str, Any]) -> None:
             function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
             if name == "__init__":
                 called = cls.__name__
-            elif name.startswith("_"):
+            elif name.startswith("_") or name in _CALLED_BY_US:
                 continue
             else:
                 # A base that users do not know is a part of the class that they do.

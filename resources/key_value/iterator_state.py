@@ -68,7 +68,14 @@ class Iteration:
 
         Raises IteratorStateError for the state of anything else.
         """
-        stored = IteratorState.from_bytes(state.to_bytes() if isinstance(state, IteratorState) else state).to_bytes()
+        if not isinstance(state, IteratorState):
+            raise IteratorStateError(
+                f"key-value table {self.table}: {state!r:.60} is no state of an iterator.",
+                "Give the state of a page, or None; IteratorState.from_bytes reads a stored one.",
+                scope=self.table.scope,
+                table=self.table.name,
+            )
+        stored = IteratorState.from_bytes(state.to_bytes()).to_bytes()
         _, kind, incarnation, iterated, partition = _HEAD.unpack_from(stored)
         if incarnation != bytes.fromhex(self.table.incarnation):
             self._refuse("of another table, or of one that was deleted since")

@@ -1,0 +1,320 @@
+"""The operations of a table against a plain dictionary, what is refused before it is sent, and what is said of it."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dagster_adjunct.errors import (
+    BatchTooLargeError,
+    ConditionsNotMetError,
+    ConfigurationError,
+    KeyTooLongError,
+    KeyValueTableError,
+    SerializationError,
+    ValueTooLongError,
+)
+from dagster_adjunct.key_value import (
+    BlockingKeyValueTable,
+    FailedCondition,
+    FunctionSerializer,
+    Insert,
+    KeyValueTable,
+    KeyValueTableConfiguration,
+    KeyVersion,
+    Put,
+    Remove,
+    Replace,
+    TableEntry,
+    TableKey,
+    TextSerializer,
+)
+from dagster_adjunct.resources.key_value.table_segment import SegmentLimits
+from dagster_adjunct.resources.key_value_backends.sqlite_segments import SqliteSegments
+from tests.resources.key_value.scripted_segments import ID, ScriptedSegments
+
+Table = BlockingKeyValueTable[str, str]
+
+
+@pytest.fixture
+def backend() -> ScriptedSegments:
+    return ScriptedSegments()
+
+
+@pytest.fixture(params=[False, True], ids=["by hand", "in a loop"])
+def table(backend: ScriptedSegments, request: pytest.FixtureRequest) -> Any:
+    backend.waits = request.param
+    with BlockingKeyValueTable(backend.table()) as table:
+        yield table
+
+
+@pytest.mark.parametrize("family", [None, "f"])
+def test_one_key_is_written_read_replaced_and_removed(table: Table, family: str | None) -> None:
+    assert table.get("k", family=family) is None
+    assert not table.exists("k", family=family)
+    first = table.put_if_absent("k", "1", family=family)
+    assert table.get("k", family=family) == TableEntry(TableKey(family, "k", first), "1")
+    second = table.replace("k", "2", first, family=family)
+    third = table.put("k", "2", family=family)
+    entry = table.get("k", family=family)
+    assert entry is not None
+    assert (entry.key.key, entry.value, entry.version) == ("k", "2", third)
+    assert len({first, second, third}) == 3
+    assert table.exists("k", family=family)
+    table.remove("k", version=third, family=family)
+    assert table.get("k", family=family) is None
+    table.remove("k", family=family)
+    assert table.put_if_absent("k", "1", family=family) not in (first, second, third)
+
+
+def test_keys_of_families_and_of_none_are_different_keys(table: Table) -> None:
+    table.put("k", "none")
+    table.put("k", "a", family="a")
+    table.put("k", "b", family="b")
+    asked: list[Any] = ["k", TableKey("a", "k"), TableKey("b", "k"), TableKey(None, "k")]
+    assert [entry and entry.value for entry in table.get_all(asked)] == ["none", "a", "b", "none"]
+
+
+def test_a_condition_that_does_not_hold_tells_the_version_found(table: Table) -> None:
+    version = table.put("k", "1", family="f")
+    table.remove("gone", family="f")
+    old = table.replace("k", "2", version, family="f")
+    newest = table.put("k", "3", family="f")
+    for write, expected in (
+        (lambda: table.put_if_absent("k", "4", family="f"), None),
+        (lambda: table.replace("k", "4", old, family="f"), old),
+        (lambda: table.remove("k", version=version, family="f"), version),
+    ):
+        with pytest.raises(ConditionsNotMetError, match=f"scope/table: .*'k'.* found version {newest}") as caught:
+            write()
+        assert caught.value.failures == (FailedCondition("f", "k", expected, newest),)
+        assert (caught.value.scope, caught.value.table) == ("scope", "table")
+    with pytest.raises(ConditionsNotMetError, match="found no such key"):
+        table.replace("gone", "4", old, family="f")
+    assert table.get("k", family="f") == TableEntry(TableKey("f", "k", newest), "3")
+
+
+def test_a_batch_mixes_changes_and_returns_versions_in_their_order(table: Table) -> None:
+    a, b = table.put_all([("a", "1"), ("b", "1")], family="f")
+    versions = table.apply(
+        [Replace("b", "2", b), Remove("a", a), Insert("c", "1"), Remove("missing"), Put("d", "1")], family="f"
+    )
+    assert [version is None for version in versions] == [False, True, False, True, False]
+    entries = table.get_all(["a", "b", "c", "d"], family="f")
+    assert [entry and (entry.value, entry.version) for entry in entries] == [
+        None,
+        ("2", versions[0]),
+        ("1", versions[2]),
+        ("1", versions[4]),
+    ]
+
+
+def test_a_batch_whose_conditions_do_not_all_hold_changes_nothing_and_names_each(table: Table) -> None:
+    a, b = table.put_all([("a", "1"), ("b", "1")], family="f")
+    with pytest.raises(ConditionsNotMetError) as caught:
+        table.apply(
+            [Insert("a", "2"), Put("c", "2"), Replace("b", "2", b), Replace("d", "2", a), Remove("b2", b)], family="f"
+        )
+    assert caught.value.failures == (
+        FailedCondition("f", "a", None, a),
+        FailedCondition("f", "d", a, None),
+        FailedCondition("f", "b2", b, None),
+    )
+    entries = table.get_all(["a", "b", "c", "d"], family="f")
+    assert [entry and entry.value for entry in entries] == ["1", "1", None, None]
+
+
+def test_replace_all_takes_entries_as_they_were_read_and_triples(table: Table) -> None:
+    table.put_all([("a", "1"), ("b", "1")], family="f")
+    a, b = (entry for entry in table.get_all(["a", "b"], family="f") if entry)
+    new = table.replace_all([a._replace(value="2"), ("b", "2", b.version)], family="f")
+    assert [entry and entry.version for entry in table.get_all(["a", "b"], family="f")] == new
+    with pytest.raises(ConditionsNotMetError):
+        table.replace_all([a, ("b", "3", new[1])], family="f")
+    assert [entry and entry.value for entry in table.get_all(["a", "b"], family="f")] == ["2", "2"]
+
+
+def test_remove_all_takes_keys_and_keys_with_versions(table: Table) -> None:
+    a, b = table.put_all([("a", "1"), ("b", "1")], family="f")
+    with pytest.raises(ConditionsNotMetError):
+        table.remove_all(["a", TableKey("f", "b", a)], family="f")
+    assert table.exists("a", family="f")
+    table.remove_all(["a", TableKey("f", "b", b), TableKey("f", "missing")], family="f")
+    assert table.get_all(["a", "b"], family="f") == [None, None]
+
+
+def test_an_empty_batch_does_nothing(table: Table, backend: ScriptedSegments) -> None:
+    assert table.apply([], family="f") == []
+    assert table.put_all([], family="f") == []
+    assert table.replace_all([], family="f") == []
+    table.remove_all([], family="f")
+    assert table.get_all([]) == []
+    assert backend.asked == []
+
+
+@pytest.mark.parametrize(
+    ("write", "says"),
+    [
+        (
+            lambda t: t.apply([Put("a", "1"), Remove("a")], family="f"),
+            "'a' of family 'f' is in a batch twice, at places",
+        ),
+        (lambda t: t.apply([Put("a", "1")], family=None), "family is None"),
+        (lambda t: t.put_all([], family=None), "family is None"),
+        (lambda t: next(t.keys(None), None), "family is None"),
+        (lambda t: t.put("a", "1", family=""), "a key family is empty"),
+        (lambda t: t.put("a", "1", family="\ud800"), "half of a surrogate pair"),
+        (lambda t: t.put("a", "1", family=5), "a key family is 5"),
+        (lambda t: t.put("a", "1", family=["f"]), "a key family is"),
+        (lambda t: t.put("\udfff", "1"), "half of a surrogate pair"),
+        (lambda t: t.put("a", 5), "5 is no text"),
+        (lambda t: t.put(None, "1"), "None is no text"),
+        (lambda t: t.replace("a", "1", None), "None is no version"),
+        (lambda t: t.replace("a", "1", b"0" * 16), "is no version"),
+        (lambda t: t.remove("a", version="v"), "'v' is no version"),
+        (lambda t: t.replace_all([TableEntry(TableKey("f", "a"), "1")], family="f"), "None is no version"),
+        (lambda t: t.replace_all(["a"], family="f"), "'a' can't replace anything"),
+        (lambda t: t.remove_all([TableKey("g", "a")], family="f"), "'a' is of family 'g', in a batch of 'f'"),
+        (lambda t: t.apply(["a"], family="f"), "'a' is no change"),
+        (lambda t: next(t.keys("f", page_size=0), None), "page_size=0"),
+        (lambda t: next(t.all_keys(partitions=[4]), None), "no such partitions"),
+        (lambda t: next(t.all_keys(partitions=[1, 1]), None), "no such partitions"),
+    ],
+)
+def test_what_a_table_does_not_take_is_refused_before_it_is_sent(
+    backend: ScriptedSegments, write: Callable[[Table], object], says: str
+) -> None:
+    with pytest.raises((KeyValueTableError, ConfigurationError), match=says) as caught:
+        write(BlockingKeyValueTable(backend.table()))
+    assert "page_size" in says or "scope/table" in str(caught.value)
+    assert backend.asked == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "declared", "write", "error", "says"),
+    [
+        ({"table_key": 12}, {}, lambda t: t.put("k" * 11, "v"), KeyTooLongError, "11 bytes; at most 10"),
+        ({"table_key": 12}, {}, lambda t: t.put("k" * 6, "v", family="fffff"), KeyTooLongError, "11 bytes; at most 10"),
+        ({"family_prefix": 6}, {}, lambda t: t.put("k", "v", family="fffff"), KeyTooLongError, "5 bytes; at most 4"),
+        ({"key": 3}, {}, lambda t: t.get("kkkk", family="f"), KeyTooLongError, "4 bytes; at most 3"),
+        ({}, {"longest_key": 3}, lambda t: t.exists("kkkk"), KeyTooLongError, "4 bytes; at most 3"),
+        ({"key": 5}, {"longest_key": 3}, lambda t: t.get_all(["kkkk"]), KeyTooLongError, "4 bytes; at most 3"),
+        ({}, {}, lambda t: t.put("k" * 8191, "v"), KeyTooLongError, "8,190 together"),
+        ({"value": 3}, {}, lambda t: t.put("k", "é" * 2), ValueTooLongError, "4 bytes; at most 3"),
+        ({"value": 5}, {"longest_value": 3}, lambda t: t.put("k", "vvvv"), ValueTooLongError, "4 bytes; at most 3"),
+        ({"changes": 2}, {}, lambda t: t.remove_all("abc", family="f"), BatchTooLargeError, "3 changes.* 2 at once"),
+        ({"request": 9}, {}, lambda t: t.put("kkkk", "vvvv"), BatchTooLargeError, "10 bytes.* 9 at once"),
+        (
+            {"request": 20},
+            {},
+            lambda t: t.put_all([("a", "vvvvvvv"), ("b", "vvvvvv")], family="f"),
+            BatchTooLargeError,
+            "21 bytes.* 20 at once",
+        ),
+    ],
+)
+def test_what_is_larger_than_a_limit_is_refused_and_what_is_as_large_is_not(
+    limits: dict[str, int],
+    declared: dict[str, int],
+    write: Callable[[Table], object],
+    error: type[KeyValueTableError],
+    says: str,
+) -> None:
+    backend = ScriptedSegments(limits=SegmentLimits(**limits))
+    with pytest.raises(error, match=says) as caught:
+        write(BlockingKeyValueTable(backend.table(**declared)))
+    assert (caught.value.scope, caught.value.table, backend.asked) == ("scope", "table", [])
+    one_more = SegmentLimits(**{name: limit + 1 for name, limit in limits.items()})
+    if "8,190" not in says:
+        more = {name: limit + 1 for name, limit in declared.items()}
+        write(BlockingKeyValueTable(ScriptedSegments(limits=one_more).table(**more)))
+
+
+def test_reading_many_keys_keeps_order_and_repeats_and_asks_each_partition_once(
+    table: Table, backend: ScriptedSegments
+) -> None:
+    for n in range(0, 200, 2):
+        table.put(f"k{n}", str(n))
+    backend.asked.clear()
+    asked = [f"k{n}" for n in (*range(200), 6, 7, 6)]
+    entries = table.get_all(asked)
+    assert [entry and (entry.key.key, entry.value) for entry in entries] == [
+        (key, key[1:]) if int(key[1:]) % 2 == 0 else None for key in asked
+    ]
+    assert sorted(partition for _, partition, _, _ in backend.asked) == [0, 1, 2, 3]
+
+
+def test_partitions_are_read_at_once_where_the_backend_waits() -> None:
+    backend = ScriptedSegments(waits=True)
+    table = backend.table()
+    arrived: list[int] = []
+
+    async def read() -> None:
+        for partition in range(4):
+            segment = table._segment(partition)
+
+            async def get(keys: Any, *, values: bool = True, partition: int = partition) -> Any:
+                arrived.append(partition)
+                while len(arrived) < 4:
+                    await asyncio.sleep(0)
+                return [None] * len(keys)
+
+            segment.get = get  # type: ignore[method-assign]
+        await asyncio.wait_for(table.get_all([f"k{n}" for n in range(100)]), 5)
+
+    asyncio.run(read())
+    assert sorted(arrived) == [0, 1, 2, 3]
+
+
+def test_a_serializer_that_fails_or_makes_no_bytes_is_told_with_the_table(backend: ScriptedSegments) -> None:
+    def broken(value: Any) -> Any:
+        raise ZeroDivisionError("by zero")
+
+    for write, says in ((broken, "ZeroDivisionError: by zero"), (str, "made str of a key: expected bytes")):
+        table = KeyValueTable(
+            ID, KeyValueTableConfiguration(4), backend, FunctionSerializer(write, bytes.decode), TextSerializer()
+        )
+        with pytest.raises(SerializationError, match=says) as caught:
+            BlockingKeyValueTable(table).get("k")
+        assert caught.value.table == "table"
+    BlockingKeyValueTable(backend.table()).put("k", "v", family="f")
+    text = TextSerializer()
+    unread = KeyValueTable(ID, KeyValueTableConfiguration(4), backend, text, FunctionSerializer(str.encode, broken))
+    with pytest.raises(SerializationError, match=r"value of the stored key .* can't be read: ZeroDivisionError"):
+        BlockingKeyValueTable(unread).get("k", family="f")
+
+
+def test_a_version_travels_as_bytes() -> None:
+    version = BlockingKeyValueTable(ScriptedSegments().table()).put("k", "v")
+    assert KeyVersion.from_bytes(version.to_bytes()) == version
+    assert pickle.loads(pickle.dumps(version)) == version
+    for other in (b"", version.to_bytes() + b"0", "text", None):
+        with pytest.raises(KeyValueTableError, match="no version of a key"):
+            KeyVersion.from_bytes(other)  # type: ignore[arg-type]
+
+
+def test_a_table_is_pickled_and_closed_and_goes_on(tmp_path: Any) -> None:
+    segments = SqliteSegments(tmp_path / "tables.sqlite")
+    segments.create(ID, 4)
+    text = TextSerializer()
+    with BlockingKeyValueTable(KeyValueTable(ID, KeyValueTableConfiguration(4), segments, text, text)) as table:
+        version = table.put("k", "v")
+        again = pickle.loads(pickle.dumps(table))
+        assert again.get("k").version == version
+        again.close()
+        assert again.get("k").value == "v"
+        assert asyncio.run(pickle.loads(pickle.dumps(table.table)).get("k")).value == "v"
+
+
+def test_by_hand_a_table_serves_callers_inside_of_an_event_loop() -> None:
+    table = BlockingKeyValueTable(ScriptedSegments().table())
+
+    async def inside() -> Any:
+        table.put("k", "v")
+        return [entry.value for page in table.all_entries() for entry in page.items]
+
+    assert asyncio.run(inside()) == ["v"]

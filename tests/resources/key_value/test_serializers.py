@@ -1,0 +1,158 @@
+"""What serializers write, read and refuse."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from typing import Any
+
+import fastavro
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field
+
+from dagster_adjunct.errors import ConfigurationError, SerializationError
+from dagster_adjunct.key_value import (
+    AvroSerializer,
+    BytesSerializer,
+    FunctionSerializer,
+    IntegerSerializer,
+    JsonSerializer,
+    ModelSerializer,
+    TextSerializer,
+)
+
+SCHEMA = json.dumps(
+    {
+        "type": "record",
+        "name": "R",
+        "fields": [{"name": "a", "type": "long"}, {"name": "b", "type": ["null", "string"]}],
+    }
+)
+
+
+class Order(BaseModel):
+    id: int
+    note: str | None = Field(None, alias="remark")
+
+
+class Other(BaseModel):
+    id: int
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner),
+    max_leaves=5,
+)  # fmt: skip
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1))
+def test_whole_numbers_have_eight_bytes_in_their_order(number: int, other: int) -> None:
+    serializer = IntegerSerializer()
+    assert serializer.from_bytes(serializer.to_bytes(number)) == number
+    assert (serializer.to_bytes(number) < serializer.to_bytes(other)) == (number < other)
+    assert len(serializer.to_bytes(number)) == 8
+
+
+@given(_JSON)
+def test_json_is_read_as_it_was_written(value: Any) -> None:
+    serializer = JsonSerializer()
+    read = serializer.from_bytes(serializer.to_bytes(value))
+    assert read == value
+    assert repr(read) == repr(json.loads(json.dumps(value, sort_keys=True)))
+
+
+def test_equal_dictionaries_have_equal_bytes() -> None:
+    serializer = JsonSerializer()
+    assert (
+        serializer.to_bytes({"b": 1, "a": "é"}) == serializer.to_bytes({"a": "é", "b": 1}) == b'{"a":"\xc3\xa9","b":1}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("serializer", "value", "stored"),
+    [
+        (TextSerializer(), "é\x00", b"\xc3\xa9\x00"),
+        (TextSerializer(), "", b""),
+        (BytesSerializer(), b"\x00\xff", b"\x00\xff"),
+        (IntegerSerializer(), 0, b"\x80" + bytes(7)),
+        (IntegerSerializer(), -1, b"\x7f" + b"\xff" * 7),
+        (ModelSerializer(Order), Order(id=1, remark="x"), b'{"id":1,"remark":"x"}'),
+        (AvroSerializer(SCHEMA), {"a": -1, "b": "x"}, b"\x01\x02\x02x"),
+        (FunctionSerializer(str.encode, bytes.decode), "x", b"x"),
+    ],
+)
+def test_a_value_has_these_bytes_and_is_read_from_them(serializer: Any, value: Any, stored: bytes) -> None:
+    assert serializer.to_bytes(value) == stored
+    assert pickle.loads(pickle.dumps(serializer)).from_bytes(stored) == value
+
+
+def test_avro_is_what_others_write() -> None:
+    written = io.BytesIO()
+    fastavro.schemaless_writer(written, fastavro.parse_schema(json.loads(SCHEMA)), {"a": 5, "b": None})
+    assert AvroSerializer(SCHEMA).to_bytes({"a": 5, "b": None}) == written.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("serializer", "value"),
+    [
+        (TextSerializer(), b"x"),
+        (TextSerializer(), 5),
+        (TextSerializer(), "\ud800"),
+        (BytesSerializer(), "x"),
+        (BytesSerializer(), 5),
+        (BytesSerializer(), None),
+        (IntegerSerializer(), 2**63),
+        (IntegerSerializer(), -(2**63) - 1),
+        (IntegerSerializer(), True),
+        (IntegerSerializer(), 1.0),
+        (JsonSerializer(), (1, 2)),
+        (JsonSerializer(), {"a": (1,)}),
+        (JsonSerializer(), {1: 2}),
+        (JsonSerializer(), [{None: 2}]),
+        (JsonSerializer(), float("nan")),
+        (JsonSerializer(), [float("inf")]),
+        (JsonSerializer(), {"a"}),
+        (JsonSerializer(), "\ud800"),
+        (JsonSerializer(), {"\udfff": 1}),
+        (ModelSerializer(Order), Other(id=1)),
+        (ModelSerializer(Order), {"id": 1}),
+        (AvroSerializer(SCHEMA), {"a": "x", "b": None}),
+        (AvroSerializer(SCHEMA), {"a": 1}),
+        (AvroSerializer(SCHEMA), {"a": 1, "b": None, "c": 1}),
+        (AvroSerializer(SCHEMA), 5),
+    ],
+)
+def test_what_would_not_be_read_as_it_was_is_refused(serializer: Any, value: Any) -> None:
+    with pytest.raises(SerializationError):
+        serializer.to_bytes(value)
+
+
+@pytest.mark.parametrize(
+    ("serializer", "stored"),
+    [
+        (TextSerializer(), b"\xff"),
+        (IntegerSerializer(), b"1234567"),
+        (IntegerSerializer(), b""),
+        (JsonSerializer(), b"{"),
+        (JsonSerializer(), b"\xff"),
+        (ModelSerializer(Order), b'{"id":"x"}'),
+        (ModelSerializer(Order), b"5"),
+        (AvroSerializer(SCHEMA), b""),
+        (AvroSerializer(SCHEMA), b"\x01\x02\x02x!"),
+        (AvroSerializer(SCHEMA), b"\x01\x06"),
+    ],
+)
+def test_bytes_of_something_else_are_refused(serializer: Any, stored: bytes) -> None:
+    with pytest.raises(SerializationError, match="stored bytes"):
+        serializer.from_bytes(stored)
+
+
+@pytest.mark.parametrize("schema", ["", "{}", "5", '{"type": "nothing"}'])
+def test_what_is_no_avro_schema_is_refused_at_once(schema: str) -> None:
+    with pytest.raises(ConfigurationError, match="no Avro schema"):
+        AvroSerializer(schema)

@@ -1,0 +1,176 @@
+"""Iterators over families and tables, and the states from which another process goes on."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_adjunct.errors import IteratorStateError
+from dagster_adjunct.key_value import BlockingKeyValueTable, IteratorState
+from dagster_adjunct.resources.key_value.addressing import family_prefix, hashed_part, partition_of, table_key
+from dagster_adjunct.resources.key_value.table_segment import TableId
+from tests.resources.key_value.scripted_segments import ID, ScriptedSegments
+
+Table = BlockingKeyValueTable[str, str]
+_KEYS = st.text(st.sampled_from("ab\x00é😀"), max_size=3)
+
+
+def filled(keys: Any, backend: ScriptedSegments | None = None) -> Table:
+    table = BlockingKeyValueTable((backend or ScriptedSegments()).table())
+    for family, key in keys:
+        table.put(key, f"{family} {key}", family=family)
+    return table
+
+
+def resumed(pages: Callable[[IteratorState | None], Any], size: int) -> list[Any]:
+    """Return the items of all pages, each asked for anew with the state of the one before, stored as bytes."""
+    state, items = None, []
+    while (page := next(pages(state), None)) is not None:
+        assert 1 <= len(page.items) <= size
+        items += page.items
+        state = IteratorState.from_bytes(page.state.to_bytes())
+    return items
+
+
+@given(
+    st.sets(st.tuples(st.sampled_from([None, "f", "g"]), _KEYS)),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.text(st.sampled_from("abé"), max_size=1),
+    st.none() | _KEYS,
+    st.none() | _KEYS,
+)
+def test_a_family_is_met_in_the_order_of_its_keys_bytes(
+    keys: set[tuple[str | None, str]], size: int, longest: int, prefix: str, start: str | None, end: str | None
+) -> None:
+    backend = ScriptedSegments()
+    table = filled(keys, backend)
+    backend.longest_page = longest
+    expected = sorted(
+        (key for family, key in keys if family == "f" and key.startswith(prefix)
+         if (start is None or key.encode() >= start.encode()) and (end is None or key.encode() < end.encode())),
+        key=str.encode,
+    )  # fmt: skip
+    some: dict[str, Any] = {"prefix": prefix, "start": start, "end": end, "page_size": size}
+    at_once = [key.key for page in table.keys("f", **some) for key in page.items]
+    assert at_once == expected
+    found = resumed(lambda state: table.entries("f", **some, state=state), size)
+    assert [(entry.key.key, entry.value) for entry in found] == [(key, f"f {key}") for key in expected]
+
+
+@given(st.sets(st.tuples(st.sampled_from([None, "f", "gg"]), _KEYS)), st.integers(1, 4))
+def test_a_whole_table_is_met_by_partition_then_by_table_key(keys: set[tuple[str | None, str]], size: int) -> None:
+    table = filled(keys)
+
+    def stored(address: tuple[str | None, str]) -> tuple[int, bytes]:
+        family, key = address
+        made = table_key(b"" if family is None else family_prefix(family), key.encode())
+        return partition_of(hashed_part(made), 4), made
+
+    expected = sorted(keys, key=stored)
+    found = resumed(lambda state: table.all_entries(page_size=size, state=state), size)
+    assert [(entry.key.family, entry.key.key, entry.value) for entry in found] == [
+        (f, k, f"{f} {k}") for f, k in expected
+    ]
+    assert resumed(lambda state: table.all_keys(page_size=size, state=state), size) == [entry.key for entry in found]
+    some = resumed(lambda state: table.all_keys(partitions=[3, 1], page_size=size, state=state), size)
+    assert [(key.family, key.key) for key in some] == [
+        address for each in (3, 1) for address in expected if stored(address)[0] == each
+    ]
+
+
+def test_a_prefix_may_end_in_the_middle_of_a_character() -> None:
+    table = filled([("f", "é"), ("f", "ê"), ("f", "e")])
+    assert [key.key for page in table.keys("f", prefix=b"\xc3") for key in page.items] == ["é", "ê"]
+
+
+def test_while_others_write_each_key_is_met_once_and_those_that_stay_are_met() -> None:
+    table = filled([("f", f"{n:03}") for n in range(0, 100, 2)])
+    met: list[str] = []
+    for turn, page in enumerate(table.keys("f", page_size=7)):
+        met += [key.key for key in page.items]
+        table.put(met[-1], "again", family="f")
+        table.put("000", "again", family="f")
+        table.put(f"{2 * turn + 1:03}", "new", family="f")
+        table.remove("098", family="f")
+    assert met == sorted(set(met))
+    assert {f"{n:03}" for n in range(0, 98, 2)} <= set(met)
+    assert "098" not in met
+
+
+def test_behind_the_last_page_its_state_gives_what_came_since() -> None:
+    table = filled([("f", "a"), ("f", "b")])
+    (page,) = table.keys("f")
+    assert list(table.keys("f", state=page.state)) == []
+    table.put("c", "new", family="f")
+    table.put("aa", "behind", family="f")
+    (later,) = table.keys("f", state=page.state)
+    assert [key.key for key in later.items] == ["c"]
+
+
+def test_an_empty_family_or_range_has_no_page_and_no_request_is_made_for_what_holds_nothing() -> None:
+    backend = ScriptedSegments()
+    table = filled([("f", "a")], backend)
+    backend.asked.clear()
+    assert list(table.keys("f", start="b", end="b")) == []
+    assert list(table.keys("f", start="c", end="b")) == []
+    assert list(table.keys("f", prefix="x", end="b")) == []
+    assert backend.asked == []
+    assert list(table.entries("g")) == []
+
+
+@pytest.mark.parametrize(
+    ("use", "says"),
+    [
+        (lambda t, s: t.entries("f", page_size=1, state=s), "over keys"),
+        (lambda t, s: t.keys("g", state=s), "another family or range"),
+        (lambda t, s: t.keys("f", prefix="a", state=s), "another family or range"),
+        (lambda t, s: t.keys("f", end="z", state=s), "another family or range"),
+        (lambda t, s: t.keys("f", start="\x00", state=s), "another family or range"),
+        (lambda t, s: t.all_keys(state=s), "another family or range"),
+        (lambda t, s: t.keys("f", state=IteratorState(s.to_bytes()[:-1] + b"?")), "no state of an iterator"),
+        (lambda t, s: t.keys("f", state=s.to_bytes()), "no state of an iterator"),
+        (lambda t, s: t.keys("f", state="here"), "no state of an iterator"),
+    ],
+)
+def test_a_state_is_refused_by_any_other_iteration(use: Callable[[Any, IteratorState], Any], says: str) -> None:
+    table = filled([("f", "a"), ("f", "b")])
+    state = next(table.keys("f", page_size=1)).state
+    with pytest.raises(IteratorStateError, match=says):
+        next(use(table, state), None)
+    assert [key.key for page in table.keys("f", page_size=9, state=state) for key in page.items] == ["b"]
+
+
+def test_a_state_is_refused_by_other_partitions_and_by_a_table_that_was_created_anew() -> None:
+    backend = ScriptedSegments()
+    table = filled([(None, f"{n}") for n in range(20)], backend)
+    state = next(table.all_entries(page_size=1)).state
+    with pytest.raises(IteratorStateError, match="other partitions"):
+        next(table.all_entries(partitions=[0, 1], state=state))
+    anew = backend.table(id=TableId(ID.scope, ID.name, "00000000000000a2"))
+    with pytest.raises(IteratorStateError, match="deleted since"):
+        next(BlockingKeyValueTable(anew).all_entries(state=state))
+
+
+@given(st.integers(0, 60), st.integers(1, 255))
+def test_no_damaged_state_is_taken(place: int, change: int) -> None:
+    stored = bytearray(next(filled([("f", "a" * 30)]).keys("f")).state.to_bytes())
+    stored[place % len(stored)] ^= change
+    with pytest.raises(IteratorStateError):
+        IteratorState.from_bytes(bytes(stored))
+
+
+def test_a_state_has_these_bytes_and_can_be_pickled() -> None:
+    state = next(filled([("f", "a")]).keys("f")).state
+    stored = state.to_bytes()
+    assert stored[:10] == b"\x01k" + bytes.fromhex(ID.incarnation)
+    assert stored[30:34] == b"\x00\x01fa"
+    assert pickle.loads(pickle.dumps(state)) == state
+    for other in (b"", b"x" * 38, "text", None, stored[:-1]):
+        with pytest.raises(IteratorStateError):
+            IteratorState.from_bytes(other)  # type: ignore[arg-type]
