@@ -94,7 +94,9 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
         self._declared = tuple(declared_column(*pair) for pair in (self.columns or {}).items())
         self._label = f"PostgreSQL table {schema}.{table}"
         self._place = ""
-        self._open: PerLoop[Pool] = PerLoop(lambda: Pool(self.connections, self._connected), Pool.finish)
+        self._open: PerLoop[Pool[PostgresRequests]] = PerLoop(
+            lambda: Pool(self.connections, self._connected), Pool.finish
+        )
 
     def __repr__(self) -> str:
         source = f"dsn_env={self.dsn_env!r}" if self.dsn_env else f"connect={self.connect}"

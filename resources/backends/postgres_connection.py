@@ -131,14 +131,22 @@ async def connect(label: str, settings: Mapping[str, Any]) -> psycopg.AsyncConne
     return connection
 
 
+def connect_to_change(label: str, settings: Mapping[str, Any]) -> psycopg.Connection[Any]:
+    """A connection in autocommit mode whose calls block. Raises as `connect` does."""
+    import psycopg
+
+    try:
+        return psycopg.connect(autocommit=True, **settings)
+    except psycopg.Error as error:
+        raise _no_connection(error, label, settings) from None
+
+
 def connect_blocking(label: str, settings: Mapping[str, Any]) -> psycopg.Connection[Any]:
     """A connection whose transactions read one snapshot and change nothing. Raises as `connect` does."""
     import psycopg
 
-    try:
-        connection = psycopg.connect(**settings)
-    except psycopg.Error as error:
-        raise _no_connection(error, label, settings) from None
+    connection = connect_to_change(label, settings)
+    connection.autocommit = False
     connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     connection.read_only = True
     return connection

@@ -1,4 +1,4 @@
-"""The connections that one event loop has to a PostgreSQL table's server.
+"""The connections that one event loop has to a PostgreSQL server, for tables and for key-value tables.
 
 A pool of its own, because a library's tells whoever waits only that no connection came in time: here the error of a
 login, of a table that is not there or of a server that is down reaches the request that met it, at once.
@@ -11,26 +11,36 @@ import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from dagster_adjunct.resources.backends.postgres_requests import PostgresRequests
+if TYPE_CHECKING:
+    from psycopg import AsyncConnection
 
 T = TypeVar("T")
 _LAST_WORD = 1.0  # seconds that a server has for the end of a request that was given up
 
 
-class Pool:
+class OverConnection(Protocol):
+    """What sends requests over one connection."""
+
+    connection: AsyncConnection[Any]
+
+
+R = TypeVar("R", bound=OverConnection)
+
+
+class Pool(Generic[R]):
     """At most `size` connections, each made by `connect` when there is no idle one."""
 
-    def __init__(self, size: int, connect: Callable[[], Awaitable[PostgresRequests]]) -> None:
+    def __init__(self, size: int, connect: Callable[[], Awaitable[R]]) -> None:
         self._size, self._connect = size, connect
         self._places = asyncio.Semaphore(size)
         self._closing = asyncio.Lock()
-        self._idle: list[PostgresRequests] = []
+        self._idle: list[R] = []
         self.met = False  # whether a connection has been made since the last one was lost
 
     @asynccontextmanager
-    async def one(self) -> AsyncIterator[PostgresRequests]:
+    async def one(self) -> AsyncIterator[R]:
         """A connection that is the caller's alone."""
         async with self._places:
             requests = self._idle.pop() if self._idle else await self._connect()
@@ -68,7 +78,7 @@ class Pool:
             await self._idle.pop().connection.close()
 
 
-async def given_up(requests: PostgresRequests, request: Awaitable[T]) -> T:
+async def given_up(requests: OverConnection, request: Awaitable[T]) -> T:
     """The answer of a request over this connection; a caller who is cancelled is free after a second.
 
     The driver would wait for the server's word on it, which a dead network never brings.

@@ -1,0 +1,217 @@
+"""`PostgresSegment`: one partition of a key-value table in a PostgreSQL schema."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import repeat
+from typing import Any
+
+import psycopg
+
+from dagster_adjunct.resources.backends.postgres_pool import Pool
+from dagster_adjunct.resources.errors import TableUnavailableError
+from dagster_adjunct.resources.key_value.addressing import KeyRange
+from dagster_adjunct.resources.key_value.table_segment import (
+    ABSENT,
+    ANYTHING,
+    ConditionsFailed,
+    SegmentChange,
+    SegmentLimits,
+    StoredEntry,
+)
+from dagster_adjunct.resources.key_value_backends.postgres_key_values import PAGE_BYTES, KeyValueStatements
+from dagster_adjunct.resources.key_value_backends.postgres_segment_errors import PostgresSegmentErrors, without_effect
+from dagster_adjunct.resources.key_value_backends.postgres_wire import PostgresWire, byteas, integer
+
+_ROUNDS = 50  # of being overtaken, before the request counts as failed
+_PAUSE = 0.005  # seconds at most, between them
+_KEYS_AT_ONCE = 50_000
+WRITES_BETWEEN_FORGETTING = 1000
+"""Writes for each of which old tokens are forgotten once, on the average of all processes."""
+
+Refused = dict[int, bytes | None]
+
+
+class PostgresSegment:
+    """Requests to one partition, over connections that all segments of the backend share in an event loop."""
+
+    waits = True
+
+    def __init__(
+        self,
+        pool: Callable[[], Pool[PostgresWire]],
+        statements: KeyValueStatements,
+        partition: int,
+        limits: SegmentLimits,
+        errors: PostgresSegmentErrors,
+        kept: float,
+    ) -> None:
+        self.limits = limits
+        self._pool, self._statements, self._errors = pool, statements, errors
+        self._partition, self._kept = integer(partition), integer(round(kept))
+        self._entry_bytes: float | None = None  # of a value, on the average of the last page
+
+    async def apply(self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False) -> None:
+        write = self._again if repeated else self._one if len(changes) == 1 else self._batch
+        for _ in range(_ROUNDS):
+            refused = await self._attempt(write, changes, token)
+            if refused:
+                raise ConditionsFailed(refused)
+            if refused is not None:
+                return
+            await asyncio.sleep(random.random() * _PAUSE)
+        raise TableUnavailableError(
+            f"{self._errors.label}: others changed the same keys {_ROUNDS} times while they were written.",
+            "It is tried again; if that goes on, let fewer write the same keys.",
+            table=self._errors.label,
+        )
+
+    async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
+        sql = self._statements
+        if len(keys) == 1:
+            rows = await self._read(sql.get if values else sql.get_version, [self._partition, keys[0]])
+            return [StoredEntry._make(rows[0]) if rows else None]
+        asked = list(dict.fromkeys(keys))
+        found: dict[bytes, StoredEntry] = {}
+        for start in range(0, len(asked), _KEYS_AT_ONCE):
+            part = byteas(asked[start : start + _KEYS_AT_ONCE])
+            rows = await self._read(sql.get_many if values else sql.get_many_versions, [self._partition, part])
+            found.update(zip([row[0] for row in rows], _entries(rows), strict=True))
+        return list(map(found.get, keys))
+
+    async def page(self, within: KeyRange, limit: int, *, values: bool) -> list[StoredEntry]:
+        # Where the values are small, as they were last, their sizes are not added up, which takes as long as the rest.
+        guarded = values and (self._entry_bytes is None or self._entry_bytes * limit > PAGE_BYTES)
+        query = self._statements.page(values, within.end is not None, guarded)
+        ends = [] if within.end is None else [within.end]
+        rows = await self._read(query, [self._partition, within.start, integer(min(limit, 2**31 - 1)), *ends])
+        if values and rows:
+            self._entry_bytes = sum(len(row[2]) for row in rows) / len(rows)
+        return _entries(rows)
+
+    async def close(self) -> None:
+        """Close the running event loop's connections, for all tables of the same backend."""
+        await self._pool().close()
+
+    async def _read(self, query: str, parameters: list[bytes | None]) -> list[tuple[Any, ...]]:
+        async with self._pool().one() as wire:
+            try:
+                return wire.rows(await wire.ask(query, parameters))
+            except psycopg.Error as error:
+                raise await self._errors.met(error, wire) from error
+
+    async def _attempt(
+        self,
+        write: Callable[[PostgresWire, Sequence[SegmentChange], bytes], Awaitable[Refused | None]],
+        changes: Sequence[SegmentChange],
+        token: bytes,
+    ) -> Refused | None:
+        """Return what refused the changes, which is nothing where they are done; None where others came between."""
+        async with self._pool().one() as wire:
+            try:
+                if random.random() * WRITES_BETWEEN_FORGETTING < 1:
+                    await wire.ask(self._statements.forget, [self._kept])
+                return await write(wire, changes, token)
+            except psycopg.Error as error:
+                if without_effect(error, self._statements.name):
+                    return None
+                raise await self._errors.met(error, wire) from error
+
+    async def _one(self, wire: PostgresWire, changes: Sequence[SegmentChange], token: bytes) -> Refused | None:
+        """Apply a change of one key in one statement."""
+        sql, (change,) = self._statements, changes
+        key, value, version, expected = change
+        if value is None and expected is ABSENT:
+            return await self._batch(wire, changes, token)
+        parameters = [self._partition, key, token]
+        if value is None:
+            statement = sql.remove if expected is ANYTHING else sql.remove_version
+        else:
+            statement = sql.put if expected is ANYTHING else sql.insert if expected is ABSENT else sql.replace
+            parameters += (version, value)
+        if isinstance(expected, bytes):
+            parameters.append(expected)
+        answer = await wire.ask(statement, parameters, commits=True)
+        if answer.command_tuples or expected is ANYTHING:
+            return {}
+        rows = wire.rows(await wire.ask(sql.get_version, [self._partition, key]))
+        found = rows[0][1] if rows else None
+        # Where the condition holds by now it did not a moment ago, but nobody could be told why.
+        return None if found == (None if expected is ABSENT else expected) else {0: found}
+
+    async def _batch(self, wire: PostgresWire, changes: Sequence[SegmentChange], token: bytes) -> Refused | None:
+        """Apply changes of several keys in one statement; in a transaction where keys have to be held first."""
+        parameters = self._arrays(changes, token)
+        answer = await wire.ask(self._statements.batch, parameters, commits=True)
+        if not answer.ntuples:
+            return {}
+        refused, loose = _outcome(wire.rows(answer))
+        if refused:
+            return refused
+        return await self._in_transaction(wire, self._statements.batch, changes, parameters, loose)
+
+    async def _again(self, wire: PostgresWire, changes: Sequence[SegmentChange], token: bytes) -> Refused | None:
+        """Apply changes whose earlier attempt has not been applied; from here on it can't be any more."""
+        return await self._in_transaction(
+            wire, self._statements.batch_again, changes, self._arrays(changes, token), [], claim=token
+        )
+
+    async def _in_transaction(
+        self,
+        wire: PostgresWire,
+        statement: str,
+        changes: Sequence[SegmentChange],
+        parameters: list[bytes | None],
+        loose: list[int],
+        claim: bytes | None = None,
+    ) -> Refused | None:
+        """Apply changes, holding the keys at the places `loose` first, unless the token that is claimed was applied."""
+        await wire.tell(b"BEGIN")
+        try:
+            if claim is not None:
+                ((applied,),) = wire.rows(await wire.ask(self._statements.claim, [claim]))
+                if applied:
+                    await wire.undo()
+                    return {}
+                await wire.tell(b"SAVEPOINT claimed")
+            for _ in range(_ROUNDS):
+                if loose:
+                    held = byteas(changes[place].key for place in loose)
+                    await wire.ask(self._statements.hold, [self._partition, held])
+                refused, loose = _outcome(wire.rows(await wire.ask(statement, parameters)))
+                if not loose:
+                    break
+            if loose or (refused and claim is None):
+                await wire.undo()
+            else:
+                if refused:  # what was held goes, and the claim stays: an attempt that comes late is not applied
+                    await wire.tell(b"ROLLBACK TO claimed")
+                await wire.tell(b"COMMIT", commits=not refused)
+        except BaseException:
+            may_stand = wire.may_stand
+            await wire.undo()
+            wire.may_stand = may_stand
+            raise
+        return None if loose else refused
+
+    def _arrays(self, changes: Sequence[SegmentChange], token: bytes) -> list[bytes | None]:
+        expected = (
+            None if change.expected is ANYTHING else b"" if change.expected is ABSENT else change.expected
+            for change in changes
+        )
+        keys = byteas([change.key for change in changes])
+        values = byteas([change.value for change in changes])
+        versions = byteas([change.version for change in changes])
+        return [self._partition, keys, values, versions, byteas(expected), token]
+
+
+def _outcome(rows: list[tuple[Any, ...]]) -> tuple[Refused, list[int]]:
+    """Return the places whose conditions fail, with the versions found, and those that have to be held first."""
+    refused = {place - 1: found or None for place, found in rows if place > 0}
+    return refused, [-place - 1 for place, _ in rows if place < 0]
+
+
+def _entries(rows: list[tuple[Any, ...]]) -> list[StoredEntry]:
+    return list(map(tuple.__new__, repeat(StoredEntry), rows))

@@ -1,0 +1,154 @@
+"""Prepared statements over one PostgreSQL connection, without what the driver does around each of them.
+
+The driver's cursors take as long in the client as the server takes for one key. Here a request is its bytes: parameters
+and columns are binary, and nothing is looked up for their types.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection
+from psycopg.adapt import Transformer
+from psycopg.errors import error_from_result
+from psycopg.pq import ExecStatus
+from psycopg.pq.abc import PGresult
+
+_LAST_WORD = 1.0  # seconds that a server has for the end of a request that was given up
+_PREPARED = 512  # statements that a connection keeps: about a dozen for each table that is in use
+_BYTEA = 17
+_BINARY = [1] * 16
+_NONE = struct.pack(">i", -1)
+_length = struct.Struct(">i").pack
+
+
+class PostgresWire:
+    """Requests over one connection in autocommit mode, which is somebody's alone meanwhile.
+
+    One that takes longer than `patience` seconds, or is cancelled, is given up with its connection. `may_stand` tells,
+    after an error, whether what the last request changed may have been committed all the same.
+    """
+
+    def __init__(self, connection: AsyncConnection[Any], patience: float) -> None:
+        self.connection = connection
+        self.may_stand = False
+        self._pg, self._patience = connection.pgconn, patience
+        self._names: dict[str, bytes] = {}
+        self._rows = Transformer(connection)
+
+    async def ask(self, statement: str, parameters: Sequence[bytes | None], *, commits: bool = False) -> PGresult:
+        """Return the answer to a statement, prepared when it first comes. Raises psycopg.Error.
+
+        `commits` says that it changes something, and that no transaction is open which it would belong to.
+        """
+        self.may_stand = False
+        name = self._names.get(statement)
+        if name is None:
+            name = await self._prepare(statement)
+        self.may_stand = commits
+        self._pg.send_query_prepared(name, parameters, _BINARY[: len(parameters)], 1)
+        return await self._answer()
+
+    async def tell(self, command: bytes, *, commits: bool = False) -> None:
+        """Send a command that has no parameters and no rows, such as BEGIN. Raises psycopg.Error."""
+        self.may_stand = commits
+        self._pg.send_query(command)
+        await self._answer()
+
+    async def undo(self) -> None:
+        """End an open transaction without effect; where that does not work the connection is closed, which ends it."""
+        with suppress(psycopg.Error):
+            if not self.connection.closed:
+                await self.tell(b"ROLLBACK")
+                return
+        await self.connection.close()
+
+    def rows(self, answer: PGresult) -> list[tuple[Any, ...]]:
+        """Return the rows of an answer."""
+        self._rows.set_pgresult(answer, set_loaders=True)
+        return self._rows.load_rows(0, answer.ntuples, tuple)
+
+    async def _prepare(self, statement: str) -> bytes:
+        if len(self._names) >= _PREPARED:
+            await self.tell(b"DEALLOCATE ALL")
+            self._names.clear()
+        name = b"adjunct_%d" % len(self._names)
+        self._pg.send_prepare(name, statement.encode())
+        await self._answer()
+        self._names[statement] = name
+        return name
+
+    async def _answer(self) -> PGresult:
+        pg, last = self._pg, None
+        error: PGresult | None = None
+        try:
+            while pg.flush():
+                await self._turn(writing=True)
+            while True:
+                while pg.is_busy():
+                    await self._turn()
+                answer = pg.get_result()
+                if answer is None:
+                    break
+                last = answer
+                if answer.status == ExecStatus.FATAL_ERROR:
+                    error = error or answer
+        except BaseException:  # also where the caller is cancelled: it may be in the middle of anything
+            await self._give_up()
+            raise
+        if error is not None:
+            raise error_from_result(error)
+        assert last is not None
+        return last
+
+    async def _turn(self, writing: bool = False) -> None:
+        """Wait until the server has sent something or, where we are `writing`, takes more; read what there is."""
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[bool] = loop.create_future()
+        socket = self._pg.socket
+        loop.add_reader(socket, _set, ready, True)
+        if writing:
+            loop.add_writer(socket, _set, ready, True)
+        timer = loop.call_later(self._patience, _set, ready, False)
+        try:
+            in_time = await ready
+        finally:
+            timer.cancel()
+            loop.remove_reader(socket)
+            if writing:
+                loop.remove_writer(socket)
+        if not in_time:
+            raise psycopg.OperationalError(f"no answer within {self._patience:g} s")
+        self._pg.consume_input()
+
+    async def _give_up(self) -> None:
+        with suppress(psycopg.Error):
+            await self.connection.cancel_safe(timeout=_LAST_WORD)  # so that it holds no locks any longer
+        await self.connection.close()
+
+
+def _set(ready: asyncio.Future[bool], in_time: bool) -> None:
+    if not ready.done():
+        ready.set_result(in_time)
+
+
+def byteas(values: Iterable[bytes | None]) -> bytes:
+    """Return an array of bytea in the server's binary form."""
+    parts: list[bytes] = []
+    count = 0
+    for value in values:
+        count += 1
+        parts += (_NONE,) if value is None else (_length(len(value)), value)
+    if not count:
+        return struct.pack(">iii", 0, 1, _BYTEA)
+    return struct.pack(">iiiii", 1, 1, _BYTEA, count, 1) + b"".join(parts)
+
+
+def integer(value: int) -> bytes:
+    """Return an integer of four bytes in the server's binary form."""
+    return _length(value)
