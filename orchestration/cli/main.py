@@ -15,6 +15,7 @@ import click
 from dagster_adjunct.orchestration.application.load_application import load_application
 from dagster_adjunct.orchestration.cli import checkpoint_commands as checkpoints
 from dagster_adjunct.orchestration.cli import dataset_commands as datasets
+from dagster_adjunct.orchestration.cli import kvt_commands as key_values
 from dagster_adjunct.orchestration.cli import metadata_commands as metadata
 from dagster_adjunct.orchestration.cli import startpoint_commands as startpoints
 from dagster_adjunct.orchestration.cli import stream_commands as streams
@@ -55,6 +56,7 @@ root.add_command(plan)
 root.add_command(streams.stream)
 root.add_command(datasets.dataset)
 root.add_command(tables.table)
+root.add_command(key_values.kvt)
 root.add_command(startpoints.startpoint)
 root.add_command(checkpoints.checkpoint)
 root.add_command(metadata.metadata)

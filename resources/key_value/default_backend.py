@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake
 
 _LAKE = "lake"
+IN_SQLITE = {_LAKE: "sqlite"}
+IN_OBJECTS = {_LAKE: "objects"}
 
 
 def default_backend(lake: Lake) -> dict[str, Any]:
     """Return the description of the lake's own backend, relative to it."""
     is_local = "://" not in lake.store.descriptor.url
-    return {_LAKE: "sqlite" if is_local and not lake.shared else "objects"}
+    return dict(IN_SQLITE if is_local and not lake.shared else IN_OBJECTS)
 
 
 def backend_in(lake: Lake, description: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,10 +35,10 @@ def backend_in(lake: Lake, description: Mapping[str, Any]) -> dict[str, Any]:
     if _LAKE not in description:
         return dict(description)
     descriptor = lake.store.descriptor
-    if description == {_LAKE: "sqlite"} and "://" not in descriptor.url:
+    if description == IN_SQLITE and "://" not in descriptor.url:
         folder = Path(descriptor.url).resolve()
         return {"backend": "sqlite", "path": str(folder.with_name(f"{folder.name}.key-values.sqlite"))}
-    if description == {_LAKE: "objects"}:
+    if description == IN_OBJECTS:
         s3 = {} if descriptor.s3 is None else {"s3": asdict(descriptor.s3)}
         return {"backend": "objects", "url": descriptor.url, **s3}
     raise ConfigurationError(

@@ -1,0 +1,237 @@
+"""`adjunct kvt get`, `put`, `remove` and `iterate`: the entries of a key-value table."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dagster_adjunct.orchestration.cli.kvt_options import (
+    cell,
+    family_option,
+    opened,
+    shown_entry,
+    table_name,
+    typed,
+    typed_entries,
+    version_from,
+)
+from dagster_adjunct.orchestration.cli.output import as_json, lake_url, show_json, show_line, show_table
+from dagster_adjunct.resources.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dagster_adjunct.resources.key_value.iterator_state import IteratorState
+    from dagster_adjunct.resources.key_value.table_pages import IteratorPage
+
+_PAGE = 100
+
+
+@click.command()
+@table_name
+@click.argument("keys", metavar="KEY...", nargs=-1, required=True)
+@family_option
+@typed_entries
+@lake_url
+@as_json
+def get(
+    table: str,
+    keys: tuple[str, ...],
+    family: str | None,
+    key_type: str,
+    value_type: str,
+    lake_url: str | None,
+    json_output: bool,
+) -> None:
+    """Look entries up by their keys, with their versions."""
+    wanted = [typed(key_type, key, "key") for key in keys]
+    with opened(lake_url, table, key_type, value_type) as reading:
+        found = reading.get_all(wanted, family=family)
+    entries = [None if one is None else shown_entry(one.key, one, key_type, value_type) for one in found]
+    if json_output:
+        show_json({"table": table, "family": family, "entries": entries})
+        return
+    rows = [
+        [key, "no entry", ""] if one is None else [key, cell(value_type, one["value"]), one["version"]]
+        for key, one in zip(keys, entries, strict=True)
+    ]
+    show_table(_title(table, family), ["key", "value", "version"], rows, own=True)
+
+
+@click.command()
+@table_name
+@click.argument("key", metavar="KEY")
+@click.argument("value", metavar="VALUE")
+@family_option
+@click.option("--if-absent", is_flag=True, help="Only where the key is not there.")
+@click.option("--version", metavar="VERSION", help="Only where the key has this version.")
+@typed_entries
+@lake_url
+@as_json
+def put(
+    table: str,
+    key: str,
+    value: str,
+    family: str | None,
+    if_absent: bool,
+    version: str | None,
+    key_type: str,
+    value_type: str,
+    lake_url: str | None,
+    json_output: bool,
+) -> None:
+    """Write an entry, and print its new version."""
+    if if_absent and version is not None:
+        raise ConfigurationError(
+            "--if-absent and --version can't both hold.", "Give one of them.", setting="--if-absent"
+        )
+    name, content = typed(key_type, key, "key"), typed(value_type, value, "value")
+    with opened(lake_url, table, key_type, value_type) as writing:
+        if version is not None:
+            written = writing.replace(name, content, version_from(version), family=family)
+        elif if_absent:
+            written = writing.put_if_absent(name, content, family=family)
+        else:
+            written = writing.put(name, content, family=family)
+    if json_output:
+        show_json({"table": table, "family": family, "key": key, "version": str(written)})
+    else:
+        show_line(f"{key} has version {written}.")
+
+
+@click.command()
+@table_name
+@click.argument("keys", metavar="KEY...", nargs=-1, required=True)
+@family_option
+@click.option("--version", metavar="VERSION", help="Only where the key has this version.")
+@typed_entries
+@lake_url
+@as_json
+def remove(
+    table: str,
+    keys: tuple[str, ...],
+    family: str | None,
+    version: str | None,
+    key_type: str,
+    value_type: str,
+    lake_url: str | None,
+    json_output: bool,
+) -> None:
+    """Remove entries: whatever is there, or one that has a version. Several of one family go together."""
+    if len(keys) > 1 and (version is not None or family is None):
+        raise ConfigurationError(
+            f"{len(keys)} keys with {'--version' if version is not None else 'no --family'}: expected one key.",
+            "Keys of one family, given by --family, are removed together; a version belongs to one key.",
+        )
+    wanted = [typed(key_type, key, "key") for key in keys]
+    with opened(lake_url, table, key_type, value_type) as writing:
+        if len(wanted) > 1 and family is not None:
+            writing.remove_all(wanted, family=family)
+        else:
+            writing.remove(wanted[0], version=None if version is None else version_from(version), family=family)
+    if json_output:
+        show_json({"table": table, "family": family, "removed": list(keys)})
+    else:
+        show_line(f"{', '.join(keys)} {'is' if len(keys) == 1 else 'are'} not there any more.")
+
+
+@click.command()
+@table_name
+@click.option("--family", metavar="FAMILY", help="The entries of this family, by key. Default: all of the table.")
+@click.option("--prefix", metavar="TEXT", help="With --family: keys that begin so (of text; of bytes in base64).")
+@click.option("--start", metavar="KEY", help="With --family: from this key on.")
+@click.option("--end", metavar="KEY", help="With --family: up to this key, which is not in it.")
+@click.option("--keys-only", is_flag=True, help="Without values.")
+@click.option("--page-size", type=click.IntRange(1), default=_PAGE, show_default=True, help="How many at most.")
+@click.option("--state", metavar="STATE", help="Go on where the page ended that printed this.")
+@click.option("--all", "whole", is_flag=True, help="All pages to the end.")
+@typed_entries
+@lake_url
+@as_json
+def iterate(
+    table: str,
+    family: str | None,
+    prefix: str | None,
+    start: str | None,
+    end: str | None,
+    keys_only: bool,
+    page_size: int,
+    state: str | None,
+    whole: bool,
+    key_type: str,
+    value_type: str,
+    lake_url: str | None,
+    json_output: bool,
+) -> None:
+    """Print a page of entries, and the state from which the same command goes on."""
+    within: dict[str, Any] = {
+        "prefix": None if prefix is None else typed(key_type, prefix, "--prefix"),
+        "start": None if start is None else typed(key_type, start, "--start"),
+        "end": None if end is None else typed(key_type, end, "--end"),
+    }
+    bounds = [f"--{name}" for name, bound in within.items() if bound is not None]
+    if family is None and bounds:
+        raise ConfigurationError(
+            f"{bounds[0]} is given without --family: only the keys of a family are in order.",
+            "Add --family.",
+            setting=bounds[0],
+        )
+    how: dict[str, Any] = {"page_size": page_size, "state": None if state is None else _state(state)}
+    with opened(lake_url, table, key_type, value_type) as reading:
+        if family is None:
+            pages: Iterator[IteratorPage[Any]] = (reading.all_keys if keys_only else reading.all_entries)(**how)
+        else:
+            pages = (reading.keys if keys_only else reading.entries)(family, **within, **how)
+        found: list[dict[str, Any]] = []
+        at = None
+        for page in pages:
+            at = base64.urlsafe_b64encode(page.state.to_bytes()).decode()
+            found += [
+                shown_entry(item, None, key_type, value_type)
+                if keys_only
+                else shown_entry(item.key, item, key_type, value_type)
+                for item in page.items
+            ]
+            if not whole:
+                break
+    if json_output:
+        show_json({"table": table, "entries": found, "state": at})
+        return
+    if found:
+        _show(_title(table, family), found, keys_only, key_type, value_type)
+    if not found:
+        show_line("There is nothing there." if state is None else "There is nothing more.")
+    elif not whole:
+        show_line(f"Go on with --state {at}")
+
+
+def _show(title: str, found: Sequence[dict[str, Any]], keys_only: bool, key_type: str, value_type: str) -> None:
+    columns = ["family", "key", *(() if keys_only else ("value",)), "version"]
+    rows = [
+        [
+            "" if one["family"] is None else one["family"],
+            cell(key_type, one["key"]),
+            *(() if keys_only else (cell(value_type, one["value"]),)),
+            one["version"],
+        ]
+        for one in found
+    ]
+    show_table(title, columns, rows, own=True)
+
+
+def _title(table: str, family: str | None) -> str:
+    return f"key-value table {table}" + ("" if family is None else f", family {family}")
+
+
+def _state(text: str) -> IteratorState:
+    from dagster_adjunct.resources.key_value.iterator_state import IteratorState
+
+    try:
+        return IteratorState.from_bytes(base64.b64decode(text, altchars=b"-_", validate=True))
+    except (ValueError, binascii.Error) as error:
+        raise ConfigurationError(
+            f"--state {text!r:.80} is no state: {error}.", "Give what iterate has printed.", setting="--state"
+        ) from error
