@@ -43,6 +43,17 @@ LOOKING = [
     ["checkpoint", "history", "one"],
     ["checkpoint", "abandon", "one", "--yes", *WHY],
     ["table", "get", "aircraft", "1"],
+    ["kvt", "scope", "list"],
+    ["kvt", "scope", "delete", "plant"],
+    ["kvt", "list", "plant"],
+    ["kvt", "show", "plant/machines"],
+    ["kvt", "update", "plant/machines"],
+    ["kvt", "seal", "plant/machines"],
+    ["kvt", "delete", "plant/machines", "--yes"],
+    ["kvt", "get", "plant/machines", "m1"],
+    ["kvt", "put", "plant/machines", "m1", "1"],
+    ["kvt", "remove", "plant/machines", "m1"],
+    ["kvt", "iterate", "plant/machines"],
 ]
 
 

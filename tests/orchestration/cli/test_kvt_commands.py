@@ -1,0 +1,182 @@
+"""`adjunct kvt …`: tables and their entries, as they are in SQLite beside the lake."""
+
+from __future__ import annotations
+
+import base64
+import sqlite3
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from dagster_adjunct.orchestration.cli.main import root
+from dagster_adjunct.orchestration.cli.output import guarded
+from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
+from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
+from dagster_adjunct.resources.objects import open_lake
+from tests.orchestration.cli.commands import World, document, invoke, printed, refused
+
+TABLE = "plant/machines"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A lake with a table of three partitions."""
+    world = SimpleNamespace(lake=open_lake(tmp_path / "lake"))
+    printed(world, "kvt", "create", TABLE, "--partitions", "3", "--create-scope")
+    return world
+
+
+def test_scopes_are_made_listed_and_deleted(world: World) -> None:
+    assert document(world, "kvt", "scope", "create", "a") == {"scope": "a", "created": True}
+    assert "Scope a is there already." in printed(world, "kvt", "scope", "create", "a")
+    assert document(world, "kvt", "scope", "list") == ["a", "plant"]
+    assert document(world, "kvt", "scope", "list", "--after", "a", "--limit", "1") == ["plant"]
+    assert "plant" in printed(world, "kvt", "scope", "list")
+    assert "holds tables: machines" in refused(world, "kvt", "scope", "delete", "plant")
+    assert document(world, "kvt", "scope", "delete", "a")["deleted"] is True
+    assert "not there" in printed(world, "kvt", "scope", "delete", "a")
+    assert "scope name '_x' is not allowed" in refused(world, "kvt", "scope", "create", "_x")
+
+
+def test_a_table_is_created_once_updated_shown_and_listed(world: World) -> None:
+    again = ["kvt", "create", TABLE, "--partitions", "3"]
+    assert document(world, *again)["created"] is False
+    assert "is there already" in printed(world, *again)
+    assert "partitions 3 (wanted: 4)" in refused(world, "kvt", "create", TABLE, "--partitions", "4")
+    assert "no scope 'none'" in refused(world, "kvt", "create", "none/t", "--partitions", "1")
+    updated = document(world, "kvt", "update", TABLE, "--longest-value", "9")
+    assert (updated["updated"], updated["longest_value"], updated["partitions"]) == (True, 9, 3)
+    shown = document(world, "kvt", "show", TABLE)
+    assert (shown["state"], shown["backend"], shown["longest_value"]) == ("active", "sqlite", 9)
+    assert [one["partition"] for one in shown["segments"]] == [0, 1, 2]
+    path = world.lake.url + ".key-values.sqlite"
+    assert all(path in one["location"] for one in shown["segments"])
+    assert path in printed(world, "kvt", "show", TABLE)
+    document(world, "kvt", "create", "plant/b", "--partitions", "1")
+    assert [one["name"] for one in document(world, "kvt", "list", "plant")] == ["b", "machines"]
+    assert [one["name"] for one in document(world, "kvt", "list", "plant", "--after", "b")] == ["machines"]
+    assert "machines" in printed(world, "kvt", "list", "plant")
+    manager = KeyValueTableManager(world.lake)
+    assert manager.get_configuration("plant", "machines") == KeyValueTableConfiguration(3, None, 9)
+
+
+def test_a_table_lies_where_an_option_says(world: World, tmp_path: Path) -> None:
+    path = str(tmp_path / "elsewhere.sqlite")
+    assert document(world, "kvt", "create", "plant/other", "--partitions", "1", "--sqlite", path)["created"]
+    printed(world, "kvt", "put", "plant/other", "k", "v")
+    with sqlite3.connect(path) as bare:
+        assert [name for (name,) in bare.execute("SELECT name FROM sqlite_master WHERE name LIKE 'kvt_%'")] != []
+    assert "elsewhere.sqlite" in refused(world, "kvt", "create", "plant/other", "--partitions", "1")
+    many = refused(world, "kvt", "create", "plant/x", "--partitions", "1", "--sqlite", path, "--dynamodb")
+    assert "--sqlite and --dynamodb name more than one backend" in many
+    lone = refused(world, "kvt", "create", "plant/x", "--partitions", "1", "--schema", "s")
+    assert "--schema belongs to --postgres" in lone
+
+
+def test_entries_are_written_read_and_removed_on_conditions(world: World) -> None:
+    first = document(world, "kvt", "put", TABLE, "m1", "20.5", "--if-absent")["version"]
+    assert f"'m1': expected no such key, found version {first}" in refused(
+        world, "kvt", "put", TABLE, "m1", "21", "--if-absent"
+    )
+    second = document(world, "kvt", "put", TABLE, "m1", "21", "--version", first)["version"]
+    assert second != first
+    assert f"found version {second}" in refused(world, "kvt", "remove", TABLE, "m1", "--version", first)
+    found = document(world, "kvt", "get", TABLE, "m1", "m2")["entries"]
+    assert found == [{"family": None, "key": "m1", "value": "21", "version": second}, None]
+    told = printed(world, "kvt", "get", TABLE, "m1", "m2")
+    assert second in told
+    assert "no entry" in told
+    assert "m1 is not there any more" in printed(world, "kvt", "remove", TABLE, "m1", "--version", second)
+    assert document(world, "kvt", "get", TABLE, "m1")["entries"] == [None]
+    assert "can't both hold" in refused(world, "kvt", "put", TABLE, "m1", "1", "--if-absent", "--version", first)
+    assert "32 hexadecimal digits" in refused(world, "kvt", "put", TABLE, "m1", "1", "--version", "x")
+
+
+def test_keys_of_a_family_are_removed_together(world: World) -> None:
+    for key in ("a", "b", "c"):
+        printed(world, "kvt", "put", TABLE, key, key, "--family", "site")
+    assert "2 keys with no --family" in refused(world, "kvt", "remove", TABLE, "a", "b")
+    assert "are not there any more" in printed(world, "kvt", "remove", TABLE, "a", "b", "--family", "site")
+    left = document(world, "kvt", "iterate", TABLE, "--family", "site")["entries"]
+    assert [(entry["family"], entry["key"], entry["value"]) for entry in left] == [("site", "c", "c")]
+
+
+def test_keys_and_values_are_of_the_types_that_are_asked_for(world: World) -> None:
+    blob = base64.b64encode(b"\0\xff").decode()
+    types = ["--key-type", "int", "--value-type", "json"]
+    negative = ["kvt", "put", TABLE, *types, "--lake", world.lake.url, "--", "-7", '{"ü": [1, null]}']
+    assert CliRunner().invoke(root, negative, catch_exceptions=False).exit_code == 0
+    (entry,) = document(world, "kvt", "iterate", TABLE, *types)["entries"]
+    assert (entry["key"], entry["value"]) == (-7, {"ü": [1, None]})
+    printed(world, "kvt", "put", TABLE, blob, blob, "--key-type", "bytes", "--value-type", "bytes")
+    (entry,) = document(world, "kvt", "get", TABLE, blob, "--key-type", "bytes", "--value-type", "bytes")["entries"]
+    assert (entry["key"], entry["value"]) == (blob, blob)
+    assert "key 'x' is not a whole number" in refused(world, "kvt", "put", TABLE, "x", "1", "--key-type", "int")
+    assert "value '{' is not JSON" in refused(world, "kvt", "put", TABLE, "x", "{", "--value-type", "json")
+    assert "value '#' is not base64" in refused(world, "kvt", "put", TABLE, "x", "#", "--value-type", "bytes")
+    assert "serializer that wrote" in refused(world, "kvt", "get", TABLE, blob, "--key-type", "bytes")
+
+
+def test_pages_go_on_from_the_state_that_was_printed(world: World) -> None:
+    written = {}
+    for number in range(5):
+        written[f"k{number}"] = document(world, "kvt", "put", TABLE, f"k{number}", f"v{number}", "--family", "f")
+    pages, state = [], None
+    while True:
+        command = ["kvt", "iterate", TABLE, "--family", "f", "--page-size", "2"]
+        page = document(world, *command, *([] if state is None else ["--state", state]))
+        if page["state"] is None:
+            break
+        pages.append([entry["key"] for entry in page["entries"]])
+        state = page["state"]
+    assert pages == [["k0", "k1"], ["k2", "k3"], ["k4"]]
+    assert "nothing more" in printed(world, "kvt", "iterate", TABLE, "--family", "f", "--state", str(state))
+    assert "Go on with --state " in printed(world, "kvt", "iterate", TABLE, "--page-size", "2")
+    whole = document(world, "kvt", "iterate", TABLE, "--page-size", "2", "--all")["entries"]
+    assert [(e["key"], e["value"], e["version"]) for e in whole] == [
+        (key, f"v{key[1:]}", written[key]["version"]) for key in sorted(written)
+    ]
+    assert "of another family or range" in refused(world, "kvt", "iterate", TABLE, "--state", str(state))
+    assert "is no state" in refused(world, "kvt", "iterate", TABLE, "--state", "!")
+
+
+def test_a_range_of_a_family_is_iterated(world: World) -> None:
+    for key in ("a1", "a2", "b1", "b2"):
+        printed(world, "kvt", "put", TABLE, key, "v", "--family", "f")
+
+    def keys(*options: str) -> list[str]:
+        found = document(world, "kvt", "iterate", TABLE, "--family", "f", "--keys-only", *options)["entries"]
+        assert all("value" not in entry for entry in found)
+        return [entry["key"] for entry in found]
+
+    assert keys("--prefix", "a") == ["a1", "a2"]
+    assert keys("--start", "a2", "--end", "b2") == ["a2", "b1"]
+    assert "nothing there" in printed(world, "kvt", "iterate", TABLE, "--family", "g")
+    assert "--prefix is given without --family" in refused(world, "kvt", "iterate", TABLE, "--prefix", "a")
+
+
+def test_a_sealed_table_is_read_and_a_deleted_one_is_gone(world: World) -> None:
+    printed(world, "kvt", "put", TABLE, "m1", "1")
+    assert document(world, "kvt", "seal", TABLE)["sealed"] is True
+    assert "sealed already" in printed(world, "kvt", "seal", TABLE)
+    assert "is sealed" in refused(world, "kvt", "put", TABLE, "m1", "2")
+    assert document(world, "kvt", "get", TABLE, "m1")["entries"][0]["value"] == "1"
+    assert "Aborted" in str(invoke(world, "kvt", "delete", TABLE, input="n\n").output)
+    assert document(world, "kvt", "delete", TABLE, "--yes")["deleted"] is True
+    assert "is not there" in printed(world, "kvt", "delete", TABLE, "--yes")
+    assert "no key-value table 'plant/machines'" in refused(world, "kvt", "get", TABLE, "m1")
+
+
+def test_what_is_typed_wrongly_is_told_in_a_sentence(world: World, capfd: pytest.CaptureFixture[str]) -> None:
+    lake = ["--lake", world.lake.url]
+    for arguments, told in [
+        (["get", "machines", "m1"], "names no scope"),
+        (["create", "plant/ü", "--partitions", "1"], "is not allowed"),
+        (["show", "plant/none"], "KeyValueTableNotFoundError"),
+    ]:
+        code = guarded(lambda a=arguments: root.main(["kvt", *a, *lake], prog_name="adjunct", standalone_mode=False))
+        assert code == 1
+        assert told in capfd.readouterr().err.replace("\n", " ")
+    assert CliRunner().invoke(root, ["kvt", "create", "plant/t"]).exit_code == 2
