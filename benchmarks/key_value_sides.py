@@ -1,0 +1,182 @@
+"""What is measured of key-value tables: the same work by hand with a bare client, and by a table."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from dagster_adjunct.key_value import (
+    BlockingKeyValueTable,
+    BytesSerializer,
+    Insert,
+    KeyValueTable,
+    KeyValueTableConfiguration,
+    KeyVersion,
+)
+from dagster_adjunct.resources.key_value.table_segment import SegmentBackend, TableId
+
+FAMILY = "benchmark"
+Entries = Sequence[tuple[bytes, bytes]]
+
+
+class Side(Protocol):
+    """One way to do it. Each method does all that it is given, one request after the other, and returns then.
+
+    Every write has its condition: a key must be absent, or have the version that this side wrote last.
+    """
+
+    def inserts(self, entries: Entries) -> None: ...
+
+    def replaces(self, entries: Entries) -> None: ...
+
+    def gets(self, keys: Sequence[bytes]) -> None: ...
+
+    def get_all(self, keys: Sequence[bytes]) -> None:
+        """In one request, as far as there is one."""
+        ...
+
+    def insert_batches(self, batches: Sequence[Entries]) -> None:
+        """Each batch is atomic."""
+        ...
+
+    def fill(self, entries: Entries) -> None:
+        """Write a lot, without any condition."""
+        ...
+
+    def scan(self) -> int:
+        """Read everything in the order of the keys; return the number of entries."""
+        ...
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A backend and the bare clients that it is compared with; the best of them counts."""
+
+    backend: SegmentBackend
+    hands: dict[str, Side]
+
+
+@dataclass(frozen=True)
+class Store:
+    """What is compared over one kind of store, and how much of it."""
+
+    name: str
+    opened: Callable[[], AbstractContextManager[Compared]]
+    singles: int = 2_000  # single requests
+    scanned: int = 1_000_000
+    goals: dict[str, str] = field(default_factory=dict)  # by what is measured
+
+
+@contextmanager
+def our_side(backend: SegmentBackend) -> Iterator[Side]:
+    """A table of one partition in a backend, blocking, or in an event loop where it waits."""
+    identity = TableId("benchmarks", "ours", secrets.token_hex(8))
+    backend.create(identity, 1)
+    bytes_ = BytesSerializer()
+    table = KeyValueTable(identity, KeyValueTableConfiguration(partitions=1), backend, bytes_, bytes_)
+    try:
+        if backend.waits:
+            with asyncio.Runner() as runner:
+                yield _Waiting(table, runner)
+                runner.run(table.close())
+        else:
+            with BlockingKeyValueTable(table) as blocking:
+                yield _Blocking(blocking)
+    finally:
+        backend.delete(identity, 1)
+
+
+class _Blocking:
+    def __init__(self, table: BlockingKeyValueTable[bytes, bytes]) -> None:
+        self._table = table
+        self._versions: dict[bytes, KeyVersion] = {}
+
+    def inserts(self, entries: Entries) -> None:
+        for key, value in entries:
+            self._versions[key] = self._table.put_if_absent(key, value, family=FAMILY)
+
+    def replaces(self, entries: Entries) -> None:
+        for key, value in entries:
+            self._versions[key] = self._table.replace(key, value, self._versions[key], family=FAMILY)
+
+    def gets(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            assert self._table.get(key, family=FAMILY) is not None
+
+    def get_all(self, keys: Sequence[bytes]) -> None:
+        assert None not in self._table.get_all(keys, family=FAMILY)
+
+    def insert_batches(self, batches: Sequence[Entries]) -> None:
+        for batch in batches:
+            self._table.apply([Insert(key, value) for key, value in batch], family=FAMILY)
+
+    def fill(self, entries: Entries) -> None:
+        for part in _parts(entries, self._table.table.backend):
+            self._table.put_all(part, family=FAMILY)
+
+    def scan(self) -> int:
+        return sum(len(page.items) for page in self._table.entries(FAMILY))
+
+
+class _Waiting:
+    def __init__(self, table: KeyValueTable[bytes, bytes], runner: asyncio.Runner) -> None:
+        self._table, self._runner = table, runner
+        self._versions: dict[bytes, KeyVersion] = {}
+
+    def inserts(self, entries: Entries) -> None:
+        async def run() -> None:
+            for key, value in entries:
+                self._versions[key] = await self._table.put_if_absent(key, value, family=FAMILY)
+
+        self._runner.run(run())
+
+    def replaces(self, entries: Entries) -> None:
+        async def run() -> None:
+            for key, value in entries:
+                self._versions[key] = await self._table.replace(key, value, self._versions[key], family=FAMILY)
+
+        self._runner.run(run())
+
+    def gets(self, keys: Sequence[bytes]) -> None:
+        async def run() -> None:
+            for key in keys:
+                assert await self._table.get(key, family=FAMILY) is not None
+
+        self._runner.run(run())
+
+    def get_all(self, keys: Sequence[bytes]) -> None:
+        assert None not in self._runner.run(self._table.get_all(keys, family=FAMILY))
+
+    def insert_batches(self, batches: Sequence[Entries]) -> None:
+        async def run() -> None:
+            for batch in batches:
+                await self._table.apply([Insert(key, value) for key, value in batch], family=FAMILY)
+
+        self._runner.run(run())
+
+    def fill(self, entries: Entries) -> None:
+        async def run() -> None:
+            for part in _parts(entries, self._table.backend):
+                await self._table.put_all(part, family=FAMILY)
+
+        self._runner.run(run())
+
+    def scan(self) -> int:
+        async def run() -> int:
+            return sum([len(page.items) async for page in self._table.entries(FAMILY)])
+
+        return self._runner.run(run())
+
+
+def _parts(entries: Entries, backend: SegmentBackend) -> Iterator[Entries]:
+    size = min(backend.limits.changes or 10_000, 10_000)
+    return (entries[start : start + size] for start in range(0, len(entries), size))
+
+
+def entries_from(first: int, count: int) -> list[tuple[bytes, Any]]:
+    """Return entries of 16 and 100 bytes whose keys nobody else has."""
+    return [(b"key %012d" % number, b"%099d\n" % number) for number in range(first, first + count)]
