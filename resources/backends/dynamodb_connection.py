@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.backends.environment_variables import variable_name
@@ -88,7 +88,6 @@ class Connection:
 
     def client(self, label: str, threads: int) -> DynamoDBClient:
         """Return a client for so many threads, without repeats of its own."""
-        import boto3
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
 
@@ -100,18 +99,29 @@ class Connection:
             parameter_validation=False,  # what is sent is made here: looking at each value again costs a third
             tcp_keepalive=True,
         )
+        session = self.session or self._new_session(label)
         try:
-            given: Any = self._credentials(label)
-            session = self.session or boto3.session.Session(profile_name=self.profile, **given)
             client: DynamoDBClient = session.client(
                 "dynamodb", region_name=self.region, endpoint_url=self.endpoint_url, config=config
             )
         except (BotoCoreError, ValueError) as error:
-            raise ConfigurationError(
-                f"{label}: boto3 can't make a client ({type(error).__name__}: {error}).",
-                "Give region=…, or set AWS_REGION; look at boto3's own configuration.",
-            ) from error
+            raise _no_client(label, error) from error
         return client
+
+    def with_session(self, label: str) -> Connection:
+        """Return the same connection with a session, of which all its clients are made: the first one takes a tenth of
+        a second, the others a hundredth of that. They may not be made by two threads at a time."""
+        return self if self.session is not None else replace(self, session=self._new_session(label))
+
+    def _new_session(self, label: str) -> Any:
+        import boto3
+        from botocore.exceptions import BotoCoreError
+
+        given: Any = self._credentials(label)
+        try:
+            return boto3.session.Session(profile_name=self.profile, **given)
+        except (BotoCoreError, ValueError) as error:
+            raise _no_client(label, error) from error
 
     def _credentials(self, label: str) -> dict[str, str]:
         if self.credentials_env is None:
@@ -197,6 +207,13 @@ def _retry_after(error: Any) -> float | None:
         return max(0.0, float(headers.get("retry-after", "")))
     except ValueError:
         return None
+
+
+def _no_client(label: str, error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        f"{label}: boto3 can't make a client ({type(error).__name__}: {error}).",
+        "Give region=…, or set AWS_REGION; look at boto3's own configuration.",
+    )
 
 
 def _no_access(label: str, why: str) -> TableAccessError:

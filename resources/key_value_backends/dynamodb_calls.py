@@ -26,13 +26,27 @@ T = TypeVar("T")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.3
 
 
+class Clients:
+    """Makes clients, which have a session in common."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._making = threading.Lock()
+
+    def new(self, label: str, threads: int) -> DynamoDBClient:
+        """Return a client for so many threads, whose user closes it."""
+        with self._making:
+            self._connection = self._connection.with_session(label)
+            return self._connection.client(label, threads)
+
+
 class TableCalls:
     """Calls for all segments of one table in this process: each event loop has a client, and threads that wait."""
 
-    def __init__(self, table: TableId, connection: Connection, threads: int) -> None:
+    def __init__(self, table: TableId, clients: Clients, threads: int) -> None:
         self.table = table
         self.label = label_of(table)
-        self._open: PerLoop[_Open] = PerLoop(partial(_Open, connection, self.label, threads), _Open.end)
+        self._open: PerLoop[_Open] = PerLoop(partial(_Open, clients, self.label, threads), _Open.end)
 
     async def call(self, do: Callable[[DynamoDBClient], T]) -> T:
         """Return what `do` returns, called in a thread with the client. Errors are boto3's: `meaning` reads them."""
@@ -70,7 +84,7 @@ def meaning_of(error: Exception, table: TableId, *, sent: bool) -> Exception:
         )
     problem = problem_of(error, label_of(table), sent=sent)
     assert isinstance(problem.error, AdjunctError)
-    if problem.state is State.UNKNOWN:
+    if sent and problem.state is State.UNKNOWN:
         return ReplyLostError(problem.error.problem, problem.error.next_step)
     return problem.error
 
@@ -103,9 +117,9 @@ class Patience:
 class _Open:
     """What one event loop has open."""
 
-    def __init__(self, connection: Connection, label: str, threads: int) -> None:
+    def __init__(self, clients: Clients, label: str, threads: int) -> None:
         self.threads = ThreadPoolExecutor(threads, thread_name_prefix="dynamodb-key-values")
-        self._connect = partial(connection.client, label, threads)
+        self._connect = partial(clients.new, label, threads)
         self._opening = threading.Lock()
         self._client: DynamoDBClient | None = None
 

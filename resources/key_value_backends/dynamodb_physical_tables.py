@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from dagster_adjunct.resources.backends.dynamodb_connection import Connection, code_of
+from dagster_adjunct.resources.backends.dynamodb_connection import code_of
 from dagster_adjunct.resources.backends.dynamodb_schema import usable_key
 from dagster_adjunct.resources.errors import AdjunctError, TableUnavailableError, TransientError
 from dagster_adjunct.resources.key_value.table_segment import TableId
-from dagster_adjunct.resources.key_value_backends.dynamodb_calls import label_of, meaning_of
+from dagster_adjunct.resources.key_value_backends.dynamodb_calls import Clients, label_of, meaning_of
 from dagster_adjunct.resources.key_value_backends.dynamodb_layout import GATES, KEY_SCHEMA, SegmentLayout
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ def physical_name(prefix: str, table: TableId) -> str:
 
 
 class PhysicalTables:
-    """Tables by their physical names, reached by one connection, so many requests at a time."""
+    """Tables by their physical names, reached by these clients, so many requests at a time."""
 
-    def __init__(self, connection: Connection, threads: int) -> None:
-        self._connection = connection
+    def __init__(self, clients: Clients, threads: int) -> None:
+        self._clients = clients
         self._threads = threads
 
     def create(self, table: TableId, name: str) -> None:
@@ -90,7 +90,7 @@ class PhysicalTables:
 
     @contextmanager
     def _client(self, table: TableId) -> Iterator[DynamoDBClient]:
-        client = self._connection.client(label_of(table), self._threads)
+        client = self._clients.new(label_of(table), self._threads)
         try:
             yield client
         except AdjunctError:

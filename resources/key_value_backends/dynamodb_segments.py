@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from dagster_adjunct.resources.backends.dynamodb_connection import Connection
 from dagster_adjunct.resources.errors import ConfigurationError, check_whole_number
 from dagster_adjunct.resources.key_value.table_segment import TableId, TableSegment
-from dagster_adjunct.resources.key_value_backends.dynamodb_calls import TableCalls
+from dagster_adjunct.resources.key_value_backends.dynamodb_calls import Clients, TableCalls
 from dagster_adjunct.resources.key_value_backends.dynamodb_layout import LIMITS, SegmentLayout
 from dagster_adjunct.resources.key_value_backends.dynamodb_physical_tables import PhysicalTables, physical_name
 from dagster_adjunct.resources.key_value_backends.dynamodb_segment import DynamoDbSegment
@@ -60,7 +60,8 @@ class DynamoDbSegments:
             )
         self.prefix = prefix
         self.threads = threads
-        self._tables = PhysicalTables(self.connection, threads)
+        self._clients = Clients(self.connection)
+        self._tables = PhysicalTables(self._clients, threads)
         self._calls: WeakValueDictionary[TableId, TableCalls] = WeakValueDictionary()
         self._opening = threading.Lock()
 
@@ -97,7 +98,7 @@ class DynamoDbSegments:
         with self._opening:
             calls = self._calls.get(table)
             if calls is None:
-                calls = self._calls[table] = TableCalls(table, self.connection, self.threads)
+                calls = self._calls[table] = TableCalls(table, self._clients, self.threads)
         return DynamoDbSegment(calls, SegmentLayout(self._name(table), partition))
 
     def location(self, table: TableId, partition: int) -> str:

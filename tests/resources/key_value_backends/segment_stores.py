@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.resources.key_value.table_segment import SegmentBackend, TableId
-from dagster_adjunct.resources.key_value_backends import SqliteSegments
+from dagster_adjunct.resources.key_value_backends import DynamoDbSegments, SqliteSegments
+from tests.servers.dynamodb import REGION, DynamoDbServer
 
 _numbers = count()
 
@@ -36,6 +37,22 @@ def sqlite(request: pytest.FixtureRequest, folder: Path) -> SegmentStore:
     return SegmentStore(lambda: SqliteSegments(folder / "key values?.sqlite"))
 
 
+def dynamodb(request: pytest.FixtureRequest, folder: Path) -> SegmentStore:
+    server: DynamoDbServer = request.getfixturevalue("dynamodb_server")
+    environment = {"KEY_VALUES_ID": "adjuncttest", "KEY_VALUES_SECRET": "adjunct-test-secret-key"}
+    patch = pytest.MonkeyPatch()
+    request.addfinalizer(patch.undo)
+    for name, value in environment.items():
+        patch.setenv(name, value)
+    return SegmentStore(
+        lambda: DynamoDbSegments(
+            region=REGION, endpoint_url=server.endpoint, credentials_env=tuple(environment), prefix="suite-"
+        ),
+        environment,
+    )
+
+
 SEGMENT_STORES = [
+    pytest.param(dynamodb, id="dynamodb", marks=pytest.mark.server),
     pytest.param(sqlite, id="sqlite"),
 ]
