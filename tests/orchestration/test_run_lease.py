@@ -26,8 +26,9 @@ from dagster_adjunct.orchestration.batchlog.run_lease import (
     who_runs,
 )
 from dagster_adjunct.resources.errors import ApplicationBusyError, ConfigurationError, RunLeaseLostError
-from dagster_adjunct.resources.objects import Lake, open_lake
+from dagster_adjunct.resources.objects import Lake
 from tests.faulty_store import Fault, FaultyStore
+from tests.routed_lakes import PLACES, lake_with_metadata_in, written_ago
 
 BEGAN = datetime(2026, 1, 2, tzinfo=UTC)
 AT_ONCE = Claim(wait=timedelta(0))
@@ -43,9 +44,9 @@ with RunLease(open_lake(sys.argv[1]), "delays", "killed-run", Claim()):
 """
 
 
-@pytest.fixture
-def lake(tmp_path: Path) -> Lake:
-    return open_lake(tmp_path / "lake")
+@pytest.fixture(params=PLACES)
+def lake(tmp_path: Path, request: pytest.FixtureRequest) -> Lake:
+    return lake_with_metadata_in(request.param, tmp_path / "lake")
 
 
 @pytest.fixture
@@ -192,8 +193,8 @@ def test_a_lease_of_another_host_is_taken_over_when_it_has_expired(lake: Lake) -
     lake.store.put(KEY, holder(ELSEWHERE).model_dump_json().encode())
     with pytest.raises(ApplicationBusyError, match=r"run r on host other \(pid 7\)"):
         lease(lake).__enter__()
-    old = time.time() - 121
-    os.utime(Path(lake.url) / KEY, (old, old))
+    with written_ago(lake, KEY, 121):
+        lake.store.put(KEY, holder(ELSEWHERE).model_dump_json().encode())
     with lease(lake):
         assert "run mine" in who_runs(lake, "delays")
     assert who_runs(lake, "delays") == ""

@@ -29,6 +29,7 @@ from dagster_adjunct.resources.streams.interface.system_stream_partition import 
 from tests.clocks import Clock, on_clock
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.orchestration.offsets.stored_startpoints import handed_to, waiting_at, write_startpoint
+from tests.routed_lakes import PLACES_AT_LENGTH, lake_with_metadata_in
 
 S0, S1, S10 = (SystemStreamPartition("lake", "s", number) for number in (0, 1, 10))
 T0, T1 = "Partition 0", "Partition 1"
@@ -41,9 +42,11 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture
-def lake() -> Lake:
-    return lake_in(InMemoryStore())
+@pytest.fixture(params=PLACES_AT_LENGTH)
+def lake(tmp_path: Path, request: pytest.FixtureRequest) -> Lake:
+    if request.param == "objects":
+        return lake_in(InMemoryStore())
+    return lake_with_metadata_in(request.param, tmp_path / "lake")
 
 
 @pytest.fixture

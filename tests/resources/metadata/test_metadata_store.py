@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,13 +23,16 @@ from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from tests.clocks import on_clock
 from tests.faulty_store import Crash, Fault, FaultyStore
+from tests.routed_lakes import PLACES_AT_LENGTH, lake_with_metadata_in
 
 Contents = dict[str, Any]
 
 
-@pytest.fixture
-def lake() -> Lake:
-    return lake_in(InMemoryStore())
+@pytest.fixture(params=PLACES_AT_LENGTH)
+def lake(tmp_path: Path, request: pytest.FixtureRequest) -> Lake:
+    if request.param == "objects":
+        return lake_in(InMemoryStore())
+    return lake_with_metadata_in(request.param, tmp_path / "lake")
 
 
 @pytest.fixture
@@ -223,7 +227,7 @@ def test_collecting_deletes_what_no_namespace_reaches_and_nothing_else(lake: Lak
     for round_number in range(5):
         put(named(lake), {f"k{n}": [round_number, n] for n in range(50)})
     expected = contents(named(lake)), contents(others)
-    pages = {item.key for item in lake.store.list("metadata/") if "/pages/" in item.key}
+    pages = {item.key for item in lake.store.list("metadata/things/") if "/pages/" in item.key}
     reached = {page.key for name in (named(lake), others) for page in name.read().document.pages}
     assert pages > reached
 
