@@ -97,10 +97,13 @@ def move_metadata(
             )
         return MetadataMove(named, False, 0, strays=tuple(strays(store, _routed(found))))
     _check_idle(lake)
-    if not any(info.name == table for info in manager.list(scope)):
-        manager.create(scope, table, KeyValueTableConfiguration(partitions))
-    entry = MetadataStore(lake).namespace(NAMESPACE, "all").read().get(named)
-    found_table = parsed(StoredTable, entry, f"key-value table {named}")
+    found_table = _stored(lake, named)
+    if found_table is None or found_table.state is TableState.CREATING:
+        manager.create(
+            scope, table, found_table.configuration if found_table else KeyValueTableConfiguration(partitions)
+        )
+        found_table = _stored(lake, named)
+    assert found_table is not None
     if found_table.state is not TableState.ACTIVE:
         raise ConfigurationError(
             f"the key-value table {named} is {found_table.state.value}: expected one that can be written.",
@@ -166,6 +169,11 @@ def collect_metadata(lake: Lake, *, dry_run: bool = False) -> int:
     if not dry_run:
         store.objects.delete_many(garbage)
     return len(garbage)
+
+
+def _stored(lake: Lake, named: str) -> StoredTable | None:
+    entry = MetadataStore(lake).namespace(NAMESPACE, "all").read().get(named)
+    return None if entry is None else parsed(StoredTable, entry, f"key-value table {named}")
 
 
 def _routed(place: MetadataPlace) -> RoutedKeys:

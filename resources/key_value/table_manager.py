@@ -44,6 +44,7 @@ from dagster_adjunct.resources.key_value_errors import (
     ScopeNotFoundError,
 )
 from dagster_adjunct.resources.metadata import MetadataStore
+from dagster_adjunct.resources.objects.lake_document import read_lake_document
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.key_value.serializers import Serializer
@@ -192,8 +193,10 @@ class KeyValueTableManager:
     def delete(self, scope: str, name: str) -> bool:
         """Delete a table with all that it holds; return False where there is none. Raises ScopeNotFoundError.
 
-        Handles that are open meet KeyValueTableNotFoundError, also after a table of this name is created anew.
+        Handles that are open meet KeyValueTableNotFoundError, also after a table of this name is created anew. The
+        table of the lake's own metadata is not deleted (ConfigurationError).
         """
+        self._check_no_metadata(scope, name)
         return self._change(TableName.checked(scope, name), decide_delete)
 
     def open(self, scope: str, name: str, *, key: Serializer[K], value: Serializer[V]) -> KeyValueTable[K, V]:
@@ -268,6 +271,15 @@ class KeyValueTableManager:
         if table.state is TableState.CREATING and is_gone(after, table):
             # It was deleted before we were done, so we may have made it after that.
             _patiently(lambda: backend.delete(table.id(name), table.partitions))
+
+    def _check_no_metadata(self, scope: str, name: str) -> None:
+        document = read_lake_document(self.lake.store)
+        place = None if document is None else document.metadata
+        if place is not None and (place.scope, place.table) == (scope, name):
+            raise ConfigurationError(
+                f"{place.words()} holds the metadata of the lake {self.lake.url}: it is not deleted.",
+                "Move them back first: adjunct metadata move --back.",
+            )
 
     def _existing(self, table: TableName) -> StoredTable:
         snapshot = self._namespace.read()
