@@ -1,0 +1,171 @@
+"""Group commit: requests that come while a swap is under way go into the next one together.
+
+Each process does this for itself, and the swap of the pointer decides among them. A group is decided upon what stands,
+one request after the other, as if each were a commit of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from dagster_adjunct.resources.errors import ObjectNotFoundError, TableUnavailableError
+from dagster_adjunct.resources.key_value.table_segment import ConditionsFailed, SegmentChange
+from dagster_adjunct.resources.key_value_backends.object_runs.deciding_writes import (
+    Decision,
+    WriteRequest,
+    conditional_keys,
+    decide,
+)
+from dagster_adjunct.resources.key_value_backends.object_runs.pace import Pace
+from dagster_adjunct.resources.key_value_backends.object_runs.pointer_object import Standing, Swapped
+from dagster_adjunct.resources.key_value_backends.object_runs.process_threads import threads
+from dagster_adjunct.resources.key_value_backends.object_runs.segment_core import SegmentCore, now_in_ms
+from dagster_adjunct.resources.key_value_backends.object_runs.segment_pointer import Status
+from dagster_adjunct.resources.key_value_backends.object_runs.segment_upkeep import SegmentUpkeep
+from dagster_adjunct.resources.key_value_backends.object_runs.segment_view import SegmentView
+
+_GROUP_BYTES = 8 * 1024 * 1024
+_GROUP_REQUESTS = 2000
+_PATIENCE = 30.0  # seconds that a group tries to be first
+_LOOKS = 5
+
+
+class GroupCommit:
+    """Writes to a segment from this process. Any thread may submit."""
+
+    def __init__(self, core: SegmentCore, upkeep: SegmentUpkeep) -> None:
+        self._core, self._upkeep = core, upkeep
+        self._waiting: list[WriteRequest] = []
+        self._running = False
+        self._lock = threading.Lock()
+        self._pace = Pace()
+        self._own = 0  # number of our last swap
+
+    def submit(self, changes: Sequence[SegmentChange], token: bytes, repeated: bool) -> Future[None]:
+        """Return where the outcome will be: None, or the errors of `TableSegment.apply`."""
+        request = WriteRequest(changes, token, repeated)
+        with self._lock:
+            self._waiting.append(request)
+            if not self._running:
+                threads("key-values", 32).submit(self._run)
+                self._running = True
+        return request.answer
+
+    def _run(self) -> None:
+        while True:
+            group = self._take([])
+            if not group:
+                with self._lock:
+                    if not self._waiting:
+                        self._running = False
+                        return
+                continue
+            try:
+                with self._core.told():
+                    self._commit(group)
+            except BaseException as error:  # noqa: BLE001 - whoever waits for an answer is told
+                for request in group:
+                    if not request.answer.done():
+                        request.answer.set_exception(error)
+
+    def _take(self, group: list[WriteRequest]) -> list[WriteRequest]:
+        """Return what joins a group: as many of those that wait as it may hold."""
+        size = sum(request.size for request in group)
+        joining: list[WriteRequest] = []
+        with self._lock:
+            while self._waiting and len(group) + len(joining) < _GROUP_REQUESTS:
+                size += self._waiting[0].size
+                if size > _GROUP_BYTES and (group or joining):
+                    break
+                request = self._waiting.pop(0)
+                if request.answer.set_running_or_notify_cancel():
+                    joining.append(request)
+        return joining
+
+    def _commit(self, group: list[WriteRequest]) -> None:
+        """Decide and swap until the requests of a group are answered; those that come meanwhile join it."""
+        deadline = time.monotonic() + _PATIENCE
+        standing = self._core.pointer.last if self._pace.alone else None
+        fresh = False
+        looks = 0
+        self._wait()
+        while time.monotonic() < deadline:
+            began = time.monotonic()
+            joining = self._take(group)
+            group += joining
+            if standing is None:
+                standing, fresh = self._core.pointer.read(), True
+            elif joining:
+                fresh = False
+            try:
+                decision = self._decide(standing, group)
+            except ObjectNotFoundError as error:  # a run that was merged away since
+                looks, standing = looks + 1, None
+                if looks == _LOOKS:
+                    raise self._core.lost_run(error) from error
+                continue
+            if not decision.needs_swap:
+                if fresh:
+                    _answer(decision)
+                    return
+                standing = None
+                continue
+            swapped = self._swap(standing, decision)
+            if swapped.won:
+                self._won(swapped, began)
+                _answer(decision)
+                self._upkeep.after_commit(standing, swapped.standing)
+                return
+            standing, fresh = swapped.standing, True
+        raise TableUnavailableError(
+            f"other writers were always first at {self._core.pointer.key!r} for {_PATIENCE:.0f} s.",
+            "Write it again; use more partitions, or fewer writers.",
+            table=f"{self._core.table.scope}/{self._core.table.name}",
+        )
+
+    def _decide(self, standing: Standing, group: list[WriteRequest]) -> Decision:
+        """Return what becomes of the group. What a sealed or deleted segment refuses is answered, and leaves it."""
+        state = self._core.readable(standing)
+        repeated = {request.token for request in group if request.repeated}
+        before = self._core.applied_before(state, repeated) if repeated else set()
+        if state.status is Status.SEALED:
+            for request in group:
+                if request.token not in before:
+                    request.answer.set_exception(self._core.sealed())
+            group[:] = [request for request in group if request.token in before]
+        found = SegmentView(state, self._core.objects).find(conditional_keys(group))
+        return decide(group, {key: entry and entry[0] for key, entry in found.items()}, before)
+
+    def _swap(self, standing: Standing, decision: Decision) -> Swapped:
+        tokens = [request.token for request in decision.applied]
+        after = standing.state.committed(now_in_ms(), tokens, decision.writes)
+        return self._core.pointer.swap(
+            standing,
+            self._upkeep.spilled(after),
+            is_in=lambda later: bool(tokens and self._core.applied_before(later, tokens[:1], after.number)),
+            pause=self._lost,
+        )
+
+    def _won(self, swapped: Swapped, began: float) -> None:
+        number = swapped.standing.state.number
+        others = number - self._own - 1 if self._own else 0
+        self._own = number
+        self._pace.won(others, time.monotonic() - began)
+
+    def _lost(self) -> None:
+        self._pace.lost()
+        self._wait()
+
+    def _wait(self) -> None:
+        if seconds := self._pace.pause():
+            time.sleep(seconds)
+
+
+def _answer(decision: Decision) -> None:
+    for request in (*decision.applied, *decision.before):
+        request.answer.set_result(None)
+    for request, found in decision.refused:
+        request.answer.set_exception(ConditionsFailed(found))

@@ -1,0 +1,134 @@
+"""`ObjectSegments`: key-value tables in a lake's store alone, S3 or a folder, with no server besides.
+
+    key-values/{incarnation}/{partition}/CURRENT     the pointer: state, recent changes, runs
+    key-values/{incarnation}/{partition}/runs/{id}   sorted, immutable entries
+
+A write is one swap of the pointer, which many requests share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from dagster_adjunct.resources.errors import (
+    ObjectExistsError,
+    TableUnavailableError,
+)
+from dagster_adjunct.resources.key_value.backend_names import register_segment_backend
+from dagster_adjunct.resources.key_value.table_segment import ReplyLostError, SegmentLimits, TableId, TableSegment
+from dagster_adjunct.resources.key_value_backends.object_runs.object_segment import ObjectSegment
+from dagster_adjunct.resources.key_value_backends.object_runs.pointer_object import PointerObject
+from dagster_adjunct.resources.key_value_backends.object_runs.run_objects import BlockCache, RunObjects
+from dagster_adjunct.resources.key_value_backends.object_runs.segment_core import SegmentCore, now_in_ms
+from dagster_adjunct.resources.key_value_backends.object_runs.segment_pointer import (
+    Levels,
+    SegmentState,
+    Status,
+    relogged,
+)
+from dagster_adjunct.resources.names import check_name
+from dagster_adjunct.resources.objects import Lake, open_lake
+
+_MEGABYTE = 1024 * 1024
+_ATTEMPTS = 50
+
+
+class ObjectSegments:
+    """Tables as objects of a lake: give the lake, or its URL; without one it is ADJUNCT_LAKE's.
+
+    `cache_bytes` is what this process keeps in memory of the segments that it reads. Clocks of writers may differ by
+    almost half an hour, as S3 itself demands.
+    """
+
+    limits = SegmentLimits(value=4 * _MEGABYTE, request=16 * _MEGABYTE)
+    waits = True
+    horizon = 120.0
+
+    def __init__(self, lake: Lake | str | None = None, *, cache_bytes: int = 64 * _MEGABYTE) -> None:
+        self._given = lake
+        self._cache_bytes = cache_bytes
+        self._cache = BlockCache(cache_bytes)
+
+    @cached_property
+    def _lake(self) -> Lake:
+        return self._given if isinstance(self._given, Lake) else open_lake(self._given)
+
+    def __reduce__(self) -> tuple[Callable[[Lake, int], ObjectSegments], tuple[Lake, int]]:
+        return _again, (self._lake, self._cache_bytes)
+
+    def __repr__(self) -> str:
+        return f"ObjectSegments({self._given if isinstance(self._given, str | None) else self._given.url!r})"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"lake": self._lake.url, "cache_bytes": self._cache_bytes}
+
+    def create(self, table: TableId, partitions: int) -> None:
+        """Write the pointers that are not there yet."""
+        for partition in range(partitions):
+            core = self._core(table, partition)
+            with core.told(), suppress(ObjectExistsError):
+                core.pointer.store.put_if_absent(core.pointer.key, SegmentState().then(now_in_ms()).to_bytes())
+
+    def seal(self, table: TableId, partitions: int) -> None:
+        """Swap the pointers for such that refuse writes."""
+        for partition in range(partitions):
+            core = self._core(table, partition)
+            with core.told():
+                if _settled(core.pointer, Status.SEALED) is Status.DELETED:
+                    raise core.gone()
+
+    def delete(self, table: TableId, partitions: int) -> None:
+        """Swap the pointers for such that say so, which stay, then delete the runs."""
+        for partition in range(partitions):
+            core = self._core(table, partition)
+            store = core.pointer.store
+            with core.told():
+                with suppress(ObjectExistsError):  # a creation that did not come so far must not do so later
+                    state = SegmentState(status=Status.DELETED).then(now_in_ms())
+                    store.put_if_absent(core.pointer.key, state.to_bytes())
+                _settled(core.pointer, Status.DELETED)
+                store.delete_many([item.key for item in store.list(core.objects.key(""))])
+
+    def open(self, table: TableId, partition: int) -> TableSegment:
+        return ObjectSegment(self.limits, lambda: self._core(table, partition))
+
+    def location(self, table: TableId, partition: int) -> str:
+        return f"{self._lake.url}/{_prefix(table, partition)}"
+
+    def _core(self, table: TableId, partition: int) -> SegmentCore:
+        store, prefix = self._lake.store, _prefix(table, partition)
+        return SegmentCore(table, PointerObject(store, f"{prefix}/CURRENT"), RunObjects(store, prefix, self._cache))
+
+
+def _settled(pointer: PointerObject, status: Status) -> Status:
+    """Give a segment this status, unless it has it or is beyond it, and return the one that it has then."""
+    standing = pointer.read()
+    for _ in range(_ATTEMPTS):
+        state = standing.state
+        if state.status >= status:
+            return state.status
+        after = replace(state.then(now_in_ms()), status=status)
+        if status is Status.DELETED:
+            after = relogged(after, Levels(), b"")
+        try:
+            standing = pointer.swap(standing, after, is_in=lambda later: later.status >= status).standing
+        except ReplyLostError as error:
+            raise TableUnavailableError(error.problem, "Do it again.") from error
+    raise TableUnavailableError(
+        f"others were always first to replace {pointer.key!r} in {pointer.store.url}.", "Do it again."
+    )
+
+
+def _prefix(table: TableId, partition: int) -> str:
+    return f"key-values/{check_name('incarnation', table.incarnation)}/{partition}"
+
+
+def _again(lake: Lake, cache_bytes: int) -> ObjectSegments:
+    return ObjectSegments(lake, cache_bytes=cache_bytes)
+
+
+register_segment_backend("objects", ObjectSegments)
