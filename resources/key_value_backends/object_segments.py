@@ -16,9 +16,9 @@ from typing import Any
 
 from dagster_adjunct.resources.errors import (
     ObjectExistsError,
+    ObjectNotFoundError,
     TableUnavailableError,
 )
-from dagster_adjunct.resources.key_value.backend_names import register_segment_backend
 from dagster_adjunct.resources.key_value.table_segment import ReplyLostError, SegmentLimits, TableId, TableSegment
 from dagster_adjunct.resources.key_value_backends.object_runs.object_segment import ObjectSegment
 from dagster_adjunct.resources.key_value_backends.object_runs.pointer_object import PointerObject
@@ -87,10 +87,8 @@ class ObjectSegments:
             core = self._core(table, partition)
             store = core.pointer.store
             with core.told():
-                with suppress(ObjectExistsError):  # a creation that did not come so far must not do so later
-                    state = SegmentState(status=Status.DELETED).then(now_in_ms())
-                    store.put_if_absent(core.pointer.key, state.to_bytes())
-                _settled(core.pointer, Status.DELETED)
+                with suppress(ObjectNotFoundError):
+                    _settled(core.pointer, Status.DELETED)
                 store.delete_many([item.key for item in store.list(core.objects.key(""))])
 
     def open(self, table: TableId, partition: int) -> TableSegment:
@@ -129,6 +127,3 @@ def _prefix(table: TableId, partition: int) -> str:
 
 def _again(lake: Lake, cache_bytes: int) -> ObjectSegments:
     return ObjectSegments(lake, cache_bytes=cache_bytes)
-
-
-register_segment_backend("objects", ObjectSegments)

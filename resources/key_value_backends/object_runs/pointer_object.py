@@ -51,7 +51,8 @@ class PointerObject:
         last = self.last
         if last is not None and last.etag == stored.etag:
             return last
-        state = read_pointer(stored.data, f"pointer {self.key!r} in {self.store.url}", None if last is None else last.state)
+        before = None if last is None else last.state
+        state = read_pointer(stored.data, f"pointer {self.key!r} in {self.store.url}", before)
         self.last = Standing(state, stored.etag)
         return self.last
 

@@ -18,7 +18,7 @@ Hashed = tuple[int, int]
 
 def hashed(key: bytes) -> Hashed:
     """Return what `may_hold` asks for: it is the same for every filter."""
-    first, second = mmh3.hash64(key, _SEED, True, False)
+    first, second = mmh3.hash64(key, _SEED, True, signed=False)
     return first, second
 
 

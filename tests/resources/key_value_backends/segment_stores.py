@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.resources.key_value.table_segment import SegmentBackend, TableId
-from dagster_adjunct.resources.key_value_backends import DynamoDbSegments, SqliteSegments
+from dagster_adjunct.resources.key_value_backends import DynamoDbSegments, ObjectSegments, SqliteSegments
+from dagster_adjunct.resources.objects import open_lake
 from tests.servers.dynamodb import REGION, DynamoDbServer
 
 _numbers = count()
@@ -52,7 +53,28 @@ def dynamodb(request: pytest.FixtureRequest, folder: Path) -> SegmentStore:
     )
 
 
+def objects_in_a_folder(request: pytest.FixtureRequest, folder: Path) -> SegmentStore:
+    return SegmentStore(lambda: ObjectSegments(str(folder / "lake")))
+
+
+def objects_in_memory(request: pytest.FixtureRequest, folder: Path) -> SegmentStore:
+    kept = open_lake(f"memory://{folder.name}")  # a store lives as long as somebody refers to it
+    return SegmentStore(lambda: ObjectSegments(kept))
+
+
+def objects_in_s3(request: pytest.FixtureRequest, folder: Path) -> SegmentStore:
+    server = request.getfixturevalue("versitygw")
+    patch = pytest.MonkeyPatch()
+    request.addfinalizer(patch.undo)
+    server.set_in(patch)
+    url = server.url()
+    return SegmentStore(lambda: ObjectSegments(url), server.env)
+
+
 SEGMENT_STORES = [
     pytest.param(dynamodb, id="dynamodb", marks=pytest.mark.server),
     pytest.param(sqlite, id="sqlite"),
+    pytest.param(objects_in_a_folder, id="objects-in-a-folder"),
+    pytest.param(objects_in_memory, id="objects-in-memory"),
+    pytest.param(objects_in_s3, id="objects-in-s3", marks=pytest.mark.server),
 ]
