@@ -51,6 +51,27 @@ class AvroSerializer:
             raise unreadable(stored, "Avro of the schema", f"it ends after {reading.tell()} bytes")
         return value
 
+    def to_json(self, value: Any) -> str:
+        """Return a value as Avro writes it in JSON: the value of a union is `{"type": value}`, bytes are a text."""
+        written = io.StringIO()
+        try:
+            _fastavro().json_writer(written, _parsed(self.schema), [value])
+        except _UNFIT as error:
+            raise SerializationError(
+                f"{value!r:.80} does not fit the Avro schema: {error}.", "Give what the schema describes."
+            ) from None
+        return written.getvalue()
+
+    def from_json(self, text: str) -> Any:
+        """Return the value that `to_json` wrote."""
+        try:
+            (value,) = _fastavro().json_reader(io.StringIO(text), _parsed(self.schema))
+        except _UNFIT as error:
+            raise unreadable(
+                text.encode(errors="replace"), "one value in Avro's JSON of the schema", str(error)
+            ) from None
+        return value
+
 
 @lru_cache(maxsize=256)
 def _parsed(schema: str) -> Any:

@@ -232,7 +232,8 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
                     manager.create_scope(self.scope)
                     manager.create(self.scope, self.table, KeyValueTableConfiguration(self.partitions))
                 table = manager.open(self.scope, self.table, key=TextSerializer(), value=BytesSerializer())
-                opened = self._open = OpenTable(table.id, table.configuration, table.backend)
+                opened = OpenTable(table.id, table.configuration, table.backend)
+                self._open = opened
             return opened
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_adjunct.resources import errors
+from dagster_adjunct.resources import errors, key_value_errors
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ManifestMismatchError,
@@ -80,9 +80,7 @@ def to_document(error: AdjunctError) -> dict[str, Any]:
 
 def from_document(document: Mapping[str, Any]) -> AdjunctError:
     """Return the error that a task has sent, with the facts that its class has."""
-    kind = getattr(errors, document["error"], None)
-    if not (isinstance(kind, type) and issubclass(kind, AdjunctError)):
-        kind = AdjunctError
+    kind = _known(document["error"]) or AdjunctError
     known = {field.name for field in fields(kind)}
     facts = {name: _frozen(value) for name, value in document["facts"].items() if name in known}
     return kind(document["problem"], document["next_step"], **facts)
@@ -103,8 +101,13 @@ def _frozen(value: Any) -> Any:
 
 def kind_of(error: AdjunctError) -> str:
     """Return the name by which an error is known again on the other side: its class's, or the nearest public one's."""
-    known = (kind for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
-    return str(next(known).__name__)
+    return next(kind.__name__ for kind in type(error).__mro__ if _known(kind.__name__) is kind)
+
+
+def _known(name: str) -> type[AdjunctError] | None:
+    """Return the class of errors that is known by this name."""
+    kind = getattr(errors, name, None) or getattr(key_value_errors, name, None)
+    return kind if isinstance(kind, type) and issubclass(kind, AdjunctError) else None
 
 
 def refusal(kind: type[AdjunctError], problem: Column, next_step: str, **facts: str) -> Column:
