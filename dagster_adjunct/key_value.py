@@ -24,12 +24,14 @@ from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManag
 from dagster_adjunct.resources.key_value.table_pages import IteratorPage
 from dagster_adjunct.resources.key_value_backends import SqliteSegments
 from dagster_adjunct.resources.key_value_errors import FailedCondition
+from dagster_adjunct.resources.key_value_frames import FrameWritten, read_key_value_table, write_key_value_table
 
 __all__ = [
     "AvroSerializer",
     "BlockingKeyValueTable",
     "BytesSerializer",
     "FailedCondition",
+    "FrameWritten",
     "FunctionSerializer",
     "Insert",
     "IntegerSerializer",
@@ -51,6 +53,8 @@ __all__ = [
     "TableInfo",
     "TableKey",
     "TextSerializer",
+    "read_key_value_table",
+    "write_key_value_table",
 ]
 
 guard(globals(), __all__)
