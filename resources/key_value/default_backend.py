@@ -10,7 +10,6 @@ the one that it was.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,23 +23,22 @@ IN_SQLITE = {_LAKE: "sqlite"}
 IN_OBJECTS = {_LAKE: "objects"}
 
 
-def default_backend(lake: Lake) -> dict[str, Any]:
-    """Return the description of the lake's own backend, relative to it."""
+def own_backends(lake: Lake) -> tuple[dict[str, str], ...]:
+    """Return the lake's own backends, relative to it; the first is what tables are made in unless somebody says."""
     is_local = "://" not in lake.store.descriptor.url
-    return dict(IN_SQLITE if is_local and not lake.shared else IN_OBJECTS)
+    return (IN_SQLITE, IN_OBJECTS) if is_local and not lake.shared else (IN_OBJECTS,)
 
 
 def backend_in(lake: Lake, description: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored description as `backend_from` takes it."""
-    if _LAKE not in description:
+    """Return what `backend_from` takes for a stored description; objects of the lake are reached as the lake is."""
+    if description.keys() != {_LAKE}:
         return dict(description)
-    descriptor = lake.store.descriptor
-    if description == IN_SQLITE and "://" not in descriptor.url:
-        folder = Path(descriptor.url).resolve()
+    root = lake.store.descriptor.url
+    if description == IN_SQLITE and "://" not in root:
+        folder = Path(root).resolve()
         return {"backend": "sqlite", "path": str(folder.with_name(f"{folder.name}.key-values.sqlite"))}
     if description == IN_OBJECTS:
-        s3 = {} if descriptor.s3 is None else {"s3": asdict(descriptor.s3)}
-        return {"backend": "objects", "url": descriptor.url, **s3}
+        return {"backend": "objects", "lake": lake}
     raise ConfigurationError(
         f"a key-value table of {lake.url} lies in {dict(description)!r}, which this lake does not have.",
         "Open the lake where the table was made, or upgrade dagster-adjunct.",

@@ -15,7 +15,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 
 from dagster_adjunct.resources.errors import ConfigurationError, TransientError
 from dagster_adjunct.resources.key_value.backend_names import backend_from, describe_backend
-from dagster_adjunct.resources.key_value.default_backend import backend_in, default_backend
+from dagster_adjunct.resources.key_value.default_backend import backend_in, own_backends
 from dagster_adjunct.resources.key_value.key_value_table import KeyValueTable
 from dagster_adjunct.resources.key_value.listed_tables import SegmentInfo, TableInfo, hash_range, table_info
 from dagster_adjunct.resources.key_value.stored_tables import (
@@ -287,17 +287,25 @@ class KeyValueTableManager:
         return existing(_found(snapshot, table), table)
 
     def _description(self) -> dict[str, Any]:
-        return default_backend(self.lake) if self._given is None else describe_backend(self._given)
+        """Return what is stored of the backend that tables are made in: relative to the lake where it is its own."""
+        own = own_backends(self.lake)
+        if self._given is None:
+            return dict(own[0])
+        given = describe_backend(self._given)
+        kinds = {backend_in(self.lake, relative)["backend"]: relative for relative in own}
+        relative = kinds.get(given["backend"])
+        is_own = relative is not None and describe_backend(self._described(relative)) == given
+        return dict(relative) if relative is not None and is_own else given
 
     def _own(self) -> SegmentBackend:
         return self._described(self._description()) if self._given is None else self._given
 
     def _described(self, description: Mapping[str, Any]) -> SegmentBackend:
         """Return the backend that is described; there is one, which all its tables share."""
-        absolute = backend_in(self.lake, description)
-        key = json.dumps(absolute, sort_keys=True)
-        known = self._backends.get(key)
-        return self._backends.setdefault(key, backend_from(absolute)) if known is None else known
+        key = json.dumps(description, sort_keys=True)
+        if key not in self._backends:
+            return self._backends.setdefault(key, backend_from(backend_in(self.lake, description)))
+        return self._backends[key]
 
     def _lies_in(self, backend: SegmentBackend, name: TableName, table: StoredTable) -> bool:
         """Whether this backend, with whatever settings, is where a table lies."""

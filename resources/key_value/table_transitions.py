@@ -46,7 +46,7 @@ def decide_create(
         if getattr(found, field.name) != getattr(wanted, field.name)
     ]
     if not same_backend(found):
-        differences.append(f"backend {_told(found)} (wanted: {_told(wanted)})")
+        differences.append(f"backend {_told(found, wanted)} (wanted: {_told(wanted, found)})")
     if differences:
         raise KeyValueTableExistsError(
             f"{name} exists with another configuration: {', '.join(differences)}.",
@@ -111,5 +111,12 @@ def existing(found: StoredTable | None, name: TableName) -> StoredTable:
     return found
 
 
-def _told(table: StoredTable) -> str:
-    return ", ".join(f"{setting}={value!r}" for setting, value in table.backend.items() if value is not None)
+def _told(table: StoredTable, other: StoredTable) -> str:
+    """Return the settings of a table's backend that are not those of the other one's; all, where the kind differs."""
+    is_alike = table.backend.get("backend") == other.backend.get("backend")
+    differing = {
+        name: value
+        for name, value in table.backend.items()
+        if value is not None and not (is_alike and other.backend.get(name) == value)
+    }
+    return ", ".join(f"{name}={value!r}" for name, value in differing.items()) or "the same without them"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -14,7 +15,7 @@ import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError, TableUnavailableError
 from dagster_adjunct.resources.key_value.blocking_key_value_table import BlockingKeyValueTable
-from dagster_adjunct.resources.key_value.default_backend import backend_in, default_backend
+from dagster_adjunct.resources.key_value.default_backend import IN_SQLITE, backend_in, own_backends
 from dagster_adjunct.resources.key_value.serializers import IntegerSerializer, TextSerializer
 from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.table_manager import NAMESPACE, KeyValueTableManager
@@ -58,6 +59,10 @@ def names(manager: KeyValueTableManager, **how: Any) -> list[str]:
 
 def state(manager: KeyValueTableManager, name: str = "machines") -> str | None:
     return manager.describe("plant", name).state
+
+
+def manager_table(manager: KeyValueTableManager, name: str) -> BlockingKeyValueTable[str, int]:
+    return BlockingKeyValueTable(manager.open("plant", name, key=TextSerializer(), value=IntegerSerializer()))
 
 
 # -- scopes
@@ -126,7 +131,7 @@ def test_a_table_is_created_once_and_other_configurations_are_refused(
     for other in (KeyValueTableConfiguration(5), KeyValueTableConfiguration(4, longest_key=9)):
         with pytest.raises(KeyValueTableExistsError):
             manager.create("plant", "machines", other)
-    with pytest.raises(KeyValueTableExistsError, match=r"backend='remembered'.*space="):
+    with pytest.raises(KeyValueTableExistsError, match=r"backend space='memory:.*wanted: space='elsewhere'"):
         KeyValueTableManager(manager.lake, RememberedTables("elsewhere")).create("plant", "machines", FOUR)
     assert list(backend.tables.values()) == ["open"]
 
@@ -219,34 +224,45 @@ def test_a_backend_with_other_settings_is_the_same_place(tmp_path: Path) -> None
 
 
 def test_without_a_backend_tables_lie_beside_a_local_lake_and_in_another_one(tmp_path: Path) -> None:
+    def own(lake: Lake) -> dict[str, Any]:
+        return backend_in(lake, own_backends(lake)[0])
+
     local = open_lake(tmp_path / "lake")
-    path = str(tmp_path / "lake.key-values.sqlite")
-    assert backend_in(local, default_backend(local)) == {"backend": "sqlite", "path": path}
-    moved = open_lake(tmp_path / "moved")
-    assert backend_in(moved, default_backend(local))["path"] == str(tmp_path / "moved.key-values.sqlite")
+    assert own(local) == {"backend": "sqlite", "path": str(tmp_path / "lake.key-values.sqlite")}
     shared = Lake(local.store, local.id, shared=True)
-    assert backend_in(shared, default_backend(shared))["backend"] == "objects"
+    assert own(shared) == {"backend": "objects", "lake": shared}
     in_memory = lake_in(InMemoryStore())
-    assert backend_in(in_memory, default_backend(in_memory)) == {"backend": "objects", "url": in_memory.url}
+    assert own(in_memory) == {"backend": "objects", "lake": in_memory}
     with pytest.raises(ConfigurationError, match="which this lake does not have"):
-        backend_in(in_memory, default_backend(local))
+        backend_in(in_memory, IN_SQLITE)
+
+
+def test_the_tables_of_a_lake_that_is_copied_are_not_those_of_the_first(tmp_path: Path) -> None:
+    manager = KeyValueTableManager(open_lake(tmp_path / "lake"))
+    manager.create_scope("plant")
+    manager.create("plant", "machines", FOUR)
+    given = KeyValueTableManager(manager.lake, SqliteSegments(tmp_path / "lake.key-values.sqlite"))
+    assert given.create("plant", "places", FOUR) is True
+    for copy in ("lake", "lake.key-values.sqlite"):
+        source, target = tmp_path / copy, tmp_path / copy.replace("lake", "copy", 1)
+        shutil.copytree(source, target) if source.is_dir() else shutil.copyfile(source, target)
+    copied = KeyValueTableManager(open_lake(tmp_path / "copy"))
+    for name in ("machines", "places"):
+        assert str(tmp_path / "copy.key-values.sqlite") in copied.segments("plant", name)[0].location
+        assert copied.delete("plant", name) is True
+        with manager_table(manager, name) as table:
+            assert table.get("m1") is None
 
 
 def test_a_table_is_read_when_sealed_and_its_handles_end_when_it_is_deleted(tmp_path: Path) -> None:
     manager = KeyValueTableManager(open_lake(tmp_path / "lake"))
     manager.create_scope("plant")
     manager.create("plant", "machines", KeyValueTableConfiguration(4, longest_value=5))
-
-    def opened() -> BlockingKeyValueTable[str, int]:
-        return BlockingKeyValueTable(
-            manager.open("plant", "machines", key=TextSerializer(), value=IntegerSerializer())  # 8 bytes
-        )
-
-    with opened() as table:
+    with manager_table(manager, "machines") as table:
         with pytest.raises(ValueTooLongError):
             table.put("m1", 1)
         manager.update("plant", "machines", FOUR)
-        with opened() as wider:
+        with manager_table(manager, "machines") as wider:
             wider.put("m1", 1)
         assert [entry and entry.value for entry in table.get_all(["m1", "m2"])] == [1, None]
         manager.seal("plant", "machines")
@@ -257,7 +273,7 @@ def test_a_table_is_read_when_sealed_and_its_handles_end_when_it_is_deleted(tmp_
         manager.create("plant", "machines", FOUR)
         with pytest.raises(KeyValueTableNotFoundError):
             table.get("m1")
-        with opened() as anew:
+        with manager_table(manager, "machines") as anew:
             assert anew.get("m1") is None
 
 
