@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import repeat
 from typing import Any, Generic, NoReturn, TypeVar
 
 from dagster_adjunct.resources.errors import AdjunctError
-from dagster_adjunct.resources.key_value.addressing import family_prefix, partition_of, split_table_key, table_key
+from dagster_adjunct.resources.key_value.addressing import (
+    LONGEST,
+    family_prefix,
+    partition_of,
+    split_table_keys,
+    table_key,
+)
 from dagster_adjunct.resources.key_value.key_version import KeyVersion
 from dagster_adjunct.resources.key_value.serializers import Serializer
 from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
@@ -20,6 +28,7 @@ from dagster_adjunct.resources.key_value_errors import (
 
 K = TypeVar("K")
 V = TypeVar("V")
+_new: Any = tuple.__new__  # makes a named tuple of its fields' values, at half the cost of its constructor
 
 
 class EntryCoder(Generic[K, V]):
@@ -70,6 +79,20 @@ class EntryCoder(Generic[K, V]):
             )
         return stored
 
+    def table_keys(self, prefix: bytes, keys: Sequence[K]) -> list[bytes]:
+        """Return the table keys of keys that have this prefix."""
+        if not prefix:
+            return [self.table_key(prefix, key) for key in keys]
+        try:
+            serialised = list(map(self._key.to_bytes, keys))
+            longest = max(map(len, serialised), default=0)
+        except Exception:  # noqa: BLE001 - it is raised again, and named, where they are made one by one
+            return [self.table_key(prefix, key) for key in keys]
+        fits = longest <= self._key_most and longest + len(prefix) <= min(self._limits.table_key, LONGEST + 2)
+        if not fits or not set(map(type, serialised)) <= {bytes}:
+            return [self.table_key(prefix, key) for key in keys]
+        return [prefix + each for each in serialised]
+
     def serialised(self, key: K) -> bytes:
         """Return a key's bytes without an address."""
         try:
@@ -102,20 +125,34 @@ class EntryCoder(Generic[K, V]):
 
     def entry(self, family: str | None, key: K, found: StoredEntry) -> TableEntry[K, V]:
         """Return what was found of a key that the caller knows."""
-        return TableEntry(TableKey(family, key, KeyVersion(found.version)), self._read(found, found.value or b""))
+        known = _new(TableKey, (family, key, KeyVersion(found.version)))
+        return _new(TableEntry, (known, self._read(found, found.value or b"")))  # type: ignore[no-any-return]
 
-    def found_key(self, found: StoredEntry) -> TableKey[K]:
-        """Return the key of what was found."""
-        family, serialised = split_table_key(found.key)
+    def found_keys(self, found: Sequence[StoredEntry]) -> list[TableKey[K]]:
+        """Return the keys of what was found, which is in the order of table keys."""
+        families, serialised = split_table_keys([each.key for each in found])
+        read = self._key.from_bytes
         try:
-            key = self._key.from_bytes(serialised)
+            keys = list(map(read, serialised))
+        except Exception:  # noqa: BLE001 - it is raised again, with the key that it is about
+            keys = [self._read_key(each) for each in serialised]
+        versions = map(KeyVersion, [each.version for each in found])
+        return list(map(_new, repeat(TableKey), zip(families, keys, versions, strict=False)))
+
+    def found_entries(self, found: Sequence[StoredEntry]) -> list[TableEntry[K, V]]:
+        """Return the entries that were found, which are in the order of table keys."""
+        read = self._value.from_bytes
+        try:
+            values = [read(each.value or b"") for each in found]
+        except Exception:  # noqa: BLE001 - it is raised again, with the key that it is about
+            values = [self._read(each, each.value or b"") for each in found]
+        return list(map(_new, repeat(TableEntry), zip(self.found_keys(found), values, strict=True)))
+
+    def _read_key(self, serialised: bytes) -> K:
+        try:
+            return self._key.from_bytes(serialised)
         except Exception as error:
             raise self._failed(f"a stored key, {serialised!r:.60}, can't be read", error) from error
-        return TableKey(family, key, KeyVersion(found.version))
-
-    def found_entry(self, found: StoredEntry) -> TableEntry[K, V]:
-        """Return the entry that was found."""
-        return TableEntry(self.found_key(found), self._read(found, found.value or b""))
 
     def _read(self, found: StoredEntry, stored: bytes) -> V:
         try:

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from dagster_adjunct.resources.errors import ConfigurationError, TransientError, check_whole_number
 from dagster_adjunct.resources.key_value.addressing import KeyRange, part_of_family
+from dagster_adjunct.resources.key_value.bulk_reads import bulk_read
 from dagster_adjunct.resources.key_value.changes_of_keys import Insert, Put, Remove, Replace
 from dagster_adjunct.resources.key_value.entry_coder import EntryCoder
 from dagster_adjunct.resources.key_value.iterator_state import Iteration, IteratorState
@@ -157,24 +158,8 @@ class KeyValueTable(Generic[K, V]):
         A `TableKey` has its own family. There is one request for each partition; the partitions are not read at one
         moment.
         """
-        coder = self._coder
-        asked: list[tuple[str | None, K]] = [
-            (key.family, key.key) if isinstance(key, TableKey) else (family, key) for key in keys
-        ]
-        stored: dict[int, list[bytes]] = {}
-        places: dict[int, list[int]] = {}
-        for place, (of, key) in enumerate(asked):
-            prefix = coder.prefix(of)
-            table_key = coder.table_key(prefix, key)
-            partition = coder.partition(prefix, table_key)
-            stored.setdefault(partition, []).append(table_key)
-            places.setdefault(partition, []).append(place)
-        entries: list[TableEntry[K, V] | None] = [None] * len(asked)
-        for partition, answers in zip(stored, await self._read_each(stored), strict=True):
-            for place, found in zip(places[partition], answers, strict=True):
-                if found is not None:
-                    entries[place] = coder.entry(*asked[place], found)
-        return entries
+        asked = bulk_read(self._coder, list(keys), family)
+        return asked.entries(self._coder, await self._read_each(asked.stored))
 
     def keys(
         self,
@@ -192,7 +177,7 @@ class KeyValueTable(Generic[K, V]):
         among them any more. `state` of a page, from any process, goes on behind it.
         """
         iteration = self._of_family(family, prefix, start, end, values=False)
-        return TablePages(iteration, self._read_page, self._coder.found_key, _page_size(page_size), state)
+        return TablePages(iteration, self._read_page, self._coder.found_keys, _page_size(page_size), state)
 
     def entries(
         self,
@@ -206,7 +191,7 @@ class KeyValueTable(Generic[K, V]):
     ) -> TablePages[TableEntry[K, V]]:
         """Iterate over the entries of a family, as `keys` does."""
         iteration = self._of_family(family, prefix, start, end, values=True)
-        return TablePages(iteration, self._read_page, self._coder.found_entry, _page_size(page_size), state)
+        return TablePages(iteration, self._read_page, self._coder.found_entries, _page_size(page_size), state)
 
     def all_keys(
         self,
@@ -217,7 +202,7 @@ class KeyValueTable(Generic[K, V]):
     ) -> TablePages[TableKey[K]]:
         """Iterate over the keys of the whole table, or of some partitions: partition by partition, in key order."""
         iteration = self._of_table(partitions, values=False)
-        return TablePages(iteration, self._read_page, self._coder.found_key, _page_size(page_size), state)
+        return TablePages(iteration, self._read_page, self._coder.found_keys, _page_size(page_size), state)
 
     def all_entries(
         self,
@@ -228,7 +213,7 @@ class KeyValueTable(Generic[K, V]):
     ) -> TablePages[TableEntry[K, V]]:
         """Iterate over the entries of the whole table, as `all_keys` does."""
         iteration = self._of_table(partitions, values=True)
-        return TablePages(iteration, self._read_page, self._coder.found_entry, _page_size(page_size), state)
+        return TablePages(iteration, self._read_page, self._coder.found_entries, _page_size(page_size), state)
 
     async def close(self) -> None:
         """Give back what the running event loop holds; a later operation opens it again."""

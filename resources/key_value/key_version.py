@@ -21,7 +21,8 @@ def version_of(token: bytes, place: int) -> bytes:
     return token + place.to_bytes(VERSION_BYTES - TOKEN_BYTES, "big")
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: one is made for each entry that is read, and a frozen one takes twice as long to make.
+@dataclass(slots=True, unsafe_hash=True)
 class KeyVersion:
     """The version of a key: it changes with every write, also of an equal value, and never comes back.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -34,7 +34,7 @@ class TablePages(Generic[T]):
         self,
         iteration: Iteration,
         read: ReadPage,
-        make: Callable[[StoredEntry], T],
+        make: Callable[[Sequence[StoredEntry]], list[T]],
         page_size: int,
         state: IteratorState | None,
     ) -> None:
@@ -60,7 +60,7 @@ class TablePages(Generic[T]):
                 if found:
                     last = found[-1].key
                     self._within = iteration.within.after(last)
-                    return IteratorPage(list(map(self._make, found)), iteration.state_after(partition, last))
+                    return IteratorPage(self._make(found), iteration.state_after(partition, last))
             self._place += 1
             self._within = iteration.within
         return None
