@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 # An index entry has 2,704 bytes: its own 8, the partition's 4, and the key with its 4 of length, in steps of 8.
-_LIMITS = SegmentLimits(table_key=2688, value=2**28, request=2**29)
+_LIMITS = SegmentLimits(table_key=2688, value=2**26, request=2**26 + 2**12)
 _SESSION = (
     # A plan is made once, when a table may still be empty: let it go by the index, whatever the table holds then.
     "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET jit = off"
@@ -49,7 +49,7 @@ class PostgresSegments:
 
     All tables opened through one of these share up to `connections` for each event loop that uses them. A request that
     has no answer after `request_timeout` seconds is given up. A write may be repeated for `horizon` seconds, so recent
-    requests are remembered for twice as long, in about 100 bytes each. Values have 256 MiB at most, a batch 512 MiB,
+    requests are remembered for twice as long, in about 100 bytes each. Values and batches have 64 MiB at most,
     table keys 2,688 bytes (what an index of PostgreSQL takes).
     """
 

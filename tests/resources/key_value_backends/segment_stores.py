@@ -14,7 +14,12 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.resources.key_value.table_segment import SegmentBackend, TableId
-from dagster_adjunct.resources.key_value_backends import DynamoDbSegments, ObjectSegments, SqliteSegments
+from dagster_adjunct.resources.key_value_backends import (
+    DynamoDbSegments,
+    ObjectSegments,
+    PostgresSegments,
+    SqliteSegments,
+)
 from dagster_adjunct.resources.objects import open_lake
 from tests.servers.dynamodb import REGION, DynamoDbServer
 
@@ -71,10 +76,17 @@ def objects_in_s3(request: pytest.FixtureRequest, folder: Path) -> SegmentStore:
     return SegmentStore(lambda: ObjectSegments(url), server.env)
 
 
+def postgres(request: pytest.FixtureRequest, folder: Path) -> SegmentStore:
+    server = request.getfixturevalue("postgres_server")
+    connect = {"host": "127.0.0.1", "port": str(server.port), "user": "adjunct", "dbname": "adjunct"}
+    return SegmentStore(lambda: PostgresSegments(connect=connect))
+
+
 SEGMENT_STORES = [
     pytest.param(dynamodb, id="dynamodb", marks=pytest.mark.server),
     pytest.param(sqlite, id="sqlite"),
     pytest.param(objects_in_a_folder, id="objects-in-a-folder"),
     pytest.param(objects_in_memory, id="objects-in-memory"),
     pytest.param(objects_in_s3, id="objects-in-s3", marks=pytest.mark.server),
+    pytest.param(postgres, id="postgres", marks=pytest.mark.server),
 ]
