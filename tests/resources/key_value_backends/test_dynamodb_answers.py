@@ -1,0 +1,262 @@
+"""What DynamoDB may answer and DynamoDB Local never does: conflicts, throttling, keys that were not processed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError, ReadTimeoutError
+
+from dagster_adjunct.resources.errors import TableAccessError, TableError, TableUnavailableError
+from dagster_adjunct.resources.key_value.addressing import KeyRange, family_prefix, table_key
+from dagster_adjunct.resources.key_value.key_version import new_token, version_of
+from dagster_adjunct.resources.key_value.table_segment import (
+    ABSENT,
+    ConditionsFailed,
+    ReplyLostError,
+    SegmentChange,
+    TableId,
+)
+from dagster_adjunct.resources.key_value_backends.dynamodb_calls import TableCalls
+from dagster_adjunct.resources.key_value_backends.dynamodb_layout import SegmentLayout
+from dagster_adjunct.resources.key_value_backends.dynamodb_physical_tables import PhysicalTables
+from dagster_adjunct.resources.key_value_backends.dynamodb_segment import DynamoDbSegment
+from dagster_adjunct.resources.key_value_errors import KeyValueTableSealedError
+
+TABLE = TableId("tests", "fruit", "0123456789abcdef")
+NAME = "adjunct-tests-fruit-0123456789abcdef"
+TOKEN = new_token()
+OK: dict[str, Any] = {}
+LOST = ReadTimeoutError(endpoint_url="http://there")
+UNREACHED = EndpointConnectionError(endpoint_url="http://there")
+
+
+def refused(code: str, **more: Any) -> ClientError:
+    return ClientError({"Error": {"Code": code, "Message": "why"}, **more}, "TransactWriteItems")
+
+
+def cancelled(*codes: str, versions: tuple[bytes | None, ...] = ()) -> ClientError:
+    """A transaction cancelled with these reasons, that of the gate first, and the items that conditions met."""
+    reasons: list[dict[str, Any]] = [{"Code": code} for code in codes]
+    for reason, version in zip(reasons[1:], versions, strict=False):
+        if version is not None:
+            reason["Item"] = {"v": {"B": version}}
+    return refused("TransactionCanceledException", CancellationReasons=reasons)
+
+
+FAILED, CONFLICT, NONE = "ConditionalCheckFailed", "TransactionConflict", "None"
+BURNT = refused("IdempotentParameterMismatchException")
+UNDER_WAY = refused("TransactionInProgressException")
+
+
+class Script:
+    """A client that answers what it is told to, and keeps what it was asked."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = deque(answers)
+        self.asked: list[dict[str, Any]] = []
+
+    def new(self, label: str, threads: int) -> Script:
+        return self
+
+    def put_item(self, **_: Any) -> None:
+        """A family is listed."""
+
+    def close(self) -> None:
+        pass
+
+    def _next(self, **request: Any) -> Any:
+        self.asked.append(request)
+        answer = self.answers.popleft()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    transact_write_items = batch_get_item = get_item = query = _next
+
+    @property
+    def tokens(self) -> list[str]:
+        return [request["ClientRequestToken"].rpartition("-")[2] for request in self.asked]
+
+
+def segment_of(script: Script, patience: float = 60) -> DynamoDbSegment:
+    calls = TableCalls(TABLE, script, 4)  # type: ignore[arg-type]
+    return DynamoDbSegment(calls, SegmentLayout(NAME, 0), patience)
+
+
+def key(name: bytes) -> bytes:
+    return table_key(family_prefix("f"), name)
+
+
+CHANGES = [
+    SegmentChange(key(b"a"), b"1", version_of(TOKEN, 0), ABSENT),
+    SegmentChange(key(b"b"), b"2", version_of(TOKEN, 1), b"sixteen bytes it"),
+]
+
+
+def apply(segment: DynamoDbSegment, *, repeated: bool = False) -> None:
+    asyncio.run(segment.apply(CHANGES, TOKEN, repeated=repeated))
+
+
+def test_a_write_that_meets_others_is_tried_again_until_it_is_applied_each_time_with_a_token_of_its_own() -> None:
+    script = Script(
+        cancelled(CONFLICT, NONE, NONE), cancelled(NONE, CONFLICT, NONE), cancelled(NONE, NONE, CONFLICT), OK
+    )
+    apply(segment_of(script))
+    assert script.tokens == ["0", "1", "2", "3"]
+    assert len({str(request["TransactItems"]) for request in script.asked}) == 1
+
+
+def test_conditions_are_told_whole_so_a_conflict_beside_a_failed_one_is_looked_at_again() -> None:
+    found = (b"v of a", b"v of b")
+    script = Script(
+        cancelled(NONE, FAILED, CONFLICT, versions=found), cancelled(CONFLICT, FAILED, FAILED, versions=found)
+    )
+    with pytest.raises(ConditionsFailed) as failed:
+        apply(segment_of(script))
+    assert failed.value.found == {0: b"v of a", 1: b"v of b"}
+    assert len(script.asked) == 2
+
+
+def test_conflicts_without_end_are_told_as_unavailable() -> None:
+    script = Script(*[cancelled(NONE, CONFLICT, NONE)] * 1000)
+    with pytest.raises(TableUnavailableError, match="met others"):
+        apply(segment_of(script, patience=0.05))
+    assert len(script.asked) > 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (cancelled(FAILED, FAILED, NONE), KeyValueTableSealedError),
+        (cancelled(NONE, "ThrottlingError", NONE), TableUnavailableError),
+        (cancelled(NONE, NONE, "ProvisionedThroughputExceeded"), TableUnavailableError),
+        (cancelled(NONE, "ValidationError", NONE), TableError),
+        (refused("ThrottlingException"), TableUnavailableError),
+        (refused("ProvisionedThroughputExceededException"), TableUnavailableError),
+        (UNREACHED, TableUnavailableError),
+        (refused("ValidationException"), TableError),
+        (refused("AccessDeniedException"), TableAccessError),
+        (LOST, ReplyLostError),
+        (refused("InternalServerError", ResponseMetadata={"HTTPStatusCode": 500}), ReplyLostError),
+    ],
+)
+def test_a_refusal_is_told_as_what_it_means(answer: Exception, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        apply(segment_of(Script(answer)))
+
+
+def test_a_lost_try_is_asked_about_under_its_own_token() -> None:
+    script = Script(cancelled(NONE, CONFLICT, NONE), LOST, UNDER_WAY, UNDER_WAY, OK)
+    segment = segment_of(script)
+    with pytest.raises(ReplyLostError):
+        apply(segment)
+    apply(segment, repeated=True)
+    assert script.tokens == ["0", "1", "1", "1", "1"]
+    assert script.asked[1] == script.asked[-1]
+
+
+def test_what_was_not_found_out_of_a_lost_try_is_not_told_as_nothing_happened() -> None:
+    script = Script(LOST, UNREACHED, refused("ThrottlingException"), cancelled(NONE, CONFLICT, NONE), UNREACHED, OK)
+    segment = segment_of(script)
+    for repeated in (False, True, True, True):
+        with pytest.raises(ReplyLostError):
+            apply(segment, repeated=repeated)
+    apply(segment, repeated=True)
+    assert set(script.tokens) == {"0"}
+
+
+def test_after_the_token_of_a_lost_try_was_burnt_its_refusal_is_told() -> None:
+    script = Script(LOST, cancelled(NONE, FAILED, NONE), OK)
+    segment = segment_of(script)
+    with pytest.raises(ReplyLostError):
+        apply(segment)
+    with pytest.raises(ConditionsFailed) as failed:
+        apply(segment, repeated=True)
+    assert failed.value.found == {0: None}
+    burning = script.asked[-1]
+    assert burning["ClientRequestToken"] == script.asked[0]["ClientRequestToken"]
+    assert not {"a", "b"} & {str(item.get("Put", {}).get("Item", {}).get("s")) for item in burning["TransactItems"]}
+
+
+def test_a_lost_try_whose_token_was_burnt_before_is_followed_by_a_new_one() -> None:
+    script = Script(LOST, cancelled(NONE, FAILED, NONE), LOST, BURNT, OK)
+    segment = segment_of(script)
+    for repeated in (False, True):
+        with pytest.raises(ReplyLostError):
+            apply(segment, repeated=repeated)
+    apply(segment, repeated=True)
+    assert script.tokens == ["0", "0", "0", "0", "1"]
+
+
+def test_a_first_copy_that_comes_while_its_token_is_to_be_burnt_is_asked_about_once_more() -> None:
+    script = Script(LOST, cancelled(NONE, FAILED, NONE), BURNT, OK)
+    segment = segment_of(script)
+    with pytest.raises(ReplyLostError):
+        apply(segment)
+    apply(segment, repeated=True)
+    assert script.asked[-1] == script.asked[0]
+
+
+def test_a_server_that_remembers_cancelled_requests_is_believed() -> None:
+    refusal = cancelled(NONE, FAILED, NONE, versions=(b"found",))
+    script = Script(LOST, refusal, BURNT, refusal, BURNT)
+    segment = segment_of(script)
+    with pytest.raises(ReplyLostError):
+        apply(segment)
+    with pytest.raises(ConditionsFailed) as failed:
+        apply(segment, repeated=True)
+    assert failed.value.found == {0: b"found"}
+
+
+def test_keys_that_were_not_processed_are_asked_for_again() -> None:
+    layout = SegmentLayout(NAME, 0)
+    keys = [key(b"%d" % number) for number in range(5)]
+    items = [{**layout.entry(one), "v": {"B": b"v"}, "d": {"B": one}} for one in keys]
+    left = {NAME: {"Keys": [layout.entry(one) for one in keys[2:]]}}
+    script = Script(
+        {"Responses": {NAME: items[:2]}, "UnprocessedKeys": left},
+        {"Responses": {}, "UnprocessedKeys": left},
+        {"Responses": {NAME: items[4:1:-1]}, "UnprocessedKeys": {}},
+    )
+    found = asyncio.run(segment_of(script).get(keys))
+    assert [entry and entry.value for entry in found] == keys
+    assert [len(request["RequestItems"][NAME]["Keys"]) for request in script.asked] == [5, 3, 3]
+    assert all(request["RequestItems"][NAME]["ConsistentRead"] for request in script.asked)
+
+
+@pytest.mark.parametrize("answer", [refused("ThrottlingException"), LOST, UNREACHED])
+def test_a_read_without_an_answer_may_be_repeated(answer: Exception) -> None:
+    with pytest.raises(TableUnavailableError):
+        asyncio.run(segment_of(Script(answer)).get([key(b"a")]))
+
+
+def test_pages_without_anything_in_the_range_do_not_end_it() -> None:
+    items = [{"s": {"B": b"\1" + name}, "v": {"B": b"v"}, "d": {"B": b""}} for name in (b"a", b"b", b"c")]
+    script = Script(
+        {"Items": [], "LastEvaluatedKey": {"s": {"B": b"\1"}}},
+        {"Items": items[:1], "LastEvaluatedKey": {"s": {"B": b"\1a"}}},
+        {"Items": items[1:]},
+    )
+    segment = segment_of(script)
+    within = KeyRange(key(b"a"), key(b"z"))
+    assert [entry.key for entry in asyncio.run(segment.page(within, 10, values=True))] == [key(b"a")]
+    rest = asyncio.run(segment.page(within.after(key(b"a")), 10, values=True))
+    assert [entry.key for entry in rest] == [key(b"b"), key(b"c")]
+
+
+def test_a_seal_goes_on_where_writes_are_under_way_and_fails_where_it_may_not() -> None:
+    busy = [refused("TransactionConflictException"), refused("ThrottlingException"), LOST]
+
+    class Gates(Script):
+        def put_item(self, **request: Any) -> None:
+            self._next(**request)
+
+    script = Gates(*busy, *[OK] * 200)
+    PhysicalTables(script, 1).seal(TABLE, NAME, 2)  # type: ignore[arg-type]
+    shut = {str(request["Item"]) for request in script.asked}
+    assert len(script.asked) == len(shut) + len(busy)
+    with pytest.raises(TableAccessError):
+        PhysicalTables(Gates(OK, refused("AccessDeniedException"), *[OK] * 200), 1).seal(TABLE, NAME, 2)  # type: ignore[arg-type]
