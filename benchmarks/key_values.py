@@ -10,11 +10,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from benchmarks.key_value_dynamodb import DYNAMODB
 from benchmarks.key_value_sides import Compared, Side, Store, entries_from, our_side
 from benchmarks.key_value_sqlite import SQLITE, SQLITE_WITHOUT_DISK
 from benchmarks.timing import Measured, alternate
 
-STORES: tuple[Store, ...] = (SQLITE_WITHOUT_DISK, SQLITE)
+STORES: tuple[Store, ...] = (SQLITE_WITHOUT_DISK, SQLITE, DYNAMODB)
 BATCH, BULK = 50, 1_000
 
 

@@ -22,7 +22,7 @@ from dagster_adjunct.resources.key_value.table_configuration import KeyValueTabl
 from dagster_adjunct.resources.key_value.table_entries import TableEntry, TableKey
 from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
 from dagster_adjunct.resources.key_value.table_pages import IteratorPage
-from dagster_adjunct.resources.key_value_backends import SqliteSegments
+from dagster_adjunct.resources.key_value_backends import DynamoDbSegments, SqliteSegments
 from dagster_adjunct.resources.key_value_errors import FailedCondition
 from dagster_adjunct.resources.key_value_frames import FrameWritten, read_key_value_table, write_key_value_table
 
@@ -30,6 +30,7 @@ __all__ = [
     "AvroSerializer",
     "BlockingKeyValueTable",
     "BytesSerializer",
+    "DynamoDbSegments",
     "FailedCondition",
     "FrameWritten",
     "FunctionSerializer",
