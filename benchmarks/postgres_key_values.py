@@ -166,7 +166,7 @@ async def _prepared(dsn: str, connect: dict[str, str], large: int) -> _Sides:
     rows = f"INSERT INTO hand_large SELECT {key}, decode(md5(n::text), 'hex'), %b FROM generate_series(1, {large}) n"
     await bare.execute(rows, (VALUE,))
     stored = f"kvt_{tables[1].id.incarnation}"
-    await bare.execute(f"INSERT INTO {stored} SELECT 0, key, version, value FROM hand_large")
+    await bare.execute(f"INSERT INTO {stored} SELECT int4send(0) || key, version, value FROM hand_large")
     await bare.execute("VACUUM ANALYZE hand_large")
     await bare.execute(f"VACUUM ANALYZE {stored}")
     return _Sides(connections, tables[0], _Large(tables[1], large))

@@ -20,15 +20,15 @@ def create(connection: Connection[Any], schema: str, table: TableId) -> None:
         _alone(connection, schema, table)
         if is_there(connection, schema, table):
             return
-        # A plain key is not compressed, so that its length alone says whether the index takes it. Pages with some room
-        # take a new version of a row beside the old one, and the index stays as it is.
+        # A plain address is not compressed, so that its length alone says whether the index takes it. A page with some
+        # room takes the new version of a row beside the old one, and the index stays as it is.
         connection.execute(
             sql.SQL(
-                "CREATE TABLE {name} (partition integer, table_key bytea, version bytea NOT NULL, "
-                "value bytea NOT NULL, PRIMARY KEY (partition, table_key)) WITH (fillfactor = 90)"
+                "CREATE TABLE {name} (address bytea PRIMARY KEY, version bytea NOT NULL, value bytea NOT NULL) "
+                "WITH (fillfactor = 90)"
             ).format(name=name)
         )
-        connection.execute(sql.SQL("ALTER TABLE {} ALTER table_key SET STORAGE PLAIN").format(name))
+        connection.execute(sql.SQL("ALTER TABLE {} ALTER address SET STORAGE PLAIN").format(name))
         connection.execute(
             sql.SQL(
                 "CREATE TABLE {tokens} (token bytea PRIMARY KEY, applied boolean NOT NULL DEFAULT true, "

@@ -1,7 +1,8 @@
 """The two tables of a PostgreSQL schema that are a key-value table, and the statements over them.
 
-`kvt_<incarnation>` has the entries of all partitions, in the order of their table keys. `kvt_<incarnation>_tokens` has
-a row for each recent request, written in the request's own transaction: `applied` is true where it was applied, and
+`kvt_<incarnation>` has the entries of all partitions. An address is the partition in four bytes and the table key; were
+they two columns, a plan could search for the partition alone and look at all of its keys. `kvt_<incarnation>_tokens`
+has a row for each recent request, written in the request's own transaction: `applied` is true where it was applied, and
 false where a repeat found its condition not to hold, which keeps a late first attempt from being applied still.
 
 Every statement sees what was committed before it began (READ COMMITTED), and waits for whoever has the rows that it
@@ -21,6 +22,8 @@ from dagster_adjunct.resources.key_value.table_segment import TableId
 
 SEALED = "KV001"
 """The SQLSTATE of a write to a sealed table; classes that begin with I to Z are free for use."""
+ENTRY = "substr(address, 5), version, value"
+BARE = "substr(address, 5), version, NULL::bytea"
 PAGE_BYTES = 16 << 20
 """Bytes of values after which a page of entries of unknown size ends."""
 _FORGOTTEN_AT_ONCE = 10_000
@@ -46,7 +49,7 @@ def quoted(schema: str, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KeyValueStatements:
-    """What is sent about one table. $1 is the partition, or the token where there is no partition.
+    """What is sent about one table. $1 is the address, or all of them. Rows are the table key, version and value.
 
     A change of one key is one statement, which writes the request's token too. `put` and `remove` write it first, as
     they always happen: a repeat waits for them there. The others write it, and report one row, only if they happened.
@@ -75,64 +78,62 @@ class KeyValueStatements:
         """Return the statements over the table of this incarnation."""
         name = physical_name(table)
         rows, tokens = quoted(schema, name), quoted(schema, f"{name}_tokens")
-        columns = "(partition, table_key, version, value)"
-        one, many = "partition = $1 AND table_key = $2", "partition = $1 AND table_key = ANY ($2)"
-        entry, bare = "table_key, version, value", "table_key, version, NULL::bytea"
-        first = f"WITH token AS (INSERT INTO {tokens} (token) VALUES ($3::bytea) RETURNING 1)"
-        then = f"INSERT INTO {tokens} (token) SELECT $3::bytea FROM done"
-        old = f"SELECT ctid FROM {tokens} WHERE at < now() - $1::int * interval '1 second'"
+        columns = "(address, version, value)"
+        first = f"WITH token AS (INSERT INTO {tokens} (token) VALUES ($2::bytea) RETURNING 1)"
+        then = f"INSERT INTO {tokens} (token) SELECT $2::bytea FROM done"
         return KeyValueStatements(
             name,
             rows,
-            get=f"SELECT {entry} FROM {rows} WHERE {one}",
-            get_version=f"SELECT {bare} FROM {rows} WHERE {one}",
-            get_many=f"SELECT {entry} FROM {rows} WHERE {many}",
-            get_many_versions=f"SELECT {bare} FROM {rows} WHERE {many}",
+            get=f"SELECT {ENTRY} FROM {rows} WHERE address = $1",
+            get_version=f"SELECT {BARE} FROM {rows} WHERE address = $1",
+            get_many=f"SELECT {ENTRY} FROM {rows} WHERE address = ANY ($1)",
+            get_many_versions=f"SELECT {BARE} FROM {rows} WHERE address = ANY ($1)",
             # Of two at once the later has the last word.
-            put=f"{first} INSERT INTO {rows} {columns} SELECT $1::int, $2::bytea, $4::bytea, $5::bytea FROM token "
-            "ON CONFLICT (partition, table_key) DO UPDATE SET version = excluded.version, value = excluded.value",
+            put=f"{first} INSERT INTO {rows} {columns} SELECT $1::bytea, $3::bytea, $4::bytea FROM token "
+            "ON CONFLICT (address) DO UPDATE SET version = excluded.version, value = excluded.value",
             # Waits for one that is inserting or removing the same key; what that one came to decides.
-            insert=f"WITH done AS (INSERT INTO {rows} {columns} VALUES ($1, $2, $4, $5) ON CONFLICT DO NOTHING "
+            insert=f"WITH done AS (INSERT INTO {rows} {columns} VALUES ($1, $3, $4) ON CONFLICT DO NOTHING "
             f"RETURNING 1) {then}",
             # Waits for one that is changing the key, then looks at the version again.
-            replace=f"WITH done AS (UPDATE {rows} SET version = $4, value = $5 WHERE {one} AND version = $6 "
+            replace=f"WITH done AS (UPDATE {rows} SET version = $3, value = $4 WHERE address = $1 AND version = $5 "
             f"RETURNING 1) {then}",
             # A key that came in after the statement began stays: then the removal was before it.
-            remove=f"{first} DELETE FROM {rows} USING token WHERE {one}",
-            remove_version=f"WITH done AS (DELETE FROM {rows} WHERE {one} AND version = $4 RETURNING 1) {then}",
-            batch=_batch(rows, f"INSERT INTO {tokens} (token) SELECT $6::bytea FROM fine"),
-            batch_again=_batch(rows, f"UPDATE {tokens} SET applied = true FROM fine WHERE token = $6::bytea"),
-            hold=f"INSERT INTO {rows} {columns} SELECT $1::int, held, ''::bytea, ''::bytea "
-            "FROM unnest($2::bytea[]) AS held ORDER BY held ON CONFLICT DO NOTHING",
+            remove=f"{first} DELETE FROM {rows} USING token WHERE address = $1",
+            remove_version=f"WITH done AS (DELETE FROM {rows} WHERE address = $1 AND version = $3 RETURNING 1) {then}",
+            batch=_batch(rows, f"INSERT INTO {tokens} (token) SELECT $5::bytea WHERE EXISTS (SELECT FROM fine)"),
+            batch_again=_batch(
+                rows, f"UPDATE {tokens} SET applied = true WHERE token = $5::bytea AND EXISTS (SELECT FROM fine)"
+            ),
+            hold=f"INSERT INTO {rows} {columns} SELECT held, ''::bytea, ''::bytea "
+            "FROM unnest($1::bytea[]) AS held ORDER BY held ON CONFLICT DO NOTHING",
             # Waits for an attempt that has written its token; one that has not can't write it any more.
             claim=f"INSERT INTO {tokens} AS t (token, applied) VALUES ($1, false) "
             "ON CONFLICT (token) DO UPDATE SET applied = t.applied RETURNING applied",
-            forget=f"DELETE FROM {tokens} WHERE ctid = ANY (ARRAY("
-            f"{old} LIMIT {_FORGOTTEN_AT_ONCE} FOR UPDATE SKIP LOCKED))",
+            # The index of times is of a kind that the session does without elsewhere.
+            forget=f"SET LOCAL enable_bitmapscan = on; DELETE FROM {tokens} WHERE ctid = ANY (ARRAY("
+            f"SELECT ctid FROM {tokens} WHERE at < now() - interval '1 second' * {{}} "
+            f"LIMIT {_FORGOTTEN_AT_ONCE} FOR UPDATE SKIP LOCKED))",
         )
 
-    def page(self, values: bool, ends: bool, guarded: bool) -> str:
-        """Return the query for the first $3 entries from the key $2 on and, where it `ends`, before $4.
+    def page(self, values: bool, guarded: bool) -> str:
+        """Return the query for the first $3 entries from the address $1 on and before $2.
 
         Where it is `guarded`, no further entry is read behind PAGE_BYTES of values.
         """
-        found = "table_key, version, value" if values else "table_key, version, NULL::bytea"
-        before = ""
-        if guarded:
-            size = "octet_length(value)"  # which takes no value apart
-            before = f", sum({size}) OVER (ORDER BY table_key ROWS UNBOUNDED PRECEDING) - {size} AS before"
-        query = (
-            f"SELECT {found}{before} FROM {self.rows} WHERE partition = $1 AND table_key >= $2"
-            f"{' AND table_key < $4' if ends else ''} ORDER BY table_key LIMIT $3::int"
-        )
+        range_ = f"FROM {self.rows} WHERE address >= $1 AND address < $2 ORDER BY address LIMIT $3::int"
         if not guarded:
-            return query
-        return f"SELECT {found} FROM ({query}) AS part WHERE before < {PAGE_BYTES} ORDER BY table_key"
+            return f"SELECT {ENTRY if values else BARE} {range_}"
+        # The sizes are known without taking a value apart.
+        sizes = "sum(octet_length(value)) OVER (ORDER BY address ROWS UNBOUNDED PRECEDING) - octet_length(value)"
+        return (
+            f"SELECT {ENTRY} FROM (SELECT address, version, value, {sizes} AS before {range_}) AS part "
+            f"WHERE before < {PAGE_BYTES} ORDER BY address"
+        )
 
 
 def _batch(rows: str, token: str) -> str:
     """Return the statement that applies changes of several keys, or none of them, and returns (place, version) of each
-    whose condition fails. $2 to $5 are keys, values, versions and what is expected; '' is "no such key".
+    whose condition fails. $1 to $4 are addresses, values, versions and what is expected; '' is "no such key".
 
     The keys that are there are locked in their order, so that those who change the same ones wait rather than deadlock;
     what is locked is the newest, and stays so until the commit. A key that came in after the statement began makes the
@@ -140,32 +141,31 @@ def _batch(rows: str, token: str) -> str:
     not there, while others are changed, nothing would say so: nothing is applied then, and their places are returned
     negative. They must be `hold`-ed first.
     """
-    one = f"{rows}.partition = $1 AND {rows}.table_key = ANY ($2) AND {rows}.table_key = seen.table_key"
+    one = f"{rows}.address = ANY ($1) AND {rows}.address = seen.address AND EXISTS (SELECT FROM fine)"
     return f"""
 WITH asked AS MATERIALIZED (
-    SELECT * FROM unnest($2::bytea[], $3::bytea[], $4::bytea[], $5::bytea[]) WITH ORDINALITY
-        AS a (table_key, value, version, expected, place)
+    SELECT * FROM unnest($1::bytea[], $2::bytea[], $3::bytea[], $4::bytea[]) WITH ORDINALITY
+        AS a (address, value, version, expected, place)
 ), locked AS MATERIALIZED (
-    SELECT table_key, version FROM {rows} WHERE partition = $1::int AND table_key = ANY ($2)
-    ORDER BY table_key FOR UPDATE
+    SELECT address, version FROM {rows} WHERE address = ANY ($1) ORDER BY address FOR UPDATE
 ), seen AS MATERIALIZED (
-    SELECT asked.*, locked.version AS found FROM asked LEFT JOIN locked USING (table_key)
+    SELECT asked.*, locked.version AS found FROM asked LEFT JOIN locked USING (address)
 ), refused AS MATERIALIZED (
     SELECT place, found FROM seen WHERE expected <> coalesce(found, ''::bytea)
 ), loose AS MATERIALIZED (
     SELECT place FROM seen WHERE found IS NULL AND value IS NULL
         AND EXISTS (SELECT FROM seen WHERE found IS NOT NULL OR value IS NOT NULL)
 ), fine AS MATERIALIZED (
-    SELECT 1 AS fine WHERE NOT EXISTS (SELECT FROM refused) AND NOT EXISTS (SELECT FROM loose)
+    SELECT WHERE NOT EXISTS (SELECT FROM refused) AND NOT EXISTS (SELECT FROM loose)
 ), noted AS ({token}
 ), removed AS (
-    DELETE FROM {rows} USING seen, fine WHERE {one} AND seen.found IS NOT NULL AND seen.value IS NULL
+    DELETE FROM {rows} USING seen WHERE {one} AND seen.found IS NOT NULL AND seen.value IS NULL
 ), updated AS (
-    UPDATE {rows} SET version = seen.version, value = seen.value FROM seen, fine
+    UPDATE {rows} SET version = seen.version, value = seen.value FROM seen
     WHERE {one} AND seen.found IS NOT NULL AND seen.value IS NOT NULL
 ), inserted AS (
-    INSERT INTO {rows} (partition, table_key, version, value) SELECT $1::int, table_key, version, value
-    FROM seen, fine WHERE found IS NULL AND value IS NOT NULL ORDER BY table_key
+    INSERT INTO {rows} (address, version, value) SELECT address, version, value FROM seen
+    WHERE found IS NULL AND value IS NOT NULL AND EXISTS (SELECT FROM fine) ORDER BY address
 )
 SELECT place, found FROM refused
 UNION ALL SELECT - place, NULL::bytea FROM loose WHERE NOT EXISTS (SELECT FROM refused)"""

@@ -50,7 +50,8 @@ class PostgresSegment:
     ) -> None:
         self.limits = limits
         self._pool, self._statements, self._errors = pool, statements, errors
-        self._partition, self._kept = integer(partition), integer(round(kept))
+        self._prefix, self._end = partition.to_bytes(4, "big"), (partition + 1).to_bytes(4, "big")
+        self._forget = statements.forget.format(round(kept)).encode()
         self._entry_bytes: float | None = None  # of a value, on the average of the last page
 
     async def apply(self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False) -> None:
@@ -71,22 +72,22 @@ class PostgresSegment:
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
         sql = self._statements
         if len(keys) == 1:
-            rows = await self._read(sql.get if values else sql.get_version, [self._partition, keys[0]])
+            rows = await self._read(sql.get if values else sql.get_version, [self._prefix + keys[0]])
             return [StoredEntry._make(rows[0]) if rows else None]
         asked = list(dict.fromkeys(keys))
         found: dict[bytes, StoredEntry] = {}
         for start in range(0, len(asked), _KEYS_AT_ONCE):
-            part = byteas(asked[start : start + _KEYS_AT_ONCE])
-            rows = await self._read(sql.get_many if values else sql.get_many_versions, [self._partition, part])
+            part = self._addresses(asked[start : start + _KEYS_AT_ONCE])
+            rows = await self._read(sql.get_many if values else sql.get_many_versions, [part])
             found.update(zip([row[0] for row in rows], _entries(rows), strict=True))
         return list(map(found.get, keys))
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> list[StoredEntry]:
         # Where the values are small, as they were last, their sizes are not added up, which takes as long as the rest.
         guarded = values and (self._entry_bytes is None or self._entry_bytes * limit > PAGE_BYTES)
-        query = self._statements.page(values, within.end is not None, guarded)
-        ends = [] if within.end is None else [within.end]
-        rows = await self._read(query, [self._partition, within.start, integer(min(limit, 2**31 - 1)), *ends])
+        ends = self._end if within.end is None else self._prefix + within.end
+        parameters = [self._prefix + within.start, ends, integer(min(limit, 2**31 - 1))]
+        rows = await self._read(self._statements.page(values, guarded), parameters)
         if values and rows:
             self._entry_bytes = sum(len(row[2]) for row in rows) / len(rows)
         return _entries(rows)
@@ -112,7 +113,7 @@ class PostgresSegment:
         async with self._pool().one() as wire:
             try:
                 if random.random() * WRITES_BETWEEN_FORGETTING < 1:
-                    await wire.ask(self._statements.forget, [self._kept])
+                    await wire.tell(self._forget)
                 return await write(wire, changes, token)
             except psycopg.Error as error:
                 if without_effect(error, self._statements.name):
@@ -125,7 +126,7 @@ class PostgresSegment:
         key, value, version, expected = change
         if value is None and expected is ABSENT:
             return await self._batch(wire, changes, token)
-        parameters = [self._partition, key, token]
+        parameters = [self._prefix + key, token]
         if value is None:
             statement = sql.remove if expected is ANYTHING else sql.remove_version
         else:
@@ -136,7 +137,7 @@ class PostgresSegment:
         answer = await wire.ask(statement, parameters, commits=True)
         if answer.command_tuples or expected is ANYTHING:
             return {}
-        rows = wire.rows(await wire.ask(sql.get_version, [self._partition, key]))
+        rows = wire.rows(await wire.ask(sql.get_version, parameters[:1]))
         found = rows[0][1] if rows else None
         # Where the condition holds by now it did not a moment ago, but nobody could be told why.
         return None if found == (None if expected is ABSENT else expected) else {0: found}
@@ -178,8 +179,8 @@ class PostgresSegment:
                 await wire.tell(b"SAVEPOINT claimed")
             for _ in range(_ROUNDS):
                 if loose:
-                    held = byteas(changes[place].key for place in loose)
-                    await wire.ask(self._statements.hold, [self._partition, held])
+                    held = self._addresses([changes[place].key for place in loose])
+                    await wire.ask(self._statements.hold, [held])
                 refused, loose = _outcome(wire.rows(await wire.ask(statement, parameters)))
                 if not loose:
                     break
@@ -196,15 +197,18 @@ class PostgresSegment:
             raise
         return None if loose else refused
 
+    def _addresses(self, keys: Sequence[bytes]) -> bytes:
+        return byteas(map(self._prefix.__add__, keys))
+
     def _arrays(self, changes: Sequence[SegmentChange], token: bytes) -> list[bytes | None]:
         expected = (
             None if change.expected is ANYTHING else b"" if change.expected is ABSENT else change.expected
             for change in changes
         )
-        keys = byteas([change.key for change in changes])
+        addresses = self._addresses([change.key for change in changes])
         values = byteas([change.value for change in changes])
         versions = byteas([change.version for change in changes])
-        return [self._partition, keys, values, versions, byteas(expected), token]
+        return [addresses, values, versions, byteas(expected), token]
 
 
 def _outcome(rows: list[tuple[Any, ...]]) -> tuple[Refused, list[int]]:

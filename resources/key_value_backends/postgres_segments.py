@@ -30,11 +30,13 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.key_value_backends.postgres_wire import PostgresWire
 
 T = TypeVar("T")
-# An index entry has 2,704 bytes: its own 8, the partition's 4, and the key with its 4 of length, in steps of 8.
+# An index entry has 2,704 bytes: its own 8, 4 of a length, 4 of the partition, and the key, in steps of 8.
 _LIMITS = SegmentLimits(table_key=2688, value=2**26, request=2**26 + 2**12)
 _SESSION = (
-    # A plan is made once, when a table may still be empty: let it go by the index, whatever the table holds then.
-    "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET jit = off"
+    # A plan is made once, when a table may still be empty: it goes by the index, whatever the table holds later, and
+    # joins in a time that is proportional to what was asked for.
+    "SET plan_cache_mode = force_generic_plan; SET jit = off; SET enable_seqscan = off; SET enable_bitmapscan = off; "
+    "SET enable_nestloop = off; SET enable_mergejoin = off"
 )
 # It takes writes, and where it is gone that is noticed.
 _SERVER = {"target_session_attrs": "read-write", "keepalives_idle": 20, "keepalives_interval": 5, "keepalives_count": 4}
