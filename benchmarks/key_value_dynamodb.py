@@ -1,4 +1,4 @@
-"""DynamoDB Local by hand: boto3's client without checks and repeats, versions counted up, conditions in the requests."""
+"""DynamoDB Local by hand: boto3's client without checks and repeats, versions counted up, conditions in requests."""
 
 from __future__ import annotations
 
