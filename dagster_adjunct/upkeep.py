@@ -15,6 +15,12 @@ from dagster_adjunct.assets.unbounded.rewind import plan_rewind, rewind_dataset
 from dagster_adjunct.assets.unbounded.rewind_plan import RewindPlan
 from dagster_adjunct.orchestration.upkeep.delete_unread import DeletionReport, delete_dataset, delete_stream
 from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard, discard_all
+from dagster_adjunct.orchestration.upkeep.metadata_moving import (
+    MetadataMove,
+    collect_metadata,
+    move_metadata,
+    move_metadata_back,
+)
 from dagster_adjunct.orchestration.upkeep.repartitioning import (
     RepartitionReport,
     repartition_dataset,
@@ -27,10 +33,12 @@ __all__ = [
     "DiscardReport",
     "ErasureReport",
     "KeySearch",
+    "MetadataMove",
     "RebucketReport",
     "RepartitionReport",
     "RewindPlan",
     "abandon_version",
+    "collect_metadata",
     "compact_dataset",
     "delete_dataset",
     "delete_stream",
@@ -38,6 +46,8 @@ __all__ = [
     "discard_all",
     "find_keys",
     "forget",
+    "move_metadata",
+    "move_metadata_back",
     "plan_rewind",
     "rebuild_dataset",
     "repartition_dataset",

@@ -23,6 +23,7 @@ from dagster_adjunct.resources.objects.lake import Lake
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.object_store import ObjectStore
 
+_HORIZON = 30.0  # seconds for which a write is looked for whose reply was lost: leases live for two minutes
 _ROOM = 2048  # of a request, for the key and what the backend adds
 
 
@@ -35,6 +36,7 @@ def open_routed(store: ObjectStore, place: str) -> RoutedStore:
 def objects_in(store: ObjectStore, place: MetadataPlace) -> KeyValueObjects:
     """Return the objects that are in the table of `place`; long ones are in `store`."""
     backend = backend_from(backend_in(Lake(store, ""), place.backend))
+    backend.horizon = min(backend.horizon, _HORIZON)
     limits = [limit - _ROOM for limit in (backend.limits.value, backend.limits.request) if limit is not None]
     table = KeyValueTable(
         TableId(place.scope, place.table, place.incarnation),
