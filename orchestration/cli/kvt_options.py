@@ -15,7 +15,6 @@ from dagster_adjunct.resources.errors import ConfigurationError
 if TYPE_CHECKING:
     from dagster_adjunct.resources.key_value.blocking_key_value_table import BlockingKeyValueTable
     from dagster_adjunct.resources.key_value.key_version import KeyVersion
-    from dagster_adjunct.resources.key_value.serializers import Serializer
     from dagster_adjunct.resources.key_value.table_entries import TableEntry, TableKey
     from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
     from dagster_adjunct.resources.key_value.table_segment import SegmentBackend
@@ -120,10 +119,13 @@ def manager_in(lake_url: str | None, *, create: bool = False) -> KeyValueTableMa
 def opened(lake_url: str | None, table: str, key_type: str, value_type: str) -> BlockingKeyValueTable[Any, Any]:
     """Return a table with the serializers of these types."""
     from dagster_adjunct.resources.key_value.blocking_key_value_table import BlockingKeyValueTable
+    from dagster_adjunct.resources.key_value.serializer_names import serializer_named
 
     scope, name = names_in(table)
     manager = manager_in(lake_url)
-    return BlockingKeyValueTable(manager.open(scope, name, key=_serializer(key_type), value=_serializer(value_type)))
+    return BlockingKeyValueTable(
+        manager.open(scope, name, key=serializer_named(key_type), value=serializer_named(value_type))
+    )
 
 
 def typed(kind: str, text: str, what: str) -> Any:
@@ -174,16 +176,3 @@ def version_from(text: str) -> KeyVersion:
             setting="--version",
         ) from error
     return KeyVersion.from_bytes(stored)
-
-
-def _serializer(kind: str) -> Serializer[Any]:
-    from dagster_adjunct.resources.key_value import serializers
-    from dagster_adjunct.resources.key_value.json_serializers import JsonSerializer
-
-    known: dict[str, Callable[[], Serializer[Any]]] = {
-        "text": serializers.TextSerializer,
-        "json": JsonSerializer,
-        "int": serializers.IntegerSerializer,
-        "bytes": serializers.BytesSerializer,
-    }
-    return known[kind]()

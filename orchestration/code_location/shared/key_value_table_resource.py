@@ -1,0 +1,96 @@
+"""A key-value table as a Dagster resource, whose secrets stay in the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from dagster import ConfigurableResource
+from pydantic import Field
+
+from dagster_adjunct.resources.backends.table_resources import variable
+from dagster_adjunct.resources.key_value.serializer_names import serializer_named
+
+if TYPE_CHECKING:
+    from dagster_adjunct.resources.key_value.blocking_key_value_table import BlockingKeyValueTable
+    from dagster_adjunct.resources.key_value.key_value_table import KeyValueTable
+    from dagster_adjunct.resources.key_value.serializers import Serializer
+    from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
+    from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
+
+
+class KeyValueTableResource(ConfigurableResource):  # type: ignore[type-arg]
+    """A key-value table of a lake, for the bodies of assets and ops: `with states.blocking() as table: …`.
+
+    With `partitions` it is made where it is not there, in its scope, which is made, too; without, it must be there.
+    `backend` says where it is made: {"backend": "postgres", "dsn_env": EnvVar("PLANT_DSN")}, for example. Kept is
+    the variable's name, and who connects reads it. Nothing is opened while a code location is loaded.
+    """
+
+    scope: str
+    table: str
+    lake: str | None = Field(default=None, description="The lake's URL. Default: ADJUNCT_LAKE, else .adjunct/lake.")
+    partitions: int | None = Field(default=None, description="Make the table with so many, where it is not there.")
+    backend: dict[str, Any] | None = Field(default=None, description="Where it is made; no secrets.")
+    key: str = Field(default="text", description="What keys are: text, json, int or bytes.")
+    value: str = Field(default="json", description="What values are: text, json, int or bytes.")
+
+    def __init__(self, **settings: Any) -> None:
+        # Here and not in a validator: Dagster sets the fields again to what it was given.
+        if isinstance(settings.get("backend"), Mapping):
+            settings["backend"] = {name: _without_secret(name, value) for name, value in settings["backend"].items()}
+        for name in ("key", "value"):
+            if name in settings:
+                serializer_named(settings[name])
+        super().__init__(**settings)
+
+    def manager(self) -> KeyValueTableManager:
+        """Return the manager of the lake's key-value tables."""
+        from dagster_adjunct.resources import key_value_backends as _registered  # noqa: F401
+        from dagster_adjunct.resources.key_value.backend_names import backend_from
+        from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
+        from dagster_adjunct.resources.objects import open_lake
+
+        lake = open_lake(self.lake, create=self.partitions is not None)
+        return KeyValueTableManager(lake, None if self.backend is None else backend_from(self.backend))
+
+    def open(
+        self, *, key: Serializer[Any] | None = None, value: Serializer[Any] | None = None
+    ) -> KeyValueTable[Any, Any]:
+        """Return the table for code that is async; serializers that are given go before those that are named."""
+        manager = self.manager()
+        if self.partitions is not None:
+            manager.create_scope(self.scope)
+            manager.create(self.scope, self.table, self._configuration(manager, self.partitions))
+        return manager.open(
+            self.scope, self.table, key=key or serializer_named(self.key), value=value or serializer_named(self.value)
+        )
+
+    def blocking(
+        self, *, key: Serializer[Any] | None = None, value: Serializer[Any] | None = None
+    ) -> BlockingKeyValueTable[Any, Any]:
+        """Return the table for the body of an asset or op, in a `with` block."""
+        from dagster_adjunct.resources.key_value.blocking_key_value_table import BlockingKeyValueTable
+
+        return BlockingKeyValueTable(self.open(key=key, value=value))
+
+    def _configuration(self, manager: KeyValueTableManager, partitions: int) -> KeyValueTableConfiguration:
+        """Return what the table is to be like; limits that one has got since are kept."""
+        from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
+        from dagster_adjunct.resources.key_value_errors import KeyValueTableNotFoundError
+
+        try:
+            there = manager.get_configuration(self.scope, self.table)
+        except KeyValueTableNotFoundError:
+            return KeyValueTableConfiguration(partitions)
+        return replace(there, partitions=partitions)
+
+
+def _without_secret(name: str, value: object) -> object:
+    """Return a setting of a backend: where it is to name variables, their names; other values are refused there."""
+    if not name.endswith("_env") or value is None:
+        return value
+    if isinstance(value, list | tuple):
+        return [variable(f"backend[{name!r}]", one) for one in value]
+    return variable(f"backend[{name!r}]", value)
