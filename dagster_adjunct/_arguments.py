@@ -28,7 +28,7 @@ _DECLARATIONS = frozenset(
 _COUNTLESS = frozenset({"UpdateMessage", "Insert", "Put", "Replace", "Remove"})
 _CALLED_COUNTLESS_TIMES = ("KeyValueTable.", "BlockingKeyValueTable.")
 # Made and called by us for each key and value, and by users hardly ever.
-_NOT_CHECKED = frozenset({"KeyVersion"})
+_NOT_CHECKED = frozenset({"KeyVersion", "IteratorState"})
 _CALLED_BY_US = frozenset({"to_bytes", "from_bytes"})
 
 

@@ -89,10 +89,11 @@ def split_table_key(stored: bytes) -> tuple[str | None, bytes]:
     return stored[2 : 2 + length].decode(), stored[2 + length :]
 
 
-def split_table_keys(stored: Sequence[bytes]) -> tuple[Iterable[str | None], Iterable[bytes]]:
-    """Return the families and the serialised keys of table keys in their order; fast where all are of one family."""
-    if not stored:
-        return (), ()
+def split_table_keys(stored: Sequence[bytes]) -> tuple[Iterable[str | None], Sequence[bytes]]:
+    """Return the families and the serialised keys of table keys, one or more, in their order.
+
+    Fast where all are of one family.
+    """
     (length,) = _LENGTH.unpack_from(stored[0])
     if length < 0:  # nothing with a family lies behind
         return repeat(None), [each[2:] for each in stored]

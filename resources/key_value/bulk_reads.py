@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import chain, compress, repeat
 from typing import Any, Generic, TypeVar
 
 from dagster_adjunct.resources.key_value.entry_coder import EntryCoder
@@ -36,11 +36,14 @@ class BulkRead(Generic[K]):
             pairs = zip(chain(*self.places.values()), chain(*answers), strict=True)
             for place, answer in pairs:
                 found[place] = answer
-        entry = coder.entry
-        return [
-            None if answer is None else entry(family, key, answer)
-            for family, key, answer in zip(self.families, self.keys, found, strict=False)
-        ]
+        there = [answer for answer in found if answer is not None]
+        if not there:
+            return [None] * len(self.keys)
+        if len(there) == len(found):
+            return [*coder.entries(self.families, self.keys, there)]
+        is_there = [answer is not None for answer in found]
+        entries = iter(coder.entries(compress(self.families, is_there), compress(self.keys, is_there), there))
+        return [next(entries) if each else None for each in is_there]
 
 
 def bulk_read(coder: EntryCoder[K, Any], keys: Sequence[Any], family: str | None) -> BulkRead[K]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -126,27 +126,41 @@ class EntryCoder(Generic[K, V]):
     def entry(self, family: str | None, key: K, found: StoredEntry) -> TableEntry[K, V]:
         """Return what was found of a key that the caller knows."""
         known = _new(TableKey, (family, key, KeyVersion(found.version)))
-        return _new(TableEntry, (known, self._read(found, found.value or b"")))  # type: ignore[no-any-return]
+        return _new(TableEntry, (known, self._read(found)))  # type: ignore[no-any-return]
 
     def found_keys(self, found: Sequence[StoredEntry]) -> list[TableKey[K]]:
-        """Return the keys of what was found, which is in the order of table keys."""
-        families, serialised = split_table_keys([each.key for each in found])
-        read = self._key.from_bytes
-        try:
-            keys = list(map(read, serialised))
-        except Exception:  # noqa: BLE001 - it is raised again, with the key that it is about
-            keys = [self._read_key(each) for each in serialised]
-        versions = map(KeyVersion, [each.version for each in found])
-        return list(map(_new, repeat(TableKey), zip(families, keys, versions, strict=False)))
+        """Return the keys of what was found, one or more, in the order of table keys."""
+        stored, versions, _ = zip(*found, strict=True)
+        return list(self._keys(stored, versions))
 
     def found_entries(self, found: Sequence[StoredEntry]) -> list[TableEntry[K, V]]:
-        """Return the entries that were found, which are in the order of table keys."""
-        read = self._value.from_bytes
+        """Return the entries that were found, one or more, in the order of table keys."""
+        stored, versions, values = zip(*found, strict=True)
+        return list(
+            map(_new, repeat(TableEntry), zip(self._keys(stored, versions), self._values(found, values), strict=False))
+        )
+
+    def entries(
+        self, families: Iterable[str | None], keys: Iterable[K], found: Sequence[StoredEntry]
+    ) -> list[TableEntry[K, V]]:
+        """Return what was found, one or more, of keys that the caller knows."""
+        _, versions, values = zip(*found, strict=True)
+        known = map(_new, repeat(TableKey), zip(families, keys, map(KeyVersion, versions), strict=False))
+        return list(map(_new, repeat(TableEntry), zip(known, self._values(found, values), strict=False)))
+
+    def _keys(self, stored: Sequence[bytes], versions: Iterable[bytes]) -> Iterable[TableKey[K]]:
+        families, serialised = split_table_keys(stored)
         try:
-            values = [read(each.value or b"") for each in found]
+            keys = list(map(self._key.from_bytes, serialised))
         except Exception:  # noqa: BLE001 - it is raised again, with the key that it is about
-            values = [self._read(each, each.value or b"") for each in found]
-        return list(map(_new, repeat(TableEntry), zip(self.found_keys(found), values, strict=True)))
+            keys = list(map(self._read_key, serialised))
+        return map(_new, repeat(TableKey), zip(families, keys, map(KeyVersion, versions), strict=False))
+
+    def _values(self, found: Sequence[StoredEntry], values: Iterable[bytes]) -> list[V]:
+        try:
+            return list(map(self._value.from_bytes, values))
+        except Exception:  # noqa: BLE001 - it is raised again, with the key that it is about
+            return list(map(self._read, found))
 
     def _read_key(self, serialised: bytes) -> K:
         try:
@@ -154,9 +168,9 @@ class EntryCoder(Generic[K, V]):
         except Exception as error:
             raise self._failed(f"a stored key, {serialised!r:.60}, can't be read", error) from error
 
-    def _read(self, found: StoredEntry, stored: bytes) -> V:
+    def _read(self, found: StoredEntry) -> V:
         try:
-            return self._value.from_bytes(stored)
+            return self._value.from_bytes(found.value or b"")
         except Exception as error:
             raise self._failed(f"the value of the stored key {found.key[2:]!r:.60} can't be read", error) from error
 

@@ -15,7 +15,8 @@ from dagster_adjunct.resources.key_value.table_segment import TableId
 from dagster_adjunct.resources.key_value_errors import IteratorStateError
 
 _FORMAT = 1
-_HEAD = struct.Struct(">Bc8s16sI")
+_HEAD = struct.Struct(">Bc8s16s")
+_BEFORE_KEY = _HEAD.size + 4
 _CHECK_BYTES = 8
 
 
@@ -35,7 +36,7 @@ class IteratorState:
         """Return what `to_bytes` gave. Raises IteratorStateError for anything else."""
         if (
             not isinstance(stored, bytes)
-            or len(stored) < _HEAD.size + _CHECK_BYTES
+            or len(stored) < _BEFORE_KEY + _CHECK_BYTES
             or _checksum(stored[:-_CHECK_BYTES]) != stored[-_CHECK_BYTES:]
         ):
             raise IteratorStateError(
@@ -58,10 +59,10 @@ class Iteration:
     partitions: tuple[int, ...]
     within: KeyRange
 
-    def state_after(self, partition: int, key: bytes) -> IteratorState:
-        """Return the state of a page whose last item is this table key."""
-        head = _HEAD.pack(_FORMAT, self._kind, bytes.fromhex(self.table.incarnation), self._hash(), partition)
-        return IteratorState(head + key + _checksum(head + key))
+    @property
+    def head(self) -> bytes:
+        """What all states of the iteration begin with; `state_behind` takes it."""
+        return _HEAD.pack(_FORMAT, self._kind, bytes.fromhex(self.table.incarnation), self._hash())
 
     def resumed(self, state: IteratorState) -> tuple[int, KeyRange]:
         """Return the place among `partitions` to go on at, and what is left of its range.
@@ -76,14 +77,15 @@ class Iteration:
                 table=self.table.name,
             )
         stored = IteratorState.from_bytes(state.to_bytes()).to_bytes()
-        _, kind, incarnation, iterated, partition = _HEAD.unpack_from(stored)
+        _, kind, incarnation, iterated = _HEAD.unpack_from(stored)
+        partition = int.from_bytes(stored[_HEAD.size : _BEFORE_KEY], "big")
         if incarnation != bytes.fromhex(self.table.incarnation):
             self._refuse("of another table, or of one that was deleted since")
         if kind != self._kind:
             self._refuse(f"of an iterator over {'keys' if self.values else 'entries'}")
         if iterated != self._hash() or partition not in self.partitions:
             self._refuse("of another family or range, or of other partitions")
-        return self.partitions.index(partition), self.within.after(stored[_HEAD.size : -_CHECK_BYTES])
+        return self.partitions.index(partition), self.within.after(stored[_BEFORE_KEY:-_CHECK_BYTES])
 
     @property
     def _kind(self) -> bytes:
@@ -102,6 +104,12 @@ class Iteration:
             scope=self.table.scope,
             table=self.table.name,
         )
+
+
+def state_behind(head: bytes, partition: int, key: bytes) -> IteratorState:
+    """Return the state of a page of the iteration with this head; its last item is this table key."""
+    stored = head + partition.to_bytes(4, "big") + key
+    return IteratorState(stored + _checksum(stored))
 
 
 def _checksum(stored: bytes) -> bytes:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from dagster_adjunct.resources.key_value.addressing import KeyRange
-from dagster_adjunct.resources.key_value.iterator_state import Iteration, IteratorState
+from dagster_adjunct.resources.key_value.iterator_state import Iteration, IteratorState, state_behind
 from dagster_adjunct.resources.key_value.table_segment import StoredEntry
 
 T = TypeVar("T")
@@ -15,8 +14,7 @@ ReadPage = Callable[[int, KeyRange, int, bool], Awaitable[list[StoredEntry]]]
 """Reads from a partition the first entries of a range: at most so many, with values or without."""
 
 
-@dataclass(frozen=True, slots=True)
-class IteratorPage(Generic[T]):
+class IteratorPage(NamedTuple, Generic[T]):
     """Items in order, at least one and at most as many as were asked for; `state` is the place behind the last."""
 
     items: list[T]
@@ -39,6 +37,7 @@ class TablePages(Generic[T]):
         state: IteratorState | None,
     ) -> None:
         self._iteration, self._read, self._make, self._page_size = iteration, read, make, page_size
+        self._head = iteration.head
         self._place, self._within = (0, iteration.within) if state is None else iteration.resumed(state)
 
     def __aiter__(self) -> TablePages[T]:
@@ -60,7 +59,7 @@ class TablePages(Generic[T]):
                 if found:
                     last = found[-1].key
                     self._within = iteration.within.after(last)
-                    return IteratorPage(self._make(found), iteration.state_after(partition, last))
+                    return IteratorPage(self._make(found), state_behind(self._head, partition, last))
             self._place += 1
             self._within = iteration.within
         return None
