@@ -1,0 +1,126 @@
+"""The manager over every backend: the same answers, handles that end, seals that let no write through, races."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from dagster_adjunct.resources.key_value.blocking_key_value_table import BlockingKeyValueTable
+from dagster_adjunct.resources.key_value.serializers import IntegerSerializer, TextSerializer
+from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
+from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
+from dagster_adjunct.resources.key_value_errors import (
+    KeyValueTableError,
+    KeyValueTableExistsError,
+    KeyValueTableNotFoundError,
+    KeyValueTableSealedError,
+)
+from dagster_adjunct.resources.objects import InMemoryStore, lake_in
+
+TWO = KeyValueTableConfiguration(2)
+
+
+@pytest.fixture
+def managers(segment_store) -> Callable[[], KeyValueTableManager]:
+    """Gives managers of one lake's tables, each with a backend of its own, as processes have."""
+    lake = lake_in(InMemoryStore())
+    KeyValueTableManager(lake).create_scope("plant")
+    return lambda: KeyValueTableManager(lake, segment_store.backend())
+
+
+def opened(manager: KeyValueTableManager) -> BlockingKeyValueTable[str, int]:
+    return BlockingKeyValueTable(manager.open("plant", "machines", key=TextSerializer(), value=IntegerSerializer()))
+
+
+def test_a_table_is_created_used_sealed_deleted_and_created_anew(managers):
+    manager, other = managers(), managers()
+    with pytest.raises(KeyValueTableNotFoundError):
+        manager.update("plant", "machines", TWO)
+    assert [manager.delete("plant", "machines"), manager.create("plant", "machines", TWO)] == [False, True]
+    assert other.create("plant", "machines", TWO) is False
+    with pytest.raises(KeyValueTableExistsError):
+        other.create("plant", "machines", KeyValueTableConfiguration(3))
+    with pytest.raises(KeyValueTableError):
+        other.update("plant", "machines", KeyValueTableConfiguration(3))
+    locations = [segment.location for segment in manager.segments("plant", "machines")]
+    assert len(set(locations)) == 2
+    assert locations == [segment.location for segment in other.segments("plant", "machines")]
+    with opened(manager) as table, opened(other) as far:
+        versions = table.put_all([("m1", 1), ("m2", 2)], family="north")
+        table.put("alone", 3)
+        assert [e.version for e in far.get_all(["m1", "m2"], family="north") if e is not None] == versions
+        assert [other.seal("plant", "machines"), manager.seal("plant", "machines")] == [True, False]
+        with pytest.raises(KeyValueTableSealedError):
+            table.put("m1", 9, family="north")
+        with pytest.raises(KeyValueTableSealedError):
+            far.remove("alone")
+        assert sorted(e.value for page in far.all_entries() for e in page.items) == [1, 2, 3]
+        assert [other.delete("plant", "machines"), manager.delete("plant", "machines")] == [True, False]
+        assert manager.create("plant", "machines", TWO) is True
+        for handle in (table, far):
+            with pytest.raises(KeyValueTableNotFoundError):
+                handle.get("alone")
+            with pytest.raises(KeyValueTableNotFoundError):
+                handle.put("alone", 4)
+    with opened(other) as anew:
+        assert anew.get_all(["m1", "m2"], family="north") == [None, None]
+        anew.put("alone", 5)
+    assert manager.delete("plant", "machines") is True
+
+
+def test_of_managers_that_race_one_is_told_that_it_was_the_one(managers):
+    racing = [managers() for _ in range(4)]
+    with ThreadPoolExecutor(len(racing)) as threads:
+        for configurations in ([TWO] * 4, [TWO, KeyValueTableConfiguration(1)] * 2):
+
+            def create(pair: tuple[KeyValueTableManager, KeyValueTableConfiguration]) -> str:
+                try:
+                    return str(pair[0].create("plant", "machines", pair[1]))
+                except KeyValueTableExistsError:
+                    return "refused"
+
+            told = Counter(threads.map(create, zip(racing, configurations, strict=True)))
+            same = len(set(configurations)) == 1
+            assert told == ({"True": 1, "False": 3} if same else {"True": 1, "False": 1, "refused": 2})
+            with opened(racing[0]) as table:
+                table.put("m1", 1)
+            assert sum(threads.map(lambda manager: manager.seal("plant", "machines"), racing)) == 1
+            assert sum(threads.map(lambda manager: manager.delete("plant", "machines"), racing)) == 1
+
+
+def test_no_write_is_applied_once_a_seal_has_returned(managers):
+    manager = managers()
+    manager.create("plant", "machines", TWO)
+    sealed_at: list[float] = []
+    began: list[float] = []
+
+    def write(number: int) -> int:
+        """Write until it is refused; return the last value that was written."""
+        with opened(managers()) as table:
+            for value in range(1_000_000):
+                started = time.monotonic()
+                try:
+                    table.put(f"m{number}", value)
+                except KeyValueTableSealedError:
+                    return value - 1
+                if sealed_at and started > sealed_at[0]:
+                    began.append(started)
+        raise AssertionError("it was never refused")
+
+    with ThreadPoolExecutor(3) as threads:
+        writing = [threads.submit(write, number) for number in range(3)]
+        threading.Event().wait(0.3)
+        assert manager.seal("plant", "machines") is True
+        sealed_at.append(time.monotonic())
+        with opened(manager) as table:
+            found = [table.get(f"m{number}") for number in range(3)]
+            last = [one.result() for one in writing]
+            assert [-1 if entry is None else entry.value for entry in found] == last
+            assert [table.get(f"m{number}") for number in range(3)] == found
+    assert began == []
+    manager.delete("plant", "machines")
