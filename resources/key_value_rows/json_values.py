@@ -16,6 +16,7 @@ import json
 from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal
+from functools import partial
 from typing import Any
 
 from dagster_adjunct.resources.backends.column_values import Column, Kind, decimal_digits
@@ -34,10 +35,14 @@ def written_by(column: Column) -> Callable[[Any], Any] | None:
 
 
 def read_by(column: Column) -> Callable[[Any], Any] | None:
-    """Return the function that brings back what `written_by` wrote; None where it is that."""
+    """Return the function that brings back what `written_by` wrote; None where it is that.
+
+    It raises TypeError, ValueError or ArithmeticError for what is no such value: anybody may write to the table.
+    """
     if column.kind is Kind.LIST:
         assert column.element is not None
-        return _of_items(read_by(column.element))
+        items = _of_items(read_by(column.element))
+        return lambda values: _a(list, values) if items is None else items(_a(list, values))
     return _READ.get(column.kind)
 
 
@@ -66,12 +71,21 @@ def _decimals_to_text(column: Column) -> Callable[[Decimal], str]:
     return text
 
 
+def _a(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"expected {kind.__name__}")
+    return value
+
+
 _WRITE: dict[Kind, Callable[[Any], Any]] = {
     Kind.TIMESTAMP: lambda moment: moment.isoformat().replace("+00:00", "Z"),
     Kind.DATE: date.isoformat,
     Kind.BINARY: lambda value: base64.b64encode(value).decode(),
 }
 _READ: dict[Kind, Callable[[Any], Any]] = {
+    Kind.STRING: partial(_a, str),
+    Kind.INTEGER: partial(_a, int),
+    Kind.BOOLEAN: partial(_a, bool),
     Kind.TIMESTAMP: lambda text: datetime.fromisoformat(text).astimezone(UTC),
     Kind.DATE: date.fromisoformat,
     Kind.BINARY: lambda text: base64.b64decode(text, validate=True),

@@ -48,8 +48,8 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
 
     `key` names one column or several (then keys are tuples), `columns` gives each column's type. The records of one
     `family`, the first of the key's columns, lie in one partition and can be iterated together. `create` makes scope
-    and table where they are missing, of so many `partitions`, in `backend` or, without one, where the lake keeps its
-    tables. `to_dict` and pickles hold names and descriptions, never a secret.
+    and table where they are missing, of so many `partitions`, in the backend `stored_in` or, without one, where the
+    lake keeps its tables. `to_dict` and pickles hold names and descriptions, never a secret.
 
     Each key is changed by one conditional write; a request of many keys is one write a partition, as far as the
     backend takes so much at once. Marks of `newest_by` and `idempotent` lie in the record's own document, and stay
@@ -67,14 +67,14 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
         family: str | Sequence[str] = (),
         create: bool = False,
         partitions: int = 4,
-        backend: SegmentBackend | Mapping[str, Any] | None = None,
+        stored_in: SegmentBackend | Mapping[str, Any] | None = None,
     ) -> None:
         self.lake, self.scope, self.table = lake, scope, table
         self.key = key_columns(table, key)
         self.columns = dict(columns)
         self.family = (family,) if isinstance(family, str) else tuple(family)
         self.create, self.partitions = create, KeyValueTableConfiguration(partitions).partitions
-        self.backend = backend_from(backend) if isinstance(backend, Mapping) else backend
+        self.stored_in = backend_from(stored_in) if isinstance(stored_in, Mapping) else stored_in
         self._label = f"key-value table {scope}/{table}"
         declared = [declared_column(*pair) for pair in self.columns.items()]
         self._codec = RowCodec(self._label, self.key, declared)
@@ -101,7 +101,7 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
             "family": list(self.family),
             "create": self.create,
             "partitions": self.partitions,
-            "backend": None if self.backend is None else describe_backend(self.backend),
+            "stored_in": None if self.stored_in is None else describe_backend(self.stored_in),
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -109,7 +109,9 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
         lake: Lake | str = self.lake
         if isinstance(lake, str) and ":" not in lake:
             lake = str(Path(lake).expanduser().absolute())
-        return as_declared(self, KeyValueRows, {**KeyValueRows.to_dict(self), "lake": lake, "backend": self.backend})
+        return as_declared(
+            self, KeyValueRows, {**KeyValueRows.to_dict(self), "lake": lake, "stored_in": self.stored_in}
+        )
 
     @property
     def capabilities(self) -> Capabilities:
@@ -227,7 +229,7 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
             opened = self._open
             if opened is None:
                 lake = open_lake(self.lake, create=self.create) if isinstance(self.lake, str) else self.lake
-                manager = KeyValueTableManager(lake, self.backend)
+                manager = KeyValueTableManager(lake, self.stored_in)
                 if self.create:
                     manager.create_scope(self.scope)
                     manager.create(self.scope, self.table, KeyValueTableConfiguration(self.partitions))

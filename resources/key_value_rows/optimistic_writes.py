@@ -106,13 +106,14 @@ class OptimisticWrites:
             key: SegmentChange(self.table_keys[key], written.document, b"", written.expected)
             for key, written in decision.written.items()
         }
+        # Lists: a request that comes too late makes more keys contested, in the next round.
+        alone = [key for key in changes if key in self._contested]
         together = [key for key in changes if key not in self._contested]
         keys = iter(together)
         for part in in_requests([changes[key] for key in together], self.partition.limits):
             yield [next(keys) for _ in part], part
-        for key, change in changes.items():
-            if key in self._contested:
-                yield [key], [change]
+        for key in alone:
+            yield [key], [changes[key]]
 
     def _give_up(self, entries: Sequence[Entry], error: AdjunctError) -> None:
         problem = self.problem_of(error)

@@ -70,7 +70,7 @@ def sqlite(request: pytest.FixtureRequest, folder: Path) -> NewStore:
 def key_value(request: pytest.FixtureRequest, folder: Path) -> NewStore:
     lake, backend = open_lake(f"memory://{folder.name}"), SqliteSegments(folder / "suite.key-values")
     return lambda: KeyValueRows(
-        lake, "suite", f"t{next(_numbers)}", "id", columns=COLUMNS, create=True, partitions=2, backend=backend
+        lake, "suite", f"t{next(_numbers)}", "id", columns=COLUMNS, create=True, partitions=2, stored_in=backend
     )
 
 
