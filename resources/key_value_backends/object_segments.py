@@ -8,9 +8,9 @@ A write is one swap of the pointer, which many requests share.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
 
@@ -31,40 +31,53 @@ from dagster_adjunct.resources.key_value_backends.object_runs.segment_pointer im
     relogged,
 )
 from dagster_adjunct.resources.names import check_name
-from dagster_adjunct.resources.objects import Lake, open_lake
+from dagster_adjunct.resources.objects import Lake, S3Options, StoreDescriptor, lake_in, open_lake
 
 _MEGABYTE = 1024 * 1024
 _ATTEMPTS = 50
 
 
 class ObjectSegments:
-    """Tables as objects of a lake: give the lake, or its URL; without one it is ADJUNCT_LAKE's.
+    """Tables as objects of a lake: give it, or its URL; without one it is ADJUNCT_LAKE's.
 
-    `cache_bytes` is what this process keeps in memory of the segments that it reads. Clocks of writers may differ by
-    almost half an hour, as S3 itself demands.
+    How S3 is reached follows from the ADJUNCT_S3_… variables, or from `s3`, the fields of `S3Options`; credentials come
+    from boto3's own chain. `cache_bytes` is what this process keeps in memory of the segments that it reads. Clocks of
+    writers may differ by almost half an hour, which is more than S3 itself takes.
     """
 
     limits = SegmentLimits(value=4 * _MEGABYTE, request=16 * _MEGABYTE)
     waits = True
     horizon = 120.0
 
-    def __init__(self, lake: Lake | str | None = None, *, cache_bytes: int = 64 * _MEGABYTE) -> None:
-        self._given = lake
+    def __init__(
+        self,
+        url: Lake | str | None = None,
+        *,
+        s3: Mapping[str, Any] | None = None,
+        cache_bytes: int = 64 * _MEGABYTE,
+    ) -> None:
+        self._given, self._s3 = url, s3
         self._cache_bytes = cache_bytes
         self._cache = BlockCache(cache_bytes)
 
     @cached_property
     def _lake(self) -> Lake:
-        return self._given if isinstance(self._given, Lake) else open_lake(self._given)
+        if isinstance(self._given, Lake):
+            return self._given
+        if self._given is not None and self._s3 is not None:
+            return lake_in(StoreDescriptor(self._given, S3Options(**self._s3)).open())
+        return open_lake(self._given)
 
     def __reduce__(self) -> tuple[Callable[[Lake, int], ObjectSegments], tuple[Lake, int]]:
         return _again, (self._lake, self._cache_bytes)
 
     def __repr__(self) -> str:
-        return f"ObjectSegments({self._given if isinstance(self._given, str | None) else self._given.url!r})"
+        return f"ObjectSegments({self._given.url if isinstance(self._given, Lake) else self._given!r})"
 
     def to_dict(self) -> dict[str, Any]:
-        return {"lake": self._lake.url, "cache_bytes": self._cache_bytes}
+        descriptor = self._lake.store.descriptor
+        s3 = {} if descriptor.s3 is None else {"s3": asdict(descriptor.s3)}
+        return {"url": descriptor.url, **s3, "cache_bytes": self._cache_bytes}
 
     def create(self, table: TableId, partitions: int) -> None:
         """Write the pointers that are not there yet."""
