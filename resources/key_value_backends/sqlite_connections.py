@@ -34,6 +34,9 @@ class SqliteConnections:
         with _forking:
             _all.add(self)
 
+    def __del__(self) -> None:
+        self.close()  # each is part of a cycle, and would be open until these are looked for
+
     def take(self) -> sqlite3.Connection:
         """Return a connection that nobody else uses. `give` it back, or `drop` it. Raises sqlite3.Error."""
         try:

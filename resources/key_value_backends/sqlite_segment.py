@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
+from operator import itemgetter
 from typing import Any, NoReturn
 
 from dagster_adjunct.resources.key_value.addressing import KeyRange
@@ -31,7 +32,8 @@ from dagster_adjunct.resources.key_value_backends.sqlite_key_values import (
 HORIZON = 60.0
 _TOKENS_KEPT = 2 * HORIZON  # seconds: the last attempt of a request may begin at its horizon, and wait
 _WRITES_BETWEEN_PRUNING = 256
-_KEYS_AT_ONCE = 512
+_KEYS_AT_ONCE = 1024
+_KEY = itemgetter(0)
 
 _Execute = Callable[..., sqlite3.Cursor]
 
@@ -94,14 +96,14 @@ class SqliteSegment:
         ends = (within.start,) if within.end is None else (within.start, within.end)
         connection = self._take()
         try:
-            rows = connection.execute(query, (self._partition, *ends, limit)).fetchall()
+            entries = _entries(connection.execute(query, (self._partition, *ends, limit)))
         except sqlite3.Error as error:
             self._failed(connection, error)
         except BaseException:
             self._connections.give_after_error(connection)
             raise
         self._connections.give(connection)
-        return _entries(rows)
+        return entries
 
     async def close(self) -> None:
         """Close the file as far as nobody uses it, for all tables of the same backend."""
@@ -181,17 +183,16 @@ class SqliteSegment:
     def _found(self, execute: _Execute, keys: Sequence[bytes], values: bool) -> dict[bytes, StoredEntry]:
         """Return the entries of many keys by their keys, as they stand at one moment."""
         found: dict[bytes, StoredEntry] = {}
-        asked = list(dict.fromkeys(keys))
-        several = len(asked) > _KEYS_AT_ONCE
+        several = len(keys) > _KEYS_AT_ONCE
         if several:
             execute("BEGIN")
-        for start in range(0, len(asked), _KEYS_AT_ONCE):
-            part = asked[start : start + _KEYS_AT_ONCE]
+        for start in range(0, len(keys), _KEYS_AT_ONCE):
+            part = keys[start : start + _KEYS_AT_ONCE]
             # A few lengths only, so that the statements stay compiled.
             length = min(1 << (len(part) - 1).bit_length(), _KEYS_AT_ONCE)
-            part += part[-1:] * (length - len(part))
-            rows = execute(self._sql.get_many(values, length), (self._partition, *part)).fetchall()
-            found.update((entry.key, entry) for entry in _entries(rows))
+            again = repeat(part[-1], length - len(part))
+            entries = _entries(execute(self._sql.get_many(values, length), (self._partition, *part, *again)))
+            found.update(zip(map(_KEY, entries), entries, strict=True))
         if several:
             execute("COMMIT")
         return found
@@ -216,5 +217,5 @@ class SqliteSegment:
         raise translated(error, self._label) from error
 
 
-def _entries(rows: list[Any]) -> list[StoredEntry]:
+def _entries(rows: Iterable[Any]) -> list[StoredEntry]:
     return list(map(tuple.__new__, repeat(StoredEntry), rows))
