@@ -119,7 +119,7 @@ class _Blocking:
             self._table.put_all(part, family=FAMILY)
 
     def scan(self) -> int:
-        return sum(len(page.items) for page in self._table.entries(FAMILY))
+        return sum(1 for page in self._table.entries(FAMILY) for _ in page.items)
 
 
 class _Waiting:
@@ -167,7 +167,7 @@ class _Waiting:
 
     def scan(self) -> int:
         async def run() -> int:
-            return sum([len(page.items) async for page in self._table.entries(FAMILY)])
+            return sum([1 async for page in self._table.entries(FAMILY) for _ in page.items])
 
         return self._runner.run(run())
 

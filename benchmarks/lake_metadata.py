@@ -89,7 +89,10 @@ def _lakes() -> Iterator[dict[str, Lake]]:
             raise SystemExit("versitygw is not installed: run .ci/install-versitygw.sh.")
         buckets = folder / "buckets"
         buckets.mkdir()
-        postgres, s3 = stack.enter_context(running_server("fsync = on")), stack.enter_context(serve_versitygw(binary, buckets))
+        postgres, s3 = (
+            stack.enter_context(running_server("fsync = on")),
+            stack.enter_context(serve_versitygw(binary, buckets)),
+        )
         stack.enter_context(patch.dict(os.environ, {**s3.env, "METADATA_DSN": postgres.dsn()}))
         lakes = {}
         for kind, url in (("folder", lambda n: str(folder / f"lake-{n}")), ("S3", lambda n: s3.url())):

@@ -92,7 +92,7 @@ def split_table_key(stored: bytes) -> tuple[str | None, bytes]:
 def split_table_keys(stored: Sequence[bytes]) -> tuple[Iterable[str | None], Sequence[bytes]]:
     """Return the families and the serialised keys of table keys, one or more, in their order.
 
-    Fast where all are of one family.
+    Fast where all are of one family, which is then repeated without end.
     """
     (length,) = _LENGTH.unpack_from(stored[0])
     if length < 0:  # nothing with a family lies behind

@@ -15,6 +15,7 @@ from dagster_adjunct.resources.key_value.addressing import (
     table_key,
 )
 from dagster_adjunct.resources.key_value.key_version import KeyVersion
+from dagster_adjunct.resources.key_value.page_items import PageItems
 from dagster_adjunct.resources.key_value.serializers import Serializer
 from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.table_entries import TableEntry, TableKey
@@ -128,33 +129,32 @@ class EntryCoder(Generic[K, V]):
         known = _new(TableKey, (family, key, KeyVersion(found.version)))
         return _new(TableEntry, (known, self._read(found)))  # type: ignore[no-any-return]
 
-    def found_keys(self, found: Sequence[StoredEntry]) -> list[TableKey[K]]:
+    def found_keys(self, found: Sequence[StoredEntry]) -> PageItems[TableKey[K]]:
         """Return the keys of what was found, one or more, in the order of table keys."""
         stored, versions, _ = zip(*found, strict=True)
-        return list(self._keys(stored, versions))
+        families, keys = self._keys(stored)
+        return PageItems(len(found), lambda: _table_keys(families, keys, versions))
 
-    def found_entries(self, found: Sequence[StoredEntry]) -> list[TableEntry[K, V]]:
+    def found_entries(self, found: Sequence[StoredEntry]) -> PageItems[TableEntry[K, V]]:
         """Return the entries that were found, one or more, in the order of table keys."""
-        stored, versions, values = zip(*found, strict=True)
-        return list(
-            map(_new, repeat(TableEntry), zip(self._keys(stored, versions), self._values(found, values), strict=False))
-        )
+        stored, versions, stored_values = zip(*found, strict=True)
+        families, keys = self._keys(stored)
+        values = self._values(found, stored_values)
+        return PageItems(len(found), lambda: _table_entries(_table_keys(families, keys, versions), values))
 
     def entries(
         self, families: Iterable[str | None], keys: Iterable[K], found: Sequence[StoredEntry]
     ) -> list[TableEntry[K, V]]:
         """Return what was found, one or more, of keys that the caller knows."""
         _, versions, values = zip(*found, strict=True)
-        known = map(_new, repeat(TableKey), zip(families, keys, map(KeyVersion, versions), strict=False))
-        return list(map(_new, repeat(TableEntry), zip(known, self._values(found, values), strict=False)))
+        return list(_table_entries(_table_keys(families, keys, versions), self._values(found, values)))
 
-    def _keys(self, stored: Sequence[bytes], versions: Iterable[bytes]) -> Iterable[TableKey[K]]:
+    def _keys(self, stored: Sequence[bytes]) -> tuple[Iterable[str | None], list[K]]:
         families, serialised = split_table_keys(stored)
         try:
-            keys = list(map(self._key.from_bytes, serialised))
+            return families, list(map(self._key.from_bytes, serialised))
         except Exception:  # noqa: BLE001 - it is raised again, with the key that it is about
-            keys = list(map(self._read_key, serialised))
-        return map(_new, repeat(TableKey), zip(families, keys, map(KeyVersion, versions), strict=False))
+            return families, list(map(self._read_key, serialised))
 
     def _values(self, found: Sequence[StoredEntry], values: Iterable[bytes]) -> list[V]:
         try:
@@ -201,6 +201,14 @@ class EntryCoder(Generic[K, V]):
             scope=self.table.scope,
             table=self.table.name,
         )
+
+
+def _table_keys(families: Iterable[str | None], keys: Iterable[K], versions: Iterable[bytes]) -> Iterable[TableKey[K]]:
+    return map(_new, repeat(TableKey), zip(families, keys, map(KeyVersion, versions), strict=False))
+
+
+def _table_entries(keys: Iterable[TableKey[K]], values: Iterable[V]) -> Iterable[TableEntry[K, V]]:
+    return map(_new, repeat(TableEntry), zip(keys, values, strict=True))
 
 
 def about(table: TableId, error: KeyValueTableError) -> KeyValueTableError:

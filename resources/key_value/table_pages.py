@@ -7,6 +7,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from dagster_adjunct.resources.key_value.addressing import KeyRange
 from dagster_adjunct.resources.key_value.iterator_state import Iteration, IteratorState, state_behind
+from dagster_adjunct.resources.key_value.page_items import PageItems
 from dagster_adjunct.resources.key_value.table_segment import StoredEntry
 
 T = TypeVar("T")
@@ -17,7 +18,7 @@ ReadPage = Callable[[int, KeyRange, int, bool], Awaitable[list[StoredEntry]]]
 class IteratorPage(NamedTuple, Generic[T]):
     """Items in order, at least one and at most as many as were asked for; `state` is the place behind the last."""
 
-    items: list[T]
+    items: Sequence[T]
     state: IteratorState
 
 
@@ -32,7 +33,7 @@ class TablePages(Generic[T]):
         self,
         iteration: Iteration,
         read: ReadPage,
-        make: Callable[[Sequence[StoredEntry]], list[T]],
+        make: Callable[[Sequence[StoredEntry]], PageItems[T]],
         page_size: int,
         state: IteratorState | None,
     ) -> None:
