@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # An index entry has 2,704 bytes: its own 8, 4 of a length, 4 of the partition, and the key, in steps of 8.
 _LIMITS = SegmentLimits(table_key=2688, value=2**26, request=2**26 + 2**12)
-_SESSION = (
+SESSION = (
     # A plan is made once, when a table may still be empty: it goes by the index, whatever the table holds later, and
     # joins in a time that is proportional to what was asked for.
     "SET plan_cache_mode = force_generic_plan; SET jit = off; SET enable_seqscan = off; SET enable_bitmapscan = off; "
@@ -158,7 +158,7 @@ class PostgresSegments:
         settings = self._settings(label)
         connection = await connect(label, settings)
         try:
-            await connection.execute(_SESSION)
+            await connection.execute(SESSION)
         except BaseException as error:
             await connection.close()
             if isinstance(error, psycopg.Error):

@@ -1,0 +1,323 @@
+"""Key-value tables in PostgreSQL where it has ways of its own: limits, locks, plans, connections, tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+from typing import Any
+
+import psycopg
+import pytest
+
+from dagster_adjunct.resources.errors import ConfigurationError, TableAccessError, TableError, TableUnavailableError
+from dagster_adjunct.resources.key_value.table_segment import ReplyLostError, TableId
+from dagster_adjunct.resources.key_value_backends import (
+    PostgresSegments,
+    postgres_key_values,
+    postgres_segment,
+    postgres_segments,
+)
+from dagster_adjunct.resources.key_value_errors import KeyValueTableSealedError
+from tests.resources.key_value_backends.segment_handle import Handle, Request, insert, of, put, remove, surely
+from tests.resources.key_value_backends.segment_stores import SegmentStore, new_table_id, postgres
+from tests.servers.postgres import PostgresServer
+from tests.servers.tcp_proxy import TcpProxy
+
+pytestmark = pytest.mark.server
+
+APPLE, PEAR, PLUM = map(of, (b"apple", b"pear", b"plum"))
+
+
+@pytest.fixture(scope="module")
+def segment_store(request, tmp_path_factory) -> SegmentStore:
+    return postgres(request, tmp_path_factory.mktemp("segments"))
+
+
+@pytest.fixture
+def bare(postgres_server: PostgresServer) -> Iterator[psycopg.Connection[Any]]:
+    """Somebody else, in a transaction."""
+    with psycopg.connect(postgres_server.dsn()) as connection:
+        yield connection
+
+
+def rows_of(table: TableId) -> str:
+    return f"kvt_{table.incarnation}"
+
+
+def address(key: bytes) -> bytes:
+    return bytes(4) + key
+
+
+def lock(bare: psycopg.Connection[Any], table: TableId, key: bytes) -> None:
+    query = f"SELECT FROM {rows_of(table)} WHERE address = %b FOR UPDATE"
+    assert bare.execute(query, (address(key),)).rowcount == 1  # type: ignore[call-overload]
+
+
+def waiting(server: PostgresServer, number: int = 1) -> None:
+    """Return when so many statements wait for a lock."""
+    deadline = time.monotonic() + 10
+    while server.execute("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'") != [(number,)]:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def in_threads(store: SegmentStore, table: TableId, work: Callable[[Handle, int], Any], threads: int) -> list[Any]:
+    """Call `work(handle, number)` in threads with a backend and a loop of their own; return the results."""
+
+    def thread(number: int) -> Any:
+        with asyncio.Runner() as runner:
+            handle = Handle(store.backend().open(table, 0), runner.run)
+            try:
+                return work(handle, number)
+            finally:
+                runner.run(handle.segment.close())
+
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(thread, range(threads)))
+
+
+def test_the_limit_of_a_key_is_that_of_the_servers_index(backend, handle):
+    longest = os.urandom(backend.limits.table_key)
+    [version] = handle.write(put(longest, b"x"))
+    assert handle.get(longest) == [(longest, version, b"x")]
+    with pytest.raises(TableError, match="index row size"):
+        handle.write(put(os.urandom(backend.limits.table_key + 1)))
+
+
+def test_keys_that_others_put_while_a_batch_waited_are_removed_with_it(
+    segment_store, handle, table, bare, postgres_server
+):
+    """The batch overwrites what was put after PLUM, so it came later than PLUM and has to remove it."""
+    handle.write(put(APPLE, b"0"))
+    lock(bare, table, APPLE)
+    batch = Request.of([put(APPLE, b"batch"), remove(PLUM)])
+    with ThreadPoolExecutor(1) as pool:
+        others = pool.submit(in_threads, segment_store, table, lambda other, _: surely(other, batch), 1)
+        waiting(postgres_server)
+        handle.write(put(PLUM, b"1"))
+        bare.execute(f"UPDATE {rows_of(table)} SET value = 'later'")  # type: ignore[call-overload]
+        bare.commit()
+        others.result(20)
+    assert handle.stored() == {APPLE: (batch.versions[0], b"batch")}
+
+
+def test_batches_that_put_and_remove_the_same_keys_at_once_are_whole(segment_store, handle, table):
+    """Whoever reads all keys, at one moment, finds what one batch left: all of its values, or no key."""
+    keys = [of(b"%d" % number) for number in range(4)]
+    ended = threading.Event()
+
+    def work(handle: Handle, number: int) -> int:
+        random, seen = Random(number), set()
+        if number == 3:
+            while not ended.is_set():
+                found = {entry and entry.value for entry in handle.get(*keys)}
+                assert len(found) == 1, found
+                seen |= found
+            return len(seen)
+        for turn in range(60):
+            changes = [put(key, b"%d of %d" % (turn, number)) if turn % 2 else remove(key) for key in keys]
+            surely(handle, Request.of(random.sample(changes, len(changes))))
+        if number == 0:
+            ended.set()
+        return 0
+
+    assert in_threads(segment_store, table, work, 4)[3] > 5
+
+
+def test_a_seal_waits_for_the_writes_under_way_and_reads_go_on_meanwhile(
+    segment_store, backend, handle, table, bare, postgres_server
+):
+    handle.write(put(APPLE, b"0"))
+    lock(bare, table, APPLE)
+    write = Request.of([put(APPLE, b"under way")])
+    with ThreadPoolExecutor(2) as pool:
+        writing = pool.submit(in_threads, segment_store, table, lambda other, _: other.send(write), 1)
+        waiting(postgres_server)
+        sealing = pool.submit(backend.seal, table, 1)
+        waiting(postgres_server, 2)
+        assert handle.value(APPLE) == b"0"
+        bare.rollback()
+        writing.result(10)
+        sealing.result(10)
+    assert handle.stored() == {APPLE: (write.versions[0], b"under way")}
+    for changes in ([put(APPLE)], [insert(PEAR)], [remove(PLUM)], [put(PEAR), remove(PLUM)]):
+        with pytest.raises(KeyValueTableSealedError):
+            handle.write(*changes)
+
+
+def test_old_requests_are_forgotten_and_recent_ones_are_not(segment_store, table, run, monkeypatch, postgres_server):
+    monkeypatch.setattr(postgres_segment, "WRITES_BETWEEN_FORGETTING", 1)
+
+    def remembered(**settings: float) -> list[tuple[object, ...]]:
+        backend = PostgresSegments(connect=segment_store.backend().connect, **settings)
+        handle = Handle(backend.open(table, 0), run)
+        for _ in range(5):
+            handle.write(put(APPLE))
+        run(handle.segment.close())
+        return postgres_server.execute(f"SELECT count(*) FROM {rows_of(table)}_tokens")
+
+    assert remembered() == [(5,)]
+    assert remembered(horizon=0.0) == [(1,)]
+
+
+def test_plans_made_for_an_empty_table_go_by_the_index_and_join_without_loops(table, bare):
+    statements = postgres_key_values.KeyValueStatements.of("public", table)
+    bare.execute(postgres_segments.SESSION)
+
+    def plan(statement: str, parameters: int) -> str:
+        bare.execute(f"PREPARE planned AS {statement}")  # type: ignore[call-overload]
+        nulls = ", ".join(["NULL"] * parameters)
+        rows = bare.execute(f"EXPLAIN EXECUTE planned ({nulls})").fetchall()  # type: ignore[call-overload]
+        bare.execute("DEALLOCATE planned")
+        return "\n".join(row[0] for row in rows)
+
+    assert "Index Cond: (address = ANY ($1))" in plan(statements.get_many, 1)
+    for guarded in (False, True):
+        page = plan(statements.page(True, guarded), 3)
+        assert "Index Cond: ((address >= $1) AND (address < $2))" in page
+        assert "Sort" not in page
+    batch = plan(statements.batch, 5)
+    assert batch.count("Index Cond: (address = ANY ($1))") == 3
+    assert "Nested Loop" not in batch
+    assert "Seq Scan" not in batch
+
+
+def test_a_page_ends_early_where_its_values_are_large(handle, monkeypatch):
+    for module in (postgres_key_values, postgres_segment):
+        monkeypatch.setattr(module, "PAGE_BYTES", 1000)
+    keys = [of(b"%03d" % number) for number in range(50)]
+    handle.write(*(put(key, b"v" * (1 if place >= 10 else 300)) for place, key in enumerate(keys)))
+    pages = handle.pages(limit=20)
+    assert [entry.key for page in pages for entry in page] == keys
+    assert [len(page) for page in pages] == [4, 4, 20, 20, 2]
+
+
+def test_what_takes_too_long_is_given_up_and_the_next_request_is_answered(
+    segment_store, handle, table, bare, run, postgres_server
+):
+    handle.write(put(APPLE, b"0"))
+    lock(bare, table, APPLE)
+    backend = PostgresSegments(connect=segment_store.backend().connect, request_timeout=0.2)
+    impatient = Handle(backend.open(table, 0), run)
+    request = Request.of([put(APPLE, b"1")])
+    with pytest.raises(ReplyLostError):
+        impatient.send(request)
+    waiting(postgres_server, 0)  # it holds no lock any longer, and waits for none
+    assert impatient.value(APPLE) == b"0"
+    bare.rollback()
+    impatient.send(request, repeated=True)
+    assert impatient.stored() == {APPLE: (request.versions[0], b"1")}
+    run(impatient.segment.close())
+
+
+def test_a_caller_who_is_cancelled_is_free_and_leaves_no_lock_behind(handle, table, bare, run, postgres_server):
+    handle.write(put(APPLE, b"0"), put(PEAR, b"0"))
+    lock(bare, table, PEAR)
+    request = Request.of([put(APPLE, b"1"), put(PEAR, b"1")])
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        run(asyncio.wait_for(handle.segment.apply(request.changes, request.token), 0.2))
+    assert time.monotonic() - began < 3
+    waiting(postgres_server, 0)
+    [version] = handle.write(put(APPLE, b"2"))
+    assert handle.get(APPLE) == [(APPLE, version, b"2")]
+
+
+def test_a_connection_that_ended_while_nobody_used_it_costs_one_request(handle, run, postgres_server):
+    handle.write(put(APPLE, b"0"))
+    end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = 'adjunct'"
+    postgres_server.execute(end)
+    with pytest.raises(TableUnavailableError):
+        handle.get(APPLE)
+    handle.write(put(APPLE, b"1"))
+    postgres_server.execute(end)
+    request = Request.of([put(APPLE, b"2")])
+    with pytest.raises(ReplyLostError):  # nobody knows whether it was sent
+        handle.send(request)
+    handle.send(request, repeated=True)
+    assert handle.stored() == {APPLE: (request.versions[0], b"2")}
+
+
+def test_a_server_that_is_out_of_reach_has_done_nothing(segment_store, table, run, postgres_server):
+    with TcpProxy(postgres_server.port).running() as proxy:
+        connect = {**segment_store.backend().connect, "port": str(proxy.port)}
+        handle = Handle(PostgresSegments(connect=connect).open(table, 0), run)
+        proxy.refuse()
+        for work in (lambda: handle.write(put(APPLE)), lambda: handle.get(APPLE)):
+            with pytest.raises(TableUnavailableError):
+                work()
+        proxy.accept()
+        handle.write(put(APPLE, b"1"))
+        run(handle.segment.close())
+
+
+def test_a_server_that_takes_no_writes_is_not_used(segment_store, table, run):
+    connect = {**segment_store.backend().connect, "options": "-c default_transaction_read_only=on"}
+    handle = Handle(PostgresSegments(connect=connect).open(table, 0), run)
+    with pytest.raises(TableUnavailableError, match="read-only"):
+        handle.get(APPLE)
+
+
+def test_as_many_requests_run_at_a_time_as_there_are_connections(segment_store, table, bare, run, postgres_server):
+    backend = PostgresSegments(connect=segment_store.backend().connect, connections=3)
+    segments = [backend.open(table, partition) for partition in range(3)]
+    handle = Handle(segments[0], run)
+    handle.write(put(APPLE, b"0"), put(PEAR, b"0"))
+    lock(bare, table, APPLE)
+    lock(bare, table, PEAR)
+
+    async def work() -> list[Any]:
+        requests = [Request.of([put(key, b"1")]) for key in (APPLE, PEAR)]
+        writes = [asyncio.ensure_future(segments[0].apply(each.changes, each.token)) for each in requests]
+        found = await asyncio.gather(*(segment.get([APPLE, PEAR]) for segment in segments * 3))
+        assert not any(write.done() for write in writes)
+        bare.rollback()
+        await asyncio.gather(*writes)
+        await asyncio.gather(*(segment.close() for segment in segments))
+        return found
+
+    assert len(run(work())) == 9
+    assert handle.value(APPLE) == handle.value(PEAR) == b"1"
+    run(handle.segment.close())
+
+
+def test_people_who_look_at_the_server_find_the_tables_name(table, postgres_server):
+    comment = f"SELECT obj_description('{rows_of(table)}'::regclass)"
+    assert postgres_server.execute(comment) == [(f"entries of key-value table {table.scope}/{table.name}",)]
+
+
+def test_nothing_is_left_of_a_table_that_was_deleted(backend, postgres_server):
+    table = new_table_id()
+    backend.create(table, 3)
+    backend.seal(table, 3)
+    backend.delete(table, 3)
+    for query in ("SELECT FROM pg_class WHERE relname LIKE", "SELECT FROM pg_proc WHERE proname LIKE"):
+        assert postgres_server.execute(f"{query} '%{table.incarnation}%'") == []
+
+
+def test_a_schema_that_is_missing_and_a_login_that_is_refused_are_told(segment_store, postgres_server, monkeypatch):
+    missing = PostgresSegments(connect=segment_store.backend().connect, schema="nowhere")
+    with pytest.raises(TableAccessError, match="nowhere"):
+        missing.create(new_table_id(), 1)
+    monkeypatch.setenv("KEY_VALUES_DSN", postgres_server.dsn("guarded", "wrong-secret"))
+    guarded = PostgresSegments(dsn_env="KEY_VALUES_DSN")
+    with pytest.raises(TableAccessError, match="refused the login") as refused:
+        guarded.create(new_table_id(), 1)
+    place = guarded.location(new_table_id(), 1)
+    for text in (str(refused.value), repr(guarded), str(guarded.to_dict()), place):
+        assert "wrong-secret" not in text
+    assert place.startswith(f"postgresql://127.0.0.1:{postgres_server.port}/adjunct, table public.kvt_")
+
+
+def test_what_can_be_no_setting_is_refused():
+    with pytest.raises(ConfigurationError, match="whole number"):
+        PostgresSegments(connections=0)
+    with pytest.raises(ConfigurationError, match="password"):
+        PostgresSegments(connect={"password": "x"})
+    with pytest.raises(ConfigurationError, match="NOT_SET"):
+        PostgresSegments(dsn_env="NOT_SET").create(new_table_id(), 1)
