@@ -33,7 +33,8 @@ def bucketed_frame(
 ) -> DataFrame:
     """Return the rows of all generations, with the column `__gen` (int), as one bucketed scan.
 
-    `what` names the dataset or stream in errors. Raises ManifestMismatchError when a folder holds another
+    Where there is one generation, its rows come in the order of the layout's key, and Spark knows it: a join on (the
+    beginning of) the key does not sort them. `what` names the dataset or stream in errors. Raises ManifestMismatchError when a folder holds another
     set of files than its generation lists.
     """
     wanted = [generation for generation in generations if generation.files]
@@ -67,7 +68,9 @@ def _create(
     clustered = ""
     if layout.bucket_by:
         columns = ", ".join(quoted(column) for column in layout.bucket_by)
-        clustered = f" CLUSTERED BY ({columns}) INTO {layout.partitions} BUCKETS"
+        ordered = ", ".join(quoted(column) for column in layout.key)  # what the writer has checked of each file
+        sorted_by = f" SORTED BY ({ordered})" if ordered else ""
+        clustered = f" CLUSTERED BY ({columns}){sorted_by} INTO {layout.partitions} BUCKETS"
     # Nothing is ever at the root: rows are in the partitions. Without any, the scan is empty and bucketed still.
     root = _literal(store.spark_uri(generations[0].folder if generations else "_adjunct"))
     spark.sql(

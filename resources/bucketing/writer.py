@@ -21,6 +21,7 @@ from dagster_adjunct.resources.bucketing.bucket_files import (
     encode_key,
     pack_footer,
 )
+from dagster_adjunct.resources.bucketing.order_of_keys import check_order
 from dagster_adjunct.resources.errors import ManifestMismatchError, NullKeyError, ObjectExistsError
 
 if TYPE_CHECKING:
@@ -195,6 +196,7 @@ class BucketFileWriter:
             batch = kept
         if not batch.num_rows:
             return
+        check_order(self._layout.key, self._options.what, self._last, batch)
         if TOMBSTONE in self._layout.columns:
             self._tombstones += pc.sum(batch.column(TOMBSTONE)).as_py() or 0
         if DIGEST in batch.column_names:

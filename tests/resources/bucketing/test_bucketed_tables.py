@@ -55,16 +55,37 @@ def test_a_digest_does_not_depend_on_the_order_of_rows(spark: SparkSession, stor
     from pyspark.sql import functions as F
 
     frame = spark.range(100).select(F.col("id").cast("string").alias("k"), F.col("id").alias("v"))
+    layout = BucketLayout(SCHEMA, ("k",), 3)  # without a key: with one, the writer wants its order
     facts = []
     for attempt, column in (("up", F.col("v")), ("down", -F.col("v"))):
         ordered = frame.withColumn("position", column)
-        files = write_buckets(ordered, store, f"d/data/{attempt}", LAYOUT, WriteOptions("d"), order_by=["position"])
+        files = write_buckets(ordered, store, f"d/data/{attempt}", layout, WriteOptions("d"), order_by=["position"])
         facts.append([(f.bucket, f.rows, f.digest) for f in files])
     assert facts[0] == facts[1]
     other = write_buckets(
-        frame.withColumn("v", F.col("v") + 1), store, "d/data/x", LAYOUT, WriteOptions("d"), order_by=[]
+        frame.withColumn("v", F.col("v") + 1), store, "d/data/x", layout, WriteOptions("d"), order_by=[]
     )
     assert [f.digest for f in other] != [digest for _, _, digest in facts[0]]
+
+
+def test_a_join_sorts_only_what_has_several_files_in_a_bucket(spark: SparkSession, store: LocalStore) -> None:
+    rows = {f"k{number * 7919 % 1000:04d}": number for number in range(0, 1000, 3)}
+    frame = spark.createDataFrame(list(rows.items()), "k string, v bigint")
+    files = write_buckets(frame, store, "d/data/one", LAYOUT, WriteOptions("d"), order_by=["k"])
+    newer = spark.createDataFrame([("k0000", -1), ("z", -2)], "k string, v bigint")
+    more = write_buckets(newer, store, "d/data/two", LAYOUT, WriteOptions("d"), order_by=["k"])
+    one, two = Generation(0, "d/data/one", tuple(files)), Generation(1, "d/data/two", tuple(more))
+    asked = [f"k{number:04d}" for number in range(1000)] + ["z"]
+    keys = spark.createDataFrame([(key,) for key in asked], "k string").repartition(3, "k")
+    sorts = []
+    for generations in ([one], [one, two]):
+        joined = keys.join(bucketed_frame(spark, store, "d", LAYOUT, generations), "k", "inner").select("k", "v")
+        plan = joined._jdf.queryExecution().executedPlan().toString()
+        assert "SortMergeJoin" in plan
+        sorts.append(plan.count(" Sort ["))
+        stored = [*rows.items(), *([("k0000", -1), ("z", -2)] if two in generations else [])]
+        assert sorted(map(tuple, joined.collect())) == sorted(pair for pair in stored if pair[0] in asked)
+    assert sorts == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,27 @@ def test_a_row_of_another_bucket_is_refused(claimed: int) -> None:
     assert list(store.list("")) == []
 
 
+@pytest.mark.parametrize("batches", [[[("b", 1), ("a", 2)]], [[("a", 1), ("b", 2)], [("a", 3), ("c", 4)]]])
+def test_rows_that_are_not_in_the_order_of_the_key_are_refused(batches: list[list[tuple[str | None, int]]]) -> None:
+    """Look-ups would not find them, and a join that takes their order for granted would lose them."""
+    store = InMemoryStore()
+    layout = BucketLayout(SCHEMA, (), 1, key=("k",))
+    with pytest.raises(ManifestMismatchError, match="in another order than that of k"):
+        writer = BucketFileWriter(store, FOLDER, 0, layout, WriteOptions("d"))
+        for rows in batches:
+            writer.write(table(rows))
+    writer.discard()
+    assert list(store.list("")) == []
+
+
+def test_a_key_of_two_columns_is_in_order_by_the_first_then_the_second() -> None:
+    layout = BucketLayout(Schema.of(k="string", v="bigint"), (), 1, key=("k", "v"))
+    ascending = table([("a", 1), ("a", 2), ("a", 2), ("b", 1), ("c", -1)])
+    assert write_arrow_buckets(ascending, InMemoryStore(), FOLDER, layout, WriteOptions("d"))[0].rows == 5
+    with pytest.raises(ManifestMismatchError, match="than that of k, v"):
+        write_arrow_buckets(table([("a", 2), ("a", 1)]), InMemoryStore(), FOLDER, layout, WriteOptions("d"))
+
+
 def test_a_retried_task_returns_the_facts_of_the_object_that_is_there() -> None:
     store = InMemoryStore()
     options = WriteOptions("d", number_rows=True)

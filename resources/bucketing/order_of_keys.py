@@ -1,0 +1,44 @@
+"""The order of a sealed file's rows: ascending by key. Look-ups search in it, and joins take it instead of sorting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.resources.errors import ManifestMismatchError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def check_order(key: Sequence[str], what: str, last: pa.Table | None, rows: pa.Table) -> None:
+    """Raise ManifestMismatchError unless keys ascend within `rows`, and from `last`, the row before them.
+
+    Keys have no nulls; equal ones may stand next to each other.
+    """
+    if not key:
+        return
+    import pyarrow.compute as pc
+
+    pairs = [(rows.slice(0, rows.num_rows - 1), rows.slice(1))]
+    if last is not None:
+        pairs.append((last, rows.slice(0, 1)))
+    if any(pc.any(_descends(key, before, after)).as_py() for before, after in pairs):
+        raise ManifestMismatchError(
+            f"{what}: rows reached their file in another order than that of {', '.join(key)}.",
+            "Nothing was committed. Report this with the physical plan.",
+        )
+
+
+def _descends(key: Sequence[str], before: pa.Table, after: pa.Table) -> Any:
+    """Return for each pair of rows whether the first one's key is the greater."""
+    import pyarrow.compute as pc
+
+    greater = equal = None
+    for name in key:
+        one, other = before.column(name), after.column(name)
+        here = pc.greater(one, other)
+        greater = here if equal is None else pc.or_(greater, pc.and_(equal, here))
+        same = pc.equal(one, other)
+        equal = same if equal is None else pc.and_(equal, same)
+    return greater
