@@ -34,8 +34,8 @@ def bucketed_frame(
     """Return the rows of all generations, with the column `__gen` (int), as one bucketed scan.
 
     Where there is one generation, its rows come in the order of the layout's key, and Spark knows it: a join on (the
-    beginning of) the key does not sort them. `what` names the dataset or stream in errors. Raises ManifestMismatchError when a folder holds another
-    set of files than its generation lists.
+    beginning of) the key does not sort them. `what` names the dataset or stream in errors. Raises
+    ManifestMismatchError when a folder holds another set of files than its generation lists.
     """
     wanted = [generation for generation in generations if generation.files]
     content = "|".join([store.url, layout.ddl, str(layout.partitions), *layout.bucket_by]) + "".join(

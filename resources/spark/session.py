@@ -45,7 +45,7 @@ _LOGGING = Path(__file__).resolve().parent / "log4j2.properties"
 _PLANS = {
     # Bucketed scans keep one partition a bucket even where no join asks for it: the writers rely on it.
     "spark.sql.sources.bucketing.autoBucketedScan.enabled": "false",
-    # Files of a dataset are sorted, which their writer has checked: where a bucket has one file, no join sorts it again.
+    # The writer has checked that a dataset's files are sorted: no join sorts them again where a bucket has one file.
     "spark.sql.legacy.bucketedTableScan.outputOrdering": "true",
     # A join on (origin, time_hour) may use a table bucketed by origin alone.
     "spark.sql.requireAllClusterKeysForCoPartition": "false",

@@ -113,10 +113,12 @@ def test_rows_that_are_not_in_the_order_of_the_key_are_refused(batches: list[lis
     """Look-ups would not find them, and a join that takes their order for granted would lose them."""
     store = InMemoryStore()
     layout = BucketLayout(SCHEMA, (), 1, key=("k",))
+    writer = BucketFileWriter(store, FOLDER, 0, layout, WriteOptions("d"))
+    *before, wrong = map(table, batches)
+    for rows in before:
+        writer.write(rows)
     with pytest.raises(ManifestMismatchError, match="in another order than that of k"):
-        writer = BucketFileWriter(store, FOLDER, 0, layout, WriteOptions("d"))
-        for rows in batches:
-            writer.write(table(rows))
+        writer.write(wrong)
     writer.discard()
     assert list(store.list("")) == []
 
