@@ -38,7 +38,7 @@ def bucketed_frame(
     ManifestMismatchError when a folder holds another set of files than its generation lists.
     """
     wanted = [generation for generation in generations if generation.files]
-    content = "|".join([store.url, layout.ddl, str(layout.partitions), *layout.bucket_by]) + "".join(
+    content = "|".join([store.url, layout.ddl, str(layout.partitions), *layout.bucket_by, "", *layout.key]) + "".join(
         f"|{g.id}:{g.folder}" for g in wanted
     )
     name = f"adjunct_{hashlib.sha256(content.encode()).hexdigest()[:24]}"
