@@ -128,6 +128,16 @@ class SegmentLayout:
         return self._hash(b"g") + bytes([number])
 
 
+def table_key_of(item: Item) -> bytes:
+    """Return the table key of an entry by its item."""
+    hash_key: bytes = item["h"]["B"]
+    sort_key: bytes = item["s"]["B"]
+    if hash_key[:1] == b"k":
+        return sort_key
+    family = hash_key[_HASH_BESIDES_FAMILY:]
+    return len(family).to_bytes(2, "big") + family + sort_key[1:]
+
+
 def family_at(start: bytes) -> bytes | None:
     """Return the prefix of the family that a key or bound lies in; None where it is in none."""
     length = int.from_bytes(start[:2], "big", signed=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from dagster_adjunct.resources.backends.dynamodb_connection import code_of
 from dagster_adjunct.resources.backends.dynamodb_schema import usable_key
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
 
 _LONGEST_NAME = 255
+_CREATING_SECONDS = 10.0  # for a server that is at a loss; then up to a minute for the table
 _SEALING_SECONDS = 60.0
 _DELETING_SECONDS = 300.0
 
@@ -41,9 +41,18 @@ class PhysicalTables:
 
     def create(self, table: TableId, name: str) -> None:
         """Make a table, paid by request, and wait until it takes requests."""
+        tags = {"adjunct:scope": table.scope, "adjunct:table": table.name}
         with self._client(table) as client:
-            tags = {"adjunct:scope": table.scope, "adjunct:table": table.name}
-            usable_key(client, label_of(table), name, KEY_SCHEMA, create=True, tags=tags)
+
+            def make() -> None:
+                try:
+                    usable_key(client, label_of(table), name, KEY_SCHEMA, create=True, tags=tags)
+                except AdjunctError:
+                    raise
+                except Exception as error:
+                    raise meaning_of(error, table, sent=False) from error
+
+            _retrying(_CREATING_SECONDS)(make)
 
     def seal(self, table: TableId, name: str, partitions: int) -> None:
         """Shut all gates. A gate that a write is just passing is shut after it, and no write passes it then."""
@@ -69,43 +78,45 @@ class PhysicalTables:
 
     def delete(self, table: TableId, name: str) -> None:
         """Delete a table and wait until it is gone: while it is being deleted it may still take writes."""
-        deadline, pause = time.monotonic() + _DELETING_SECONDS, 0.05
         with self._client(table) as client:
-            while True:
+
+            def see_it_gone() -> None:
                 try:
                     client.delete_table(TableName=name)
                 except Exception as error:
                     if code_of(error) == "ResourceNotFoundException":
                         return
                     if code_of(error) != "ResourceInUseException":  # it is being made, or deleted
-                        raise
-                if time.monotonic() > deadline:
-                    raise TableUnavailableError(
-                        f"{label_of(table)} is not deleted after {_DELETING_SECONDS:.0f} s.",
-                        f"Try again; look at the table {name} in AWS.",
-                        table=label_of(table),
-                    )
-                time.sleep(pause)
-                pause = min(2.0, pause * 2)
+                        raise meaning_of(error, table, sent=False) from error
+                raise TableUnavailableError(
+                    f"{label_of(table)} is not deleted after {_DELETING_SECONDS:.0f} s.",
+                    f"Try again; look at the table {name} in AWS.",
+                    table=label_of(table),
+                )
+
+            _retrying(_DELETING_SECONDS, longest_pause=2.0)(see_it_gone)
 
     @contextmanager
     def _client(self, table: TableId) -> Iterator[DynamoDBClient]:
         client = self._clients.new(label_of(table), self._threads)
         try:
             yield client
-        except AdjunctError:
-            raise
-        except Exception as error:
-            # Everything here may be repeated, so it does not matter whether it happened.
-            raise meaning_of(error, table, sent=False) from error
         finally:
             client.close()
 
 
-def _retrying(seconds: float) -> Retrying:
+def _retrying(seconds: float, longest_pause: float = 0.5) -> Retrying:
     return Retrying(
-        retry=retry_if_exception_type(TransientError),
-        wait=wait_random_exponential(multiplier=0.01, max=0.5),
+        retry=retry_if_exception(_may_pass),
+        wait=wait_random_exponential(multiplier=0.01, max=longest_pause),
         stop=stop_after_delay(seconds),
         reraise=True,
     )
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether a server that is there may answer otherwise in a moment."""
+    from botocore.exceptions import ConnectTimeoutError, EndpointConnectionError
+
+    unreached = isinstance(error.__cause__, EndpointConnectionError | ConnectTimeoutError)
+    return isinstance(error, TransientError) and not unreached

@@ -11,7 +11,7 @@ from dagster_adjunct.resources.backends.dynamodb_connection import throttled
 from dagster_adjunct.resources.key_value.addressing import KeyRange
 from dagster_adjunct.resources.key_value.table_segment import StoredEntry
 from dagster_adjunct.resources.key_value_backends.dynamodb_calls import Patience, TableCalls
-from dagster_adjunct.resources.key_value_backends.dynamodb_layout import Item, SegmentLayout, Stretch
+from dagster_adjunct.resources.key_value_backends.dynamodb_layout import Item, SegmentLayout, Stretch, table_key_of
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
@@ -21,43 +21,52 @@ _PATIENCE = 10.0  # seconds in which what DynamoDB did not give of a batch is as
 _FAMILIES_AT_ONCE = 16
 _FAMILIES_LISTED = 200
 _LARGEST_LIMIT = 1_000_000
-_ATTRIBUTES, _WITHOUT_VALUE = "h, s, v, d", "h, s, v"
 
 
 async def read_keys(
     calls: TableCalls, layout: SegmentLayout, keys: Sequence[bytes], *, values: bool
 ) -> list[StoredEntry | None]:
     """Return the entries of these keys, in their order, None for what is missing."""
-    items = {key: layout.entry(key) for key in keys}
-    asked: dict[str, Any] = {"ConsistentRead": True, "ProjectionExpression": _ATTRIBUTES if values else _WITHOUT_VALUE}
-    found: dict[tuple[bytes, bytes], Item] = {}
-    if len(items) == 1:
-        key = items[keys[0]]
+    asked: dict[str, Any] = {"ConsistentRead": True}
+    if not values:
+        asked["ProjectionExpression"] = "h, s, v"
+    if len(keys) == 1:
+        key = layout.entry(keys[0])
         answer: Any = await calls.read(lambda client: client.get_item(TableName=layout.table, Key=key, **asked))
-        if "Item" in answer:
-            found[_identity(key)] = answer["Item"]
-    else:
-        wanted = list(items.values())
-        parts = [wanted[start : start + KEYS_AT_ONCE] for start in range(0, len(wanted), KEYS_AT_ONCE)]
-        for some in await asyncio.gather(*(_read_batch(calls, layout.table, part, asked) for part in parts)):
-            found.update((_identity(item), item) for item in some)
-    entries = {key: _entry(key, found.get(_identity(item)), values) for key, item in items.items()}
-    return [entries[key] for key in keys]
+        item = answer.get("Item")
+        return [None if item is None else _entry(keys[0], item, values)]
+    distinct = list(dict.fromkeys(keys))
+    parts = [distinct[start : start + KEYS_AT_ONCE] for start in range(0, len(distinct), KEYS_AT_ONCE)]
+    found: dict[bytes, StoredEntry] = {}
+    await asyncio.gather(*(_read_batch(calls, layout, part, asked, values, found) for part in parts))
+    return [found.get(key) for key in keys]
 
 
-async def _read_batch(calls: TableCalls, table: str, keys: Sequence[Item], asked: dict[str, Any]) -> list[Item]:
-    """Return the items of up to 100 keys. What DynamoDB has no capacity for is asked for again, ever more slowly."""
+async def _read_batch(
+    calls: TableCalls,
+    layout: SegmentLayout,
+    keys: Sequence[bytes],
+    asked: dict[str, Any],
+    values: bool,
+    found: dict[bytes, StoredEntry],
+) -> None:
+    """Put the entries of up to 100 keys into `found`.
+
+    What DynamoDB has no capacity for it leaves out: it is asked for again, ever more slowly.
+    """
     patience = Patience(_PATIENCE)
-    found: list[Item] = []
+    left: Any = list(map(layout.entry, keys))
     while True:
-        request: Any = {table: {"Keys": keys, **asked}}
+        request: Any = {layout.table: {"Keys": left, **asked}}
         answer: Any = await calls.read(partial(_batch_get, request))
-        found += answer["Responses"].get(table, ())
-        keys = answer.get("UnprocessedKeys", {}).get(table, {}).get("Keys", ())
-        if not keys:
-            return found
+        for item in answer["Responses"].get(layout.table, ()):
+            key = table_key_of(item)
+            found[key] = _entry(key, item, values)
+        left = answer.get("UnprocessedKeys", {}).get(layout.table, {}).get("Keys")
+        if not left:
+            return
         if not await patience.wait():
-            error = throttled(calls.label, f"{len(keys)} keys unprocessed").error
+            error = throttled(calls.label, f"{len(left)} keys unprocessed").error
             assert error is not None
             raise error
 
@@ -158,9 +167,5 @@ async def _query(
     return await calls.read(lambda client: client.query(**request))
 
 
-def _identity(item: Item) -> tuple[bytes, bytes]:
-    return item["h"]["B"], item["s"]["B"]
-
-
-def _entry(key: bytes, item: Item | None, values: bool) -> StoredEntry | None:
-    return None if item is None else StoredEntry(key, item["v"]["B"], item["d"]["B"] if values else None)
+def _entry(key: bytes, item: Item, values: bool) -> StoredEntry:
+    return StoredEntry(key, item["v"]["B"], item["d"]["B"] if values else None)
