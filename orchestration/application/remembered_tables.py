@@ -8,6 +8,7 @@ from __future__ import annotations
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
+from dagster_adjunct.resources import key_value_rows  # noqa: F401 - it makes these tables known by name
 from dagster_adjunct.resources.backends import describe, function_from
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
 from dagster_adjunct.resources.names import check_name

@@ -1,6 +1,5 @@
 """A key-value table as a remote table: its records are JSON, and are changed optimistically."""
 
-from dagster_adjunct.resources import key_value_backends  # noqa: F401 - it makes them known by name
 from dagster_adjunct.resources.backends import register_backend
 from dagster_adjunct.resources.key_value_rows.key_value_rows import KeyValueRows
 

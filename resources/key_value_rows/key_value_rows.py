@@ -74,7 +74,7 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
         self.columns = dict(columns)
         self.family = (family,) if isinstance(family, str) else tuple(family)
         self.create, self.partitions = create, KeyValueTableConfiguration(partitions).partitions
-        self.stored_in = backend_from(stored_in) if isinstance(stored_in, Mapping) else stored_in
+        self.stored_in = stored_in
         self._label = f"key-value table {scope}/{table}"
         declared = [declared_column(*pair) for pair in self.columns.items()]
         self._codec = RowCodec(self._label, self.key, declared)
@@ -101,8 +101,13 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
             "family": list(self.family),
             "create": self.create,
             "partitions": self.partitions,
-            "stored_in": None if self.stored_in is None else describe_backend(self.stored_in),
+            "stored_in": self._backend_description(),
         }
+
+    def _backend_description(self) -> dict[str, Any] | None:
+        if self.stored_in is None or isinstance(self.stored_in, Mapping):
+            return None if self.stored_in is None else dict(self.stored_in)
+        return describe_backend(self.stored_in)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # An executor has another working directory, so a relative path travels as an absolute one.
@@ -222,14 +227,19 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
         return self.problem_of(error)
 
     async def _opened(self) -> OpenTable:
-        return self._open or await asyncio.to_thread(self._open_now)
+        opened = self._open
+        return opened if opened is not None else await asyncio.to_thread(self._open_now)
 
     def _open_now(self) -> OpenTable:
+        # Makes the backends known by name. Here, because declaring a table should not import what they need.
+        from dagster_adjunct.resources import key_value_backends  # noqa: F401
+
         with self._opening:
             opened = self._open
             if opened is None:
                 lake = open_lake(self.lake, create=self.create) if isinstance(self.lake, str) else self.lake
-                manager = KeyValueTableManager(lake, self.stored_in)
+                backend = backend_from(self.stored_in) if isinstance(self.stored_in, Mapping) else self.stored_in
+                manager = KeyValueTableManager(lake, backend)
                 if self.create:
                     manager.create_scope(self.scope)
                     manager.create(self.scope, self.table, KeyValueTableConfiguration(self.partitions))

@@ -27,6 +27,7 @@ from dagster_adjunct.resources.key_value.key_value_table import KeyValueTable
 from dagster_adjunct.resources.key_value.serializers import TextSerializer
 from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
 from dagster_adjunct.resources.key_value.table_segment import ReplyLostError, SegmentLimits
+from dagster_adjunct.resources.key_value_backends import SqliteSegments
 from dagster_adjunct.resources.key_value_errors import (
     KeyTooLongError,
     KeyValueTableNotFoundError,
@@ -295,8 +296,10 @@ def test_a_deleted_record_leaves_its_marks_until_they_are_forgotten(lake: Lake) 
     assert numbers(function, "a", "b") == [1, 2]
 
 
-def test_it_travels_and_is_described_without_connections_or_secrets(lake: Lake, tmp_path: Path) -> None:
-    function = rows(lake, key=["id", "n"], family="id")
+@pytest.mark.parametrize("named", [False, True], ids=["where the lake keeps them", "in a file"])
+def test_it_travels_and_is_described_without_connections_or_secrets(lake: Lake, tmp_path: Path, named: bool) -> None:
+    backend = SqliteSegments(tmp_path / "tables.sqlite") if named else None
+    function = rows(lake, key=["id", "n"], family="id", stored_in=backend)
     send(function, Operation(OperationKind.PUT, RowEntries([("a", 1)], [{"text": "x"}])))
     described = json.loads(json.dumps(describe(function)))
     assert described["backend"] == "key-value"

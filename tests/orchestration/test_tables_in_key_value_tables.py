@@ -1,0 +1,85 @@
+"""An application's tables in a key-value table: updates, lookups, the command line and Spark see the same records."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.application.remembered_tables import remember_tables
+from dagster_adjunct.orchestration.startpoints.application_startpoints import Startpoints
+from dagster_adjunct.resources.key_value.json_serializers import JsonSerializer
+from dagster_adjunct.resources.key_value.key_value_table import KeyValueTable
+from dagster_adjunct.resources.key_value.serializers import TextSerializer
+from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
+from dagster_adjunct.resources.key_value_frames import read_key_value_table
+from dagster_adjunct.resources.key_value_rows import KeyValueRows
+from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest
+from dagster_adjunct.resources.tables import RemoteTable
+from tests.orchestration.scan_tables import COLUMNS, Store, counting, newest, scanned, send
+from tests.orchestration.step_world import StepWorld
+
+pytestmark = pytest.mark.spark
+
+
+def tags(world: StepWorld) -> KeyValueRows:
+    return KeyValueRows(world.lake, "app", "tags", "tag", columns=COLUMNS, create=True)
+
+
+def entries(world: StepWorld) -> dict[str, tuple[dict[str, object], bytes]]:
+    """Return the records and their versions, as a DataFrame of the key-value table has them."""
+    table: KeyValueTable[str, object] = KeyValueTableManager(world.lake).open(
+        "app", "tags", key=TextSerializer(), value=JsonSerializer()
+    )
+    rows = read_key_value_table(world.spark(), table).collect()
+    return {row.key: (json.loads(row.value), bytes(row.version)) for row in rows}
+
+
+def test_counts_are_exact_and_a_batch_or_stream_that_comes_again_writes_nothing(step_world: StepWorld) -> None:
+    scans = scanned(1, 300)
+    send(step_world, scans)
+    app = counting(Store(tags(step_world), lambda _: []), on_replay="skip")
+    step_world.run(app)
+    there = entries(step_world)
+    expected = {tag: 2 * count for tag, count in Counter(tag for _, tag, _ in scans).items()}
+    assert {tag: record["scans"] for tag, (record, _) in there.items()} == expected
+    step_world.again(app)
+    Startpoints(step_world.lake, app).request("lake.scans", StartpointOldest(), by="test", reason="a test")
+    assert step_world.run(app, run="run-2").counters["tags"]["skipped"] == 600
+    assert entries(step_world) == there
+
+
+def test_the_newest_is_kept_and_looked_up_by_another_application_and_by_the_command_line(
+    step_world: StepWorld,
+) -> None:
+    scans = scanned(2, 200)
+    send(step_world, scans)
+    last = Application("last", max_batch_records=100)
+    function = tags(step_world)
+    table = RemoteTable("tags", key="tag", read_function=function, write_function=function, newest_by="at")
+    last.input_stream("lake.scans").map("tag", "gate", "at").send_to(last.table(table))
+    step_world.run(last)
+    remember_tables(step_world.lake, last, by="test")  # as every run does
+
+    seen = Application("seen")
+    out = seen.output_stream("lake.out", partitions=2, key="tag")
+    found = (
+        seen.input_stream("lake.scans")
+        .map("tag")
+        .join(seen.table(RemoteTable("tags", key="tag", read_function=function)), on="tag", select={"at": "timestamp"})
+    )
+    found.send_to(out)
+    step_world.run(seen)
+    assert {row["tag"]: row["at"] for row in step_world.rows("out")} == newest(scans)
+
+    command = [str(Path(sys.executable).with_name("adjunct")), "table", "get", "tags", "tag-7"]
+    told = subprocess.run(
+        [*command, "--lake", step_world.lake.url, "--json"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert told.returncode == 0, told.stderr
+    assert newest(scans)["tag-7"].isoformat()[:19] in told.stdout.replace(" ", "T")
