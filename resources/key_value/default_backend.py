@@ -38,7 +38,7 @@ def backend_in(lake: Lake, description: Mapping[str, Any]) -> dict[str, Any]:
         folder = Path(root).resolve()
         return {"backend": "sqlite", "path": str(folder.with_name(f"{folder.name}.key-values.sqlite"))}
     if description == IN_OBJECTS:
-        return {"backend": "objects", "lake": lake}
+        return {"backend": "objects", "url": lake}
     raise ConfigurationError(
         f"a key-value table of {lake.url} lies in {dict(description)!r}, which this lake does not have.",
         "Open the lake where the table was made, or upgrade dagster-adjunct.",

@@ -16,6 +16,7 @@ from dagster_adjunct.resources.key_value.table_configuration import KeyValueTabl
 from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
 from dagster_adjunct.resources.objects import open_lake
 from tests.orchestration.cli.commands import World, document, invoke, printed, refused
+from tests.servers.postgres import GUARDED_PASSWORD, GUARDED_USER, PostgresServer
 
 TABLE = "plant/machines"
 
@@ -73,6 +74,37 @@ def test_a_table_lies_where_an_option_says(world: World, tmp_path: Path) -> None
     assert "--sqlite and --dynamodb name more than one backend" in many
     lone = refused(world, "kvt", "create", "plant/x", "--partitions", "1", "--schema", "s")
     assert "--schema belongs to --postgres" in lone
+
+
+def test_a_table_lies_in_objects_of_the_lake_and_is_found_there(world: World) -> None:
+    made = document(world, "kvt", "create", "plant/in-objects", "--partitions", "2", "--objects")
+    assert made["backend"] == "objects"
+    put = document(world, "kvt", "put", "plant/in-objects", "k", "v", "--family", "f")
+    (entry,) = document(world, "kvt", "iterate", "plant/in-objects")["entries"]
+    assert (entry["value"], entry["version"]) == ("v", put["version"])
+    assert any("key-values" in found.key for found in world.lake.store.list("key-values"))
+    assert document(world, "kvt", "delete", "plant/in-objects", "--yes")["deleted"] is True
+
+
+def test_a_table_lies_in_postgres_and_the_lake_holds_no_password(
+    world: World, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = ["kvt", "create", "plant/pg", "--partitions", "2", "--postgres", "PLANT_DSN", "--schema", "kvt_cli"]
+    assert "PLANT_DSN" in refused(world, *made)
+    monkeypatch.setenv("PLANT_DSN", postgres_server.dsn(GUARDED_USER, GUARDED_PASSWORD))
+    postgres_server.execute("DROP SCHEMA IF EXISTS kvt_cli CASCADE")
+    postgres_server.execute(f"CREATE SCHEMA kvt_cli AUTHORIZATION {GUARDED_USER}")
+    # The first attempt was decided before it failed: this one goes on from there.
+    document(world, *made)
+    printed(world, "kvt", "put", "plant/pg", "k", "v")
+    tables = "SELECT count(*) FROM pg_tables WHERE schemaname = 'kvt_cli' AND tablename LIKE 'kvt_%'"
+    assert postgres_server.execute(tables) != [(0,)]
+    assert document(world, "kvt", "get", "plant/pg", "k")["entries"][0]["value"] == "v"
+    assert GUARDED_PASSWORD not in printed(world, "kvt", "show", "plant/pg", "--json")
+    kept = b"".join(path.read_bytes() for path in Path(world.lake.url).rglob("*") if path.is_file())
+    assert b"PLANT_DSN" in kept
+    assert GUARDED_PASSWORD.encode() not in kept
+    assert document(world, "kvt", "delete", "plant/pg", "--yes")["deleted"] is True
 
 
 def test_entries_are_written_read_and_removed_on_conditions(world: World) -> None:

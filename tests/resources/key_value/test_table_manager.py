@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import secrets
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from dagster_adjunct.resources.key_value.default_backend import IN_SQLITE, backe
 from dagster_adjunct.resources.key_value.serializers import IntegerSerializer, TextSerializer
 from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.table_manager import NAMESPACE, KeyValueTableManager
-from dagster_adjunct.resources.key_value_backends import SqliteSegments
+from dagster_adjunct.resources.key_value_backends import ObjectSegments, SqliteSegments
 from dagster_adjunct.resources.key_value_errors import (
     KeyValueTableError,
     KeyValueTableExistsError,
@@ -230,11 +231,27 @@ def test_without_a_backend_tables_lie_beside_a_local_lake_and_in_another_one(tmp
     local = open_lake(tmp_path / "lake")
     assert own(local) == {"backend": "sqlite", "path": str(tmp_path / "lake.key-values.sqlite")}
     shared = Lake(local.store, local.id, shared=True)
-    assert own(shared) == {"backend": "objects", "lake": shared}
+    assert own(shared) == {"backend": "objects", "url": shared}
     in_memory = lake_in(InMemoryStore())
-    assert own(in_memory) == {"backend": "objects", "lake": in_memory}
+    assert own(in_memory) == {"backend": "objects", "url": in_memory}
     with pytest.raises(ConfigurationError, match="which this lake does not have"):
         backend_in(in_memory, IN_SQLITE)
+
+
+def test_a_table_lies_in_the_objects_of_a_lake_that_is_not_local() -> None:
+    lake = open_lake(f"memory://{secrets.token_hex(8)}")
+    manager = KeyValueTableManager(lake)
+    manager.create_scope("plant")
+    assert manager.create("plant", "machines", FOUR) is True
+    assert KeyValueTableManager(lake, ObjectSegments(lake)).create("plant", "machines", FOUR) is False
+    with manager_table(pickle.loads(pickle.dumps(manager)), "machines") as table:
+        version = table.put("m1", 1)
+        found = table.get("m1")
+    assert found is not None
+    assert (found.value, found.version) == (1, version)
+    assert [item.key for item in lake.store.list("key-values/")] != []
+    (entry,) = [value for key, value in MetadataStore(lake).namespace(NAMESPACE, "all").read().items() if "/" in key]
+    assert entry["backend"] == {"lake": "objects"}
 
 
 def test_the_tables_of_a_lake_that_is_copied_are_not_those_of_the_first(tmp_path: Path) -> None:
