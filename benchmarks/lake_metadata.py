@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from tests.servers.postgres import running_server
-from tests.servers.s3 import serve_versitygw, versitygw_binary
+from tests.servers.s3 import S3Server, serve_versitygw, versitygw_binary
+from tests.servers.tcp_proxy import TcpProxy
 
 if TYPE_CHECKING:
     from dagster_adjunct import Lake
+    from dagster_adjunct.resources.key_value.table_segment import SegmentBackend
 
-BATCHES = 100
+BATCHES = 50
+S3_AWAY, POSTGRES_AWAY = 0.02, 0.001  # seconds that a request waits on its way
 
 
 def run(rounds: int) -> None:
@@ -78,29 +81,50 @@ class _Batches:
 
 @contextmanager
 def _lakes() -> Iterator[dict[str, Lake]]:
-    from dagster_adjunct import open_lake
+    """Yield the lakes: in a folder, on S3 here, and on S3 at a distance, with PostgreSQL at another."""
     from dagster_adjunct.resources.key_value_backends import PostgresSegments, SqliteSegments
-    from dagster_adjunct.upkeep import move_metadata
 
+    binary = versitygw_binary()
+    if binary is None:
+        raise SystemExit("versitygw is not installed: run .ci/install-versitygw.sh.")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
-        binary = versitygw_binary()
-        if binary is None:
-            raise SystemExit("versitygw is not installed: run .ci/install-versitygw.sh.")
         buckets = folder / "buckets"
         buckets.mkdir()
-        postgres, s3 = (
-            stack.enter_context(running_server("fsync = on")),
-            stack.enter_context(serve_versitygw(binary, buckets)),
-        )
-        stack.enter_context(patch.dict(os.environ, {**s3.env, "METADATA_DSN": postgres.dsn()}))
-        lakes = {}
-        for kind, url in (("folder", lambda n: str(folder / f"lake-{n}")), ("S3", lambda n: s3.url())):
-            for where in ("objects", "SQLite", "PostgreSQL"):
-                address = url(where)
-                if where != "objects":
-                    in_sqlite = SqliteSegments(folder / f"{kind}-metadata.sqlite")
-                    backend = in_sqlite if where == "SQLite" else PostgresSegments(dsn_env="METADATA_DSN")
-                    move_metadata(open_lake(address), "lake", "metadata", backend=backend)
-                lakes[f"{kind}, {where}"] = open_lake(address)
-        yield lakes
+        postgres = stack.enter_context(running_server("fsync = on"))
+        s3 = stack.enter_context(serve_versitygw(binary, buckets))
+        far_s3 = stack.enter_context(TcpProxy(int(s3.endpoint.rpartition(":")[2])).running())
+        far_postgres = stack.enter_context(TcpProxy(postgres.port).running())
+        far_s3.delay, far_postgres.delay = S3_AWAY, POSTGRES_AWAY
+        there = S3Server(s3.name, f"http://127.0.0.1:{far_s3.port}")
+        dsns = {"HERE": postgres.dsn(), "THERE": postgres.dsn().replace(str(postgres.port), str(far_postgres.port))}
+        stack.enter_context(patch.dict(os.environ, dsns))
+        here = PostgresSegments(dsn_env="HERE")
+        yield {
+            "folder, objects": _lake(str(folder / "objects")),
+            "folder, SQLite": _lake(str(folder / "sqlite"), SqliteSegments(folder / "folder.sqlite")),
+            "folder, PostgreSQL": _lake(str(folder / "postgres"), here),
+            "S3, objects": _on(s3),
+            "S3, SQLite": _on(s3, SqliteSegments(folder / "s3.sqlite")),
+            "S3, PostgreSQL": _on(s3, here),
+            f"S3 {S3_AWAY * 1000:.0f} ms away, objects": _on(there),
+            f"S3 {S3_AWAY * 1000:.0f} ms away, PostgreSQL {POSTGRES_AWAY * 1000:.0f} ms": _on(
+                there, PostgresSegments(dsn_env="THERE")
+            ),
+        }
+
+
+def _on(server: S3Server, backend: SegmentBackend | None = None) -> Lake:
+    with patch.dict(os.environ, server.env):
+        return _lake(server.url(), backend)
+
+
+def _lake(url: str, backend: SegmentBackend | None = None) -> Lake:
+    from dagster_adjunct import open_lake
+    from dagster_adjunct.upkeep import move_metadata
+
+    if backend is not None:
+        move_metadata(open_lake(url), "lake", "metadata", backend=backend)
+    lake = open_lake(url)
+    lake.store.put("applications/_names/app", b"")
+    return lake
