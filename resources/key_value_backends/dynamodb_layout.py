@@ -85,15 +85,6 @@ class SegmentLayout:
     def burnt(self, number: int) -> Item:
         return _item_key(self._gate_hash(number), b"\1")
 
-    def only_family(self, within: KeyRange) -> Stretch | None:
-        """Return the items of a range that lies in one family; None where it does not."""
-        prefix = family_at(within.start)
-        if prefix is None or within.end is None:
-            return None
-        end = range_of_family(prefix).end
-        assert end is not None  # no length begins with 0xff
-        return self.in_family(prefix, within) if within.end <= end else None
-
     def in_family(self, prefix: bytes, within: KeyRange) -> Stretch:
         """Return the items of a family that are in a range, which has a key of the family in it."""
         lowest = within.start[len(prefix) :] if within.start.startswith(prefix) else b""
@@ -136,6 +127,13 @@ def table_key_of(item: Item) -> bytes:
         return sort_key
     family = hash_key[_HASH_BESIDES_FAMILY:]
     return len(family).to_bytes(2, "big") + family + sort_key[1:]
+
+
+def behind_family(prefix: bytes) -> bytes:
+    """Return the first table key that may come after those of a family."""
+    end = range_of_family(prefix).end
+    assert end is not None  # no length begins with 0xff
+    return end
 
 
 def family_at(start: bytes) -> bytes | None:

@@ -11,7 +11,14 @@ from dagster_adjunct.resources.backends.dynamodb_connection import throttled
 from dagster_adjunct.resources.key_value.addressing import KeyRange
 from dagster_adjunct.resources.key_value.table_segment import StoredEntry
 from dagster_adjunct.resources.key_value_backends.dynamodb_calls import Patience, TableCalls
-from dagster_adjunct.resources.key_value_backends.dynamodb_layout import Item, SegmentLayout, Stretch, table_key_of
+from dagster_adjunct.resources.key_value_backends.dynamodb_layout import (
+    Item,
+    SegmentLayout,
+    Stretch,
+    behind_family,
+    family_at,
+    table_key_of,
+)
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
@@ -99,14 +106,14 @@ async def _stretches(calls: TableCalls, layout: SegmentLayout, within: KeyRange)
 
     The more families a page has gone through, the smaller they are, and the more of them are read at a time.
     """
-    only = layout.only_family(within)
-    if only is not None:
-        yield (only,)
-        return
-    first = layout.before_families(within)
-    if first is not None:
-        yield (first,)
-    listed = layout.families(within)
+    before = layout.before_families(within)
+    if before is not None:
+        yield (before,)
+    begun = family_at(within.start)
+    if begun is not None:
+        # Most pages go on in a family, and mostly it has enough for them: the list is not needed.
+        yield (layout.in_family(begun, within),)
+    listed = layout.families(within if begun is None else KeyRange(behind_family(begun), within.end))
     together, after = 1, None
     while listed is not None:
         answer = await _query(calls, layout.table, listed, "s", _FAMILIES_LISTED, after)

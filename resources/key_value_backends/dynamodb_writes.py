@@ -8,6 +8,7 @@ first copy may still be on its way: its token is burnt, and only then is the try
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Sequence
 from enum import Enum
@@ -53,6 +54,7 @@ class SegmentWrites:
         self._patience = patience
         self._listed: set[bytes] = set()  # families that are listed, as far as this process knows
         self._lost: dict[bytes, tuple[int, float]] = {}  # token: the try whose reply was lost, and when
+        self._remembering = threading.Lock()
 
     async def apply(self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool) -> None:
         """Do what `TableSegment.apply` says."""
@@ -60,10 +62,10 @@ class SegmentWrites:
         number = 0
         if repeated:
             number, _ = self._lost.get(token, (0, 0.0))
-            if await self._was_applied(changes, token, number):
-                self._lost.pop(token, None)
+            applied = await self._was_applied(changes, token, number)
+            self._forget(token)
+            if applied:
                 return
-            self._lost.pop(token, None)
             number += 1
         await self._try(changes, token, number)
 
@@ -149,9 +151,15 @@ class SegmentWrites:
 
     def _remember(self, token: bytes, number: int) -> None:
         now = time.monotonic()
-        if len(self._lost) >= _LOST_KNOWN:
-            self._lost = {token: lost for token, lost in self._lost.items() if lost[1] > now - HORIZON}
-        self._lost[token] = number, now
+        with self._remembering:  # threads may share a table
+            if len(self._lost) >= _LOST_KNOWN:
+                for old in [old for old, (_, when) in self._lost.items() if when < now - HORIZON]:
+                    del self._lost[old]
+            self._lost[token] = number, now
+
+    def _forget(self, token: bytes) -> None:
+        with self._remembering:
+            self._lost.pop(token, None)
 
     def _check(self, cancelled: Cancelled) -> None:
         """Raise what a cancelled transaction has to say, unless it may be applied when it is tried again at once."""
