@@ -276,9 +276,11 @@ class KeyValueTable(Generic[K, V]):
         tasks = [asyncio.ensure_future(self._get(partition, keys, True)) for partition, keys in stored.items()]
         try:
             return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:  # one failed: nobody waits for the others
+        except BaseException:
+            for task in tasks:
                 task.cancel()
+            await asyncio.wait(tasks)  # so that none still uses a connection when this returns
+            raise
 
     async def _get(self, partition: int, keys: Sequence[bytes], values: bool) -> list[StoredEntry | None]:
         segment = self._segment(partition)

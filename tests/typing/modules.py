@@ -22,6 +22,19 @@ from dagster_adjunct.code_location import AdjunctTranslator, LaunchWhen
 from dagster_adjunct.errors import AdjunctError, OffsetOutOfRangeError, RecordNotFoundError, VersionDiscardedError
 from dagster_adjunct.exchange import IcebergTable
 from dagster_adjunct.kafka import Json, KafkaSettings, KafkaTopic, kafka_system
+from dagster_adjunct.key_value import (
+    BlockingKeyValueTable,
+    IntegerSerializer,
+    IteratorPage,
+    JsonSerializer,
+    KeyValueTable,
+    KeyVersion,
+    Put,
+    Remove,
+    TableEntry,
+    TableKey,
+    TextSerializer,
+)
 from dagster_adjunct.reading import Dataset, VersionDiff
 from dagster_adjunct.sources import FileSource
 from dagster_adjunct.startpoints import StartpointOldest, Startpoints
@@ -111,3 +124,25 @@ def again(error: AdjunctError) -> Mapping[str, Any]:
 
 def appended(result: AppendResult) -> int:
     return result.rows
+
+
+async def with_key_values(table: KeyValueTable[str, int]) -> None:
+    version = await table.put("a", 1, family="f")
+    assert_type(version, KeyVersion)
+    assert_type(await table.replace("a", 2, version), KeyVersion)
+    assert_type(await table.get("a"), TableEntry[str, int] | None)
+    assert_type(await table.get_all(["a", TableKey("f", "b")]), list[TableEntry[str, int] | None])
+    assert_type(await table.put_all([("a", 1)], family="f"), list[KeyVersion])
+    assert_type(await table.apply([Put("a", 1), Remove("b", version)], family="f"), list[KeyVersion | None])
+    async for page in table.entries("f", start="a"):
+        assert_type(page, IteratorPage[TableEntry[str, int]])
+        assert_type([entry.value for entry in page.items], list[int])
+    blocking = BlockingKeyValueTable(table)
+    assert_type(blocking.get("a"), TableEntry[str, int] | None)
+    assert_type([key.key for page in blocking.all_keys() for key in page.items], list[str])
+    opened = KeyValueTable(table.id, table.configuration, table.backend, IntegerSerializer(), JsonSerializer())
+    assert_type(opened, KeyValueTable[int, Any])
+    TextSerializer().to_bytes(5)  # type: ignore[arg-type]
+    await table.put("a", "1")  # type: ignore[arg-type]
+    await table.put_all([("a", 1)])  # type: ignore[call-arg]
+    await table.put("a", 1, "f")  # type: ignore[call-arg]
