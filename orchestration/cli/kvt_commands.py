@@ -179,17 +179,20 @@ def seal(table: str, lake_url: str | None, json_output: bool) -> None:
 
 @kvt.command()
 @table_name
+@click.option("--forget", is_flag=True, help="Only the lake's entry: the backend is not asked, and keeps the table.")
 @click.option("--yes", is_flag=True, help="Do not ask before.")
 @lake_url
 @as_json
-def delete(table: str, yes: bool, lake_url: str | None, json_output: bool) -> None:
+def delete(table: str, forget: bool, yes: bool, lake_url: str | None, json_output: bool) -> None:
     """Delete a table with all that it holds, for good."""
     manager, names = manager_in(lake_url), names_in(table)
     if not yes:
-        click.confirm(f"Delete key-value table {table} and all that it holds for good?", abort=True, err=True)
-    gone = manager.delete(*names)
-    said = f"key-value table {table} {'deleted' if gone else 'is not there'}."
-    _told({"table": table, "deleted": gone}, said, json_output)
+        what = "what the lake knows of it" if forget else "all that it holds"
+        click.confirm(f"Delete key-value table {table} and {what} for good?", abort=True, err=True)
+    gone = manager.forget(*names) if forget else manager.delete(*names)
+    done = "forgotten" if forget else "deleted"
+    said = f"key-value table {table} {done if gone else 'is not there'}."
+    _told({"table": table, done: gone}, said, json_output)
 
 
 for command in (entries.get, entries.put, entries.remove, entries.iterate):

@@ -6,25 +6,30 @@ wherever other metadata goes: it is what leads to the tables.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from dagster_adjunct.resources.errors import ConfigurationError, TransientError
-from dagster_adjunct.resources.key_value.backend_names import backend_from, describe_backend
-from dagster_adjunct.resources.key_value.default_backend import backend_in, own_backends
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, TransientError
 from dagster_adjunct.resources.key_value.key_value_table import KeyValueTable
 from dagster_adjunct.resources.key_value.listed_tables import SegmentInfo, TableInfo, hash_range, table_info
+from dagster_adjunct.resources.key_value.stored_names import (
+    behind,
+    check_scope,
+    checked_limit,
+    found_table,
+    stored_form,
+    tables_of,
+)
 from dagster_adjunct.resources.key_value.stored_tables import (
     StoredScope,
     StoredTable,
     TableState,
     new_incarnation,
-    parsed,
 )
+from dagster_adjunct.resources.key_value.table_backends import TableBackends
 from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.table_names import TableName, check_table_name
 from dagster_adjunct.resources.key_value.table_transitions import (
@@ -41,7 +46,6 @@ from dagster_adjunct.resources.key_value.table_transitions import (
 from dagster_adjunct.resources.key_value_errors import (
     KeyValueTableNotFoundError,
     ScopeNotEmptyError,
-    ScopeNotFoundError,
 )
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects.lake_document import read_lake_document
@@ -75,12 +79,11 @@ class KeyValueTableManager:
 
     def __init__(self, lake: Lake, backend: SegmentBackend | None = None) -> None:
         self.lake = lake
-        self._given = backend
+        self._backends = TableBackends(lake, backend)
         self._namespace = MetadataStore(lake).namespace(NAMESPACE, "all")
-        self._backends: dict[str, SegmentBackend] = {}
 
     def __reduce__(self) -> tuple[type[KeyValueTableManager], tuple[Lake, SegmentBackend | None]]:
-        return KeyValueTableManager, (self.lake, self._given)
+        return KeyValueTableManager, (self.lake, self._backends.given)
 
     def __repr__(self) -> str:
         return f"KeyValueTableManager({self.lake.url!r})"
@@ -105,7 +108,7 @@ class KeyValueTableManager:
         def decide(snapshot: Snapshot) -> tuple[dict[str, Any], bool | list[TableInfo]]:
             if snapshot.get(scope) is None:
                 return {}, False
-            tables = list(islice(_tables(snapshot, scope, None), 3))
+            tables = list(islice(tables_of(snapshot, scope, None), 3))
             return ({}, tables) if tables else ({scope: None}, True)
 
         answer = self._namespace.transact(decide, by=_BY)
@@ -128,8 +131,8 @@ class KeyValueTableManager:
 
         A listing goes on from the last name that was seen, in any process.
         """
-        names = (key for key, _ in self._namespace.read().items(_behind(after)) if "/" not in key)
-        return tuple(islice(names, _limit(limit)))
+        names = (key for key, _ in self._namespace.read().items(behind(after)) if "/" not in key)
+        return tuple(islice(names, checked_limit(limit)))
 
     # -- tables
 
@@ -146,12 +149,12 @@ class KeyValueTableManager:
             partitions=configuration.partitions,
             longest_key=configuration.longest_key,
             longest_value=configuration.longest_value,
-            backend=self._description(),
+            backend=self._backends.description(),
             created_at=self.lake.now(),
         )
         return self._change(
             table,
-            lambda found: decide_create(found, wanted, table, lambda other: self._lies_in(self._own(), table, other)),
+            lambda found: decide_create(found, wanted, table, lambda other: self._backends.has(table, other)),
         )
 
     def list(self, scope: str, *, after: str | None = None, limit: int | None = None) -> tuple[TableInfo, ...]:
@@ -162,8 +165,8 @@ class KeyValueTableManager:
         """
         check_table_name("scope", scope)
         snapshot = self._namespace.read()
-        _check_scope(snapshot, scope)
-        return tuple(islice(_tables(snapshot, scope, after), _limit(limit)))
+        check_scope(snapshot, scope)
+        return tuple(islice(tables_of(snapshot, scope, after), checked_limit(limit)))
 
     def describe(self, scope: str, name: str) -> TableInfo:
         """Return what is known of a table. Raises ScopeNotFoundError and KeyValueTableNotFoundError."""
@@ -199,6 +202,22 @@ class KeyValueTableManager:
         self._check_no_metadata(scope, name)
         return self._change(TableName.checked(scope, name), decide_delete)
 
+    def forget(self, scope: str, name: str) -> bool:
+        """Take a table's entry away without asking its backend, which keeps the table; return whether there was one.
+
+        For a backend that is gone for good, or never was, and for an entry that this release can't read. Handles that
+        are open go on. Raises ScopeNotFoundError.
+        """
+        self._check_no_metadata(scope, name)
+        table = TableName.checked(scope, name)
+
+        def changes(snapshot: Snapshot) -> tuple[dict[str, Any], bool]:
+            check_scope(snapshot, scope)
+            there = snapshot.get(table.key) is not None
+            return ({table.key: None} if there else {}), there
+
+        return self._namespace.transact(changes, by=_BY)
+
     def open(self, scope: str, name: str, *, key: Serializer[K], value: Serializer[V]) -> KeyValueTable[K, V]:
         """Return a table for reading and writing, whose keys and values are written and read so.
 
@@ -209,7 +228,7 @@ class KeyValueTableManager:
         if there.state is TableState.CREATING:
             # Whoever creates it may be dead; a handle would not find the table.
             self._finish(table, there)
-        return KeyValueTable(there.id(table), there.configuration, self._backend(table, there), key, value)
+        return KeyValueTable(there.id(table), there.configuration, self._backends.of(table, there), key, value)
 
     def segments(self, scope: str, name: str) -> tuple[SegmentInfo, ...]:
         """Return the partitions of a table: which hashes each has, and where it lives.
@@ -218,7 +237,7 @@ class KeyValueTableManager:
         """
         table = TableName.checked(scope, name)
         there = self._existing(table)
-        backend = self._backend(table, there)
+        backend = self._backends.of(table, there)
         return tuple(
             SegmentInfo(number, *hash_range(number, there.partitions), backend.location(there.id(table), number))
             for number in range(there.partitions)
@@ -237,11 +256,11 @@ class KeyValueTableManager:
 
     def _commit(self, table: TableName, decide: Callable[[StoredTable | None], Decision]) -> Decision:
         def changes(snapshot: Snapshot) -> tuple[dict[str, Any], Decision]:
-            _check_scope(snapshot, table.scope)
-            found = _found(snapshot, table)
+            check_scope(snapshot, table.scope)
+            found = found_table(snapshot, table)
             decision = decide(found)
             is_same = decision.entry == found or decision.entry is None
-            return ({} if is_same else {table.key: _stored(decision.entry)}), decision
+            return ({} if is_same else {table.key: stored_form(decision.entry)}), decision
 
         return self._namespace.transact(changes, by=_BY)
 
@@ -249,7 +268,7 @@ class KeyValueTableManager:
         """Do what the table's state says is to be done, whoever began it, and store that it is done."""
         if table.state not in UNFINISHED:
             return
-        backend = self._backend(name, table)
+        backend = self._backends.of(name, table)
         steps = {
             TableState.CREATING: backend.create,
             TableState.SEALING: backend.seal,
@@ -259,13 +278,19 @@ class KeyValueTableManager:
             _patiently(lambda: steps[table.state](table.id(name), table.partitions))
         except KeyValueTableNotFoundError:
             # Others may have finished this, and deleted the table, while we were on our way.
-            if not is_gone(_found(self._namespace.read(), name), table):
+            if not is_gone(found_table(self._namespace.read(), name), table):
                 raise
+        except AdjunctError as error:
+            error.add_note(
+                f"{name} stays in the state {table.state.value!r}, and the same call goes on from there. Where its "
+                f"backend is gone for good: forget (adjunct kvt delete {name.key} --forget)."
+            )
+            raise
 
         def changes(snapshot: Snapshot) -> tuple[dict[str, Any], StoredTable | None]:
-            found = _found(snapshot, name)
+            found = found_table(snapshot, name)
             after = finished(found, table)
-            return ({} if after == found else {name.key: _stored(after)}), after
+            return ({} if after == found else {name.key: stored_form(after)}), after
 
         after = self._namespace.transact(changes, by=_BY)
         if table.state is TableState.CREATING and is_gone(after, table):
@@ -283,46 +308,8 @@ class KeyValueTableManager:
 
     def _existing(self, table: TableName) -> StoredTable:
         snapshot = self._namespace.read()
-        _check_scope(snapshot, table.scope)
-        return existing(_found(snapshot, table), table)
-
-    def _description(self) -> dict[str, Any]:
-        """Return what is stored of the backend that tables are made in: relative to the lake where it is its own."""
-        own = own_backends(self.lake)
-        if self._given is None:
-            return dict(own[0])
-        given = describe_backend(self._given)
-        kinds = {backend_in(self.lake, relative)["backend"]: relative for relative in own}
-        relative = kinds.get(given["backend"])
-        is_own = relative is not None and describe_backend(self._described(relative)) == given
-        return dict(relative) if relative is not None and is_own else given
-
-    def _own(self) -> SegmentBackend:
-        return self._described(self._description()) if self._given is None else self._given
-
-    def _described(self, description: Mapping[str, Any]) -> SegmentBackend:
-        """Return the backend that is described; there is one, which all its tables share."""
-        key = json.dumps(description, sort_keys=True)
-        if key not in self._backends:
-            return self._backends.setdefault(key, backend_from(backend_in(self.lake, description)))
-        return self._backends[key]
-
-    def _lies_in(self, backend: SegmentBackend, name: TableName, table: StoredTable) -> bool:
-        """Whether this backend, with whatever settings, is where a table lies."""
-        if self._description() == table.backend:
-            return True
-        there = self._described(table.backend)
-        return type(there) is type(backend) and _location(there, name, table) == _location(backend, name, table)
-
-    def _backend(self, name: TableName, table: StoredTable) -> SegmentBackend:
-        """Return the table's backend: the one that was given, with its settings, where the table lies in it."""
-        if self._given is not None and self._lies_in(self._given, name, table):
-            return self._given
-        return self._described(table.backend)
-
-
-def _location(backend: SegmentBackend, name: TableName, table: StoredTable) -> str:
-    return backend.location(table.id(name), 0)
+        check_scope(snapshot, table.scope)
+        return existing(found_table(snapshot, table), table)
 
 
 def _patiently(step: Callable[[], T]) -> T:
@@ -334,43 +321,3 @@ def _patiently(step: Callable[[], T]) -> T:
         reraise=True,
     )
     return again(step)
-
-
-def _check_scope(snapshot: Snapshot, scope: str) -> None:
-    stored = snapshot.get(scope)
-    if stored is None:
-        raise ScopeNotFoundError(
-            f"there is no scope {scope!r} of key-value tables.",
-            "Check the name, or create it with create_scope.",
-            scope=scope,
-        )
-    parsed(StoredScope, stored, f"scope {scope!r} of key-value tables")
-
-
-def _found(snapshot: Snapshot, table: TableName) -> StoredTable | None:
-    stored = snapshot.get(table.key)
-    return None if stored is None else parsed(StoredTable, stored, str(table))
-
-
-def _stored(table: StoredTable | None) -> dict[str, Any] | None:
-    return None if table is None else table.model_dump(mode="json")
-
-
-def _tables(snapshot: Snapshot, scope: str, after: str | None) -> Iterator[TableInfo]:
-    start = f"{scope}/" if after is None else _behind(f"{scope}/{after}")
-    for key, stored in snapshot.items(start):
-        if not key.startswith(f"{scope}/"):
-            return
-        yield table_info(TableName(scope, key.partition("/")[2]), stored)
-
-
-def _behind(name: str | None) -> str:
-    return "" if name is None else f"{name}\0"
-
-
-def _limit(limit: int | None) -> int | None:
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise ConfigurationError(
-            f"limit is {limit!r}: expected a whole number from 1 on, or None.", "Change it.", argument="limit"
-        )
-    return limit

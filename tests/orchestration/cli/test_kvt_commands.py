@@ -107,6 +107,18 @@ def test_a_table_lies_in_postgres_and_the_lake_holds_no_password(
     assert document(world, "kvt", "delete", "plant/pg", "--yes")["deleted"] is True
 
 
+def test_a_table_in_a_place_that_cannot_be_reached_is_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ["kvt", "create", "plant/far", "--partitions", "1", "--postgres", "FAR_DSN"]
+    error = invoke(world, *made).exception
+    assert "stays in the state 'creating'" in " ".join(getattr(error, "__notes__", ()))
+    assert "--forget" in " ".join(getattr(error, "__notes__", ()))
+    assert document(world, "kvt", "list", "plant")[0]["state"] == "creating"
+    assert "FAR_DSN" in refused(world, "kvt", "delete", "plant/far", "--yes")
+    assert document(world, "kvt", "delete", "plant/far", "--forget", "--yes")["forgotten"] is True
+    assert document(world, "kvt", "delete", "plant/far", "--forget", "--yes")["forgotten"] is False
+    assert document(world, "kvt", "create", "plant/far", "--partitions", "2")["created"] is True
+
+
 def test_entries_are_written_read_and_removed_on_conditions(world: World) -> None:
     first = document(world, "kvt", "put", TABLE, "m1", "20.5", "--if-absent")["version"]
     assert f"'m1': expected no such key, found version {first}" in refused(

@@ -14,7 +14,12 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError, TableUnavailableError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    InvalidNameError,
+    MalformedDocumentError,
+    TableUnavailableError,
+)
 from dagster_adjunct.resources.key_value.blocking_key_value_table import BlockingKeyValueTable
 from dagster_adjunct.resources.key_value.default_backend import IN_SQLITE, backend_in, own_backends
 from dagster_adjunct.resources.key_value.serializers import IntegerSerializer, TextSerializer
@@ -199,6 +204,10 @@ def test_an_entry_that_cannot_be_read_is_told_of_and_stops_no_other(manager: Key
     machines, newer = manager.list("plant")
     assert (machines.problem, newer.state) == (None, None)
     assert "in format 9; this release of Adjunct reads format 1" in str(newer.problem)
+    with pytest.raises(MalformedDocumentError, match="Upgrade dagster-adjunct"):
+        manager.delete("plant", "newer")
+    assert [manager.forget("plant", "newer"), manager.forget("plant", "newer")] == [True, False]
+    assert names(manager) == ["machines"]
     assert manager.seal("plant", "machines")
 
 
