@@ -19,6 +19,7 @@ from dagster_adjunct.resources.key_value.table_configuration import KeyValueTabl
 from dagster_adjunct.resources.key_value.table_manager import NAMESPACE, KeyValueTableManager
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.metadata_tables.key_value_objects import LONG_OBJECTS
+from dagster_adjunct.resources.metadata_tables.metadata_table import objects_in
 from dagster_adjunct.resources.metadata_tables.move_objects import (
     claim_table,
     copy_back,
@@ -28,8 +29,7 @@ from dagster_adjunct.resources.metadata_tables.move_objects import (
     release_all,
     strays,
 )
-from dagster_adjunct.resources.metadata_tables.object_addresses import BESIDE
-from dagster_adjunct.resources.metadata_tables.open_routed import objects_in
+from dagster_adjunct.resources.metadata_tables.open_routed import routed_keys
 from dagster_adjunct.resources.metadata_tables.routed_keys import RoutedKeys
 from dagster_adjunct.resources.metadata_tables.routed_store import RoutedStore
 from dagster_adjunct.resources.objects.documents import MetadataPlace
@@ -95,7 +95,7 @@ def move_metadata(
                 f"the metadata of {lake.url} are in {found.words()}; expected among its objects.",
                 "Move them back first: adjunct metadata move --back.",
             )
-        return MetadataMove(named, False, 0, strays=tuple(strays(store, _routed(found))))
+        return MetadataMove(named, False, 0, strays=tuple(strays(store, routed_keys(found))))
     _check_idle(lake)
     found_table = _stored(lake, named)
     if found_table is None or found_table.state is TableState.CREATING:
@@ -118,7 +118,7 @@ def move_metadata(
         below=BELOW,
         but=BUT,
     )
-    routed, objects = _routed(place), objects_in(store, place)
+    routed, objects = routed_keys(place), objects_in(store, place)
     claim_table(objects, document.id, place.words())
     fence_all(store, routed, place.words())
     try:
@@ -146,7 +146,7 @@ def move_metadata_back(lake: Lake) -> MetadataMove:
     _check_idle(lake)
     KeyValueTableManager(lake).seal(place.scope, place.table)
     objects = objects_in(store, place)
-    copied = copy_back(store, objects, _routed(place))
+    copied = copy_back(store, objects, routed_keys(place))
     store_metadata_place(store, place, None)
     objects.close()
     return MetadataMove(f"{place.scope}/{place.table}", True, copied, back=True)
@@ -174,10 +174,6 @@ def collect_metadata(lake: Lake, *, dry_run: bool = False) -> int:
 def _stored(lake: Lake, named: str) -> StoredTable | None:
     entry = MetadataStore(lake).namespace(NAMESPACE, "all").read().get(named)
     return None if entry is None else parsed(StoredTable, entry, f"key-value table {named}")
-
-
-def _routed(place: MetadataPlace) -> RoutedKeys:
-    return RoutedKeys(place.below, (*place.but, BESIDE))
 
 
 def _check_idle(lake: Lake) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -33,9 +34,22 @@ class RoutedStore:
     of the table, as JSON; with it the store is opened elsewhere.
     """
 
-    def __init__(self, objects: ObjectStore, routed: RoutedKeys, table: KeyValueObjects, place: str) -> None:
-        self.objects, self.routed, self.table = objects, routed, table
-        self._place = place
+    def __init__(
+        self, objects: ObjectStore, routed: RoutedKeys, open_table: Callable[[], KeyValueObjects], place: str
+    ) -> None:
+        self.objects, self.routed = objects, routed
+        self._open_table, self._place = open_table, place
+        self._table: KeyValueObjects | None = None
+        self._opening = threading.Lock()
+
+    @property
+    def table(self) -> KeyValueObjects:
+        """The objects in the table, which is opened now if it was not needed before."""
+        if self._table is None:
+            with self._opening:
+                if self._table is None:
+                    self._table = self._open_table()
+        return self._table
 
     @property
     def url(self) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -224,3 +227,17 @@ def test_a_store_that_does_not_tell_the_time_keeps_the_table_as_it_is(tmp_path: 
     with pytest.raises(StoreUnavailableError):
         good.put("a/b", b"2")
     assert good.get("a/b").data == b"1"
+
+
+def test_who_needs_data_alone_loads_neither_the_table_nor_its_drivers(tmp_path: Path) -> None:
+    store = routed_store(LocalStore(tmp_path / "lake"), tmp_path / "tables" / "t.sqlite", ("metadata/",))
+    store.put("data/file", b"rows")
+    program = (
+        "import pickle, sys\n"
+        "store = pickle.loads(bytes.fromhex(sys.argv[1])).open()\n"
+        "print(store.get('data/file').data, store.spark_uri('data/file'))\n"
+        "print([name for name in ('mmh3', 'sqlite3', 'psycopg', 'boto3') if name in sys.modules])\n"
+    )
+    command = [sys.executable, "-c", program, pickle.dumps(store.descriptor).hex()]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert out == [f"b'rows' file:{tmp_path}/lake/data/file", "[]"]
