@@ -42,7 +42,7 @@ class GroupCommit:
         self._running = False
         self._lock = threading.Lock()
         self._pace = Pace()
-        self._own = 0  # number of our last swap
+        self._seen = (0, 0)  # number of our last commit, and how many swaps this process had made then
 
     def submit(self, changes: Sequence[SegmentChange], token: bytes, repeated: bool) -> Future[None]:
         """Return where the outcome will be: None, or the errors of `TableSegment.apply`."""
@@ -150,9 +150,8 @@ class GroupCommit:
         )
 
     def _won(self, swapped: Swapped, began: float) -> None:
-        number = swapped.standing.state.number
-        others = number - self._own - 1 if self._own else 0
-        self._own = number
+        seen, self._seen = self._seen, (swapped.standing.state.number, self._core.pointer.won)
+        others = self._seen[0] - seen[0] - (self._seen[1] - seen[1]) if seen[0] else 0
         self._pace.won(others, time.monotonic() - began)
 
     def _lost(self) -> None:

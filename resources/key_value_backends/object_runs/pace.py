@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import random
+import time
 
-_WEIGHT = 0.25  # of what was seen last
 _MOST = 32.0
 _ALONE = 0.25
+_HALF_LIFE = 0.5  # seconds after which half of the rivals that were not met again are forgotten
 
 
 class Pace:
     """How many others write the same pointer, and how long a try takes, as this writer has met them lately.
 
-    With n writers a pause is drawn from n tries' time, also after a win: all are equally likely to be next.
+    With n writers the one that won waits for up to n tries' time, and those that lost for less each time: else who wins
+    meets nobody, takes itself for alone, and the others starve.
     """
 
     def __init__(self) -> None:
         self._rivals = 0.0
         self._try_takes = 0.005
+        self._losses = 0
+        self._last = time.monotonic()
 
     @property
     def alone(self) -> bool:
@@ -26,13 +30,17 @@ class Pace:
 
     def won(self, others: int, seconds: float) -> None:
         """Note a swap of ours: how many others made since our last one, and how long reading and swapping took."""
-        self._rivals += _WEIGHT * (min(others, _MOST) - self._rivals)
-        self._try_takes += _WEIGHT * (min(seconds, 1.0) - self._try_takes)
+        now = time.monotonic()
+        weight = 0.5 if others > self._rivals else 1 - 0.5 ** ((now - self._last) / _HALF_LIFE)
+        self._last, self._losses = now, 0
+        self._rivals += weight * (min(others, _MOST) - self._rivals)
+        self._try_takes += 0.25 * (min(seconds, 1.0) - self._try_takes)
 
     def lost(self) -> None:
         """Note that somebody else was first."""
-        self._rivals = min(_MOST, max(1.0, 1.25 * self._rivals))
+        self._losses += 1
+        self._rivals = max(1.0, self._rivals)
 
     def pause(self) -> float:
         """Return how many seconds to wait before the next try."""
-        return 0.0 if self.alone else random.uniform(0, self._rivals * self._try_takes)
+        return 0.0 if self.alone else random.uniform(0, self._rivals * self._try_takes / (1 + self._losses))

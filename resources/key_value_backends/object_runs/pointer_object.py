@@ -40,6 +40,7 @@ class PointerObject:
     def __init__(self, store: ObjectStore, key: str) -> None:
         self.store, self.key = store, key
         self.last: Standing | None = None  # that was read, or written, by this process
+        self.won = 0  # swaps that this process made
         self._turn = threading.Condition()
         self._begun = 0
         self._ended = 0
@@ -107,6 +108,7 @@ class PointerObject:
                 raise self._lost(error) from problem
             else:
                 self.last = Standing(after, etag)
+                self.won += 1
                 return Swapped(True, self.last)
             try:
                 now = self.read()
