@@ -116,8 +116,8 @@ class GroupCommit:
             swapped = self._swap(standing, decision)
             if swapped.won:
                 self._won(swapped, began)
+                self._upkeep.after_commit(standing, swapped.standing)  # before: who then closes waits for it
                 _answer(decision)
-                self._upkeep.after_commit(standing, swapped.standing)
                 return
             standing, fresh = swapped.standing, True
         raise TableUnavailableError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from dagster_adjunct.resources.key_value.addressing import KeyRange
@@ -25,29 +26,39 @@ class ObjectSegment:
     def __init__(self, limits: SegmentLimits, core: Callable[[], SegmentCore]) -> None:
         self.limits = limits
         self._make = core
-        self._made: tuple[int, SegmentCore, GroupCommit] | None = None
+        self._made: _Parts | None = None
 
     async def apply(self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False) -> None:
-        _, _, commits = self._parts()
-        await asyncio.wrap_future(commits.submit(changes, token, repeated))
+        await asyncio.wrap_future(self._parts().commits.submit(changes, token, repeated))
 
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
-        _, core, _ = self._parts()
+        core = self._parts().core
         return await _aside(lambda: core.get(keys, values=values)) if keys else []
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> list[StoredEntry]:
-        _, core, _ = self._parts()
+        core = self._parts().core
         return await _aside(lambda: core.page(within, limit, values=values))
 
     async def close(self) -> None:
-        """There is nothing that an event loop holds."""
+        """Wait for the upkeep that writes of this process have begun. An event loop holds nothing."""
+        if self._made is not None and self._made.process == os.getpid():
+            await _aside(self._made.upkeep.finish)
 
-    def _parts(self) -> tuple[int, SegmentCore, GroupCommit]:
+    def _parts(self) -> _Parts:
         made = self._made
-        if made is None or made[0] != os.getpid():
+        if made is None or made.process != os.getpid():
             core = self._make()
-            self._made = made = (os.getpid(), core, GroupCommit(core, SegmentUpkeep(core)))
+            upkeep = SegmentUpkeep(core)
+            self._made = made = _Parts(os.getpid(), core, upkeep, GroupCommit(core, upkeep))
         return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    process: int
+    core: SegmentCore
+    upkeep: SegmentUpkeep
+    commits: GroupCommit
 
 
 async def _aside(work: Callable[[], T]) -> T:

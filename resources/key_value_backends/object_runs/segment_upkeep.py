@@ -58,7 +58,7 @@ class SegmentUpkeep:
 
     def __init__(self, core: SegmentCore) -> None:
         self._core = core
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._work = threading.Lock()  # held by who does it
         self._asked = False
         self._alive = False
@@ -80,6 +80,11 @@ class SegmentUpkeep:
         levels = state.levels.model_copy(update={"runs": (*state.levels.runs, run), "flushed": state.number})
         return relogged(state, levels, b"")
 
+    def finish(self) -> None:
+        """Return when what was begun is done: the thread would end with the process, and leave a claim behind."""
+        with self._lock:
+            self._lock.wait_for(lambda: not self._alive)
+
     # -- the thread
 
     def _begin(self) -> None:
@@ -91,13 +96,25 @@ class SegmentUpkeep:
         threading.Thread(target=self._live, name="adjunct-key-values", daemon=True).start()
 
     def _live(self) -> None:
-        while True:
+        try:
+            while self._is_asked():
+                self._do(self._flush_and_merge)
+        except BaseException:
             with self._lock:
-                if not self._asked:
-                    self._alive = False
-                    return
-                self._asked = False
-            self._do(self._flush_and_merge)
+                self._ended()
+            raise
+
+    def _is_asked(self) -> bool:
+        """Whether there is something to do; where there is not, the thread counts as ended."""
+        with self._lock:
+            asked, self._asked = self._asked, False
+            if not asked:
+                self._ended()
+            return asked
+
+    def _ended(self) -> None:
+        self._alive = False
+        self._lock.notify_all()
 
     def _do(self, work: Callable[[], None]) -> None:
         with self._work:
