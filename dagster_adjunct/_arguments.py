@@ -69,7 +69,7 @@ def _guard_class(cls: type[Any], names: Mapping[str, Any]) -> None:
             if isinstance(member, classmethod | staticmethod):
                 checked = type(member)(checked)
             setattr(owner, name, checked)
-    if "__init__" not in vars(cls) and _is_model(cls):
+    if _is_model(cls):
         _guard_model(cls)
 
 

@@ -20,6 +20,7 @@ import pytest
 from dagster_adjunct.errors import AdjunctError, ConfigurationError
 from tests.clocks import on_clock
 from tests.public_names import public_names
+from tests.resources.key_value.scripted_segments import ScriptedSegments
 
 public = SimpleNamespace(**public_names())
 WRONG: tuple[Any, ...] = (None, 5, -1, True, 1.5, [], [5], {}, "", "a b", b"x", object(), lambda *given, **named: 1)
@@ -123,6 +124,8 @@ def _objects(known: dict[str, Any]) -> dict[str, Any]:
             lake, known["systems"], [public.unbounded_dataset("u", input="lake.s", key="k", partitions=2)]
         ),
         "Startpoints": public.Startpoints(lake, app),
+        "KeyValueTable": ScriptedSegments().table(),
+        "BlockingKeyValueTable": public.BlockingKeyValueTable(ScriptedSegments().table()),
     }
 
 

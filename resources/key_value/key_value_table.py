@@ -9,11 +9,19 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from dagster_adjunct.resources.errors import ConfigurationError, TransientError, check_whole_number
+from dagster_adjunct.resources.errors import TransientError
 from dagster_adjunct.resources.key_value.addressing import KeyRange, part_of_family
 from dagster_adjunct.resources.key_value.bulk_reads import bulk_read
 from dagster_adjunct.resources.key_value.changes_of_keys import Insert, Put, Remove, Replace
 from dagster_adjunct.resources.key_value.entry_coder import EntryCoder
+from dagster_adjunct.resources.key_value.given_arguments import (
+    check_family,
+    checked_page_size,
+    chosen_partitions,
+    listed,
+    pairs,
+    prefix_bytes,
+)
 from dagster_adjunct.resources.key_value.iterator_state import Iteration, IteratorState
 from dagster_adjunct.resources.key_value.key_version import KeyVersion, new_token, version_of
 from dagster_adjunct.resources.key_value.repeating import Pause, apply_again, pause_by_hand, pause_in_loop, read_again
@@ -35,7 +43,6 @@ from dagster_adjunct.resources.key_value.table_segment import (
 from dagster_adjunct.resources.key_value.write_requests import (
     WriteRequest,
     batch,
-    check_family,
     check_limits,
     refused,
     removal,
@@ -114,18 +121,18 @@ class KeyValueTable(Generic[K, V]):
 
     async def put_all(self, entries: Iterable[tuple[K, V]], *, family: str) -> list[KeyVersion]:
         """Write keys of a family, all or none; return their versions in this order."""
-        return await self.apply([Put(key, value) for key, value in entries], family=family)  # type: ignore[return-value]
+        return await self.apply([Put(*entry) for entry in pairs(self.id, "entries", entries)], family=family)  # type: ignore[return-value]
 
     async def replace_all(
         self, entries: Iterable[TableEntry[K, V] | tuple[K, V, KeyVersion]], *, family: str
     ) -> list[KeyVersion]:
         """Write keys of a family that must all have the versions given; return their new ones in this order."""
-        changes = [replacement(self.id, family, entry) for entry in entries]
+        changes = [replacement(self.id, family, entry) for entry in listed(self.id, "entries", entries)]
         return await self.apply(changes, family=family)  # type: ignore[return-value]
 
     async def remove_all(self, keys: Iterable[K | TableKey[K]], *, family: str) -> None:
         """Remove keys of a family, all or none; a `TableKey` with a version must have this version."""
-        await self.apply([removal(self.id, family, key) for key in keys], family=family)
+        await self.apply([removal(self.id, family, key) for key in listed(self.id, "keys", keys)], family=family)
 
     async def apply(
         self,
@@ -158,7 +165,7 @@ class KeyValueTable(Generic[K, V]):
         A `TableKey` has its own family. There is one request for each partition; the partitions are not read at one
         moment.
         """
-        asked = bulk_read(self._coder, list(keys), family)
+        asked = bulk_read(self._coder, listed(self.id, "keys", keys), family)
         return asked.entries(self._coder, await self._read_each(asked.stored))
 
     def keys(
@@ -177,7 +184,7 @@ class KeyValueTable(Generic[K, V]):
         among them any more. `state` of a page, from any process, goes on behind it.
         """
         iteration = self._of_family(family, prefix, start, end, values=False)
-        return TablePages(iteration, self._read_page, self._coder.found_keys, _page_size(page_size), state)
+        return TablePages(iteration, self._read_page, self._coder.found_keys, checked_page_size(page_size), state)
 
     def entries(
         self,
@@ -191,7 +198,7 @@ class KeyValueTable(Generic[K, V]):
     ) -> TablePages[TableEntry[K, V]]:
         """Iterate over the entries of a family, as `keys` does."""
         iteration = self._of_family(family, prefix, start, end, values=True)
-        return TablePages(iteration, self._read_page, self._coder.found_entries, _page_size(page_size), state)
+        return TablePages(iteration, self._read_page, self._coder.found_entries, checked_page_size(page_size), state)
 
     def all_keys(
         self,
@@ -202,7 +209,7 @@ class KeyValueTable(Generic[K, V]):
     ) -> TablePages[TableKey[K]]:
         """Iterate over the keys of the whole table, or of some partitions: partition by partition, in key order."""
         iteration = self._of_table(partitions, values=False)
-        return TablePages(iteration, self._read_page, self._coder.found_keys, _page_size(page_size), state)
+        return TablePages(iteration, self._read_page, self._coder.found_keys, checked_page_size(page_size), state)
 
     def all_entries(
         self,
@@ -213,7 +220,7 @@ class KeyValueTable(Generic[K, V]):
     ) -> TablePages[TableEntry[K, V]]:
         """Iterate over the entries of the whole table, as `all_keys` does."""
         iteration = self._of_table(partitions, values=True)
-        return TablePages(iteration, self._read_page, self._coder.found_entries, _page_size(page_size), state)
+        return TablePages(iteration, self._read_page, self._coder.found_entries, checked_page_size(page_size), state)
 
     async def close(self) -> None:
         """Give back what the running event loop holds; a later operation opens it again."""
@@ -310,24 +317,12 @@ class KeyValueTable(Generic[K, V]):
         of_family = coder.prefix(family)
         within = part_of_family(
             of_family,
-            prefix.encode() if isinstance(prefix, str) else prefix or b"",
+            prefix_bytes(self.id, prefix),
             None if start is None else coder.serialised(start),
             None if end is None else coder.serialised(end),
         )
         return Iteration(self.id, values, (coder.partition(of_family, b""),), within)
 
     def _of_table(self, partitions: Sequence[int] | None, *, values: bool) -> Iteration:
-        count = self.configuration.partitions
-        chosen = tuple(range(count)) if partitions is None else tuple(partitions)
-        if any(not isinstance(each, int) or not 0 <= each < count for each in chosen) or len(set(chosen)) < len(chosen):
-            raise ConfigurationError(
-                f"key-value table {self.id} has no such partitions: {list(chosen)!r:.80}.",
-                f"Give different numbers from 0 to {count - 1}.",
-                argument="partitions",
-            )
+        chosen = chosen_partitions(self.id, self.configuration.partitions, partitions)
         return Iteration(self.id, values, chosen, KeyRange())
-
-
-def _page_size(page_size: int) -> int:
-    check_whole_number(page_size, f"page_size={page_size!r}", "a whole number from 1 on", argument="page_size")
-    return page_size

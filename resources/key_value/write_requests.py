@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.key_value.changes_of_keys import Insert, Put, Remove, Replace, TableChange
 from dagster_adjunct.resources.key_value.entry_coder import EntryCoder
+from dagster_adjunct.resources.key_value.given_arguments import check_family, listed
 from dagster_adjunct.resources.key_value.key_version import KeyVersion, version_of
 from dagster_adjunct.resources.key_value.table_entries import TableEntry, TableKey
 from dagster_adjunct.resources.key_value.table_segment import (
@@ -69,7 +70,7 @@ def batch(coder: EntryCoder[K, V], family: str, changes: Iterable[TableChange[K,
     """Return the request of a batch. Raises KeyValueTableError for a missing family and a key that is there twice."""
     check_family(coder.table, family)
     prefix = coder.prefix(family)
-    given = list(changes)
+    given = listed(coder.table, "changes", changes)
     made = [segment_change(coder, prefix, change, version_of(token, place)) for place, change in enumerate(given)]
     if len({change.key for change in made}) != len(made):
         raise _twice(coder.table, family, given, made)
@@ -150,17 +151,6 @@ def version_bytes(table: TableId, version: KeyVersion) -> bytes:
             table=table.name,
         )
     return version.to_bytes()
-
-
-def check_family(table: TableId, family: str | None) -> None:
-    """Raise KeyValueTableError where something that is within one family has none."""
-    if family is None:
-        raise KeyValueTableError(
-            f"key-value table {table}: family is None: batches and iterators are within one family.",
-            "Give its name; keys without a family are written one by one, and iterated with the whole table.",
-            scope=table.scope,
-            table=table.name,
-        )
 
 
 def _check_same(table: TableId, family: str | None, key: TableKey[Any]) -> None:

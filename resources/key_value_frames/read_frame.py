@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.key_value.key_value_table import KeyValueTable
@@ -58,7 +58,7 @@ def _pages(
             loop.run(stored.close())
 
 
-def _batch(entries: list[TableEntry[bytes, bytes]], key: Reader, value: Reader) -> Any:
+def _batch(entries: Sequence[TableEntry[bytes, bytes]], key: Reader, value: Reader) -> Any:
     import pyarrow as pa
 
     columns = {
