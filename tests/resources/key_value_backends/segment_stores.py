@@ -90,3 +90,11 @@ SEGMENT_STORES = [
     pytest.param(objects_in_s3, id="objects-in-s3", marks=pytest.mark.server),
     pytest.param(postgres, id="postgres", marks=pytest.mark.server),
 ]
+# Reached by several processes, which take their time to start: the others at length only.
+SHARED_STORES = [
+    pytest.param(sqlite, id="sqlite"),
+    pytest.param(postgres, id="postgres", marks=pytest.mark.server),
+    pytest.param(dynamodb, id="dynamodb", marks=[pytest.mark.server, pytest.mark.long]),
+    pytest.param(objects_in_a_folder, id="objects-in-a-folder", marks=pytest.mark.long),
+    pytest.param(objects_in_s3, id="objects-in-s3", marks=[pytest.mark.server, pytest.mark.long]),
+]
