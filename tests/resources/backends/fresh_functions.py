@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.resources.backends import DynamoDbTable, PostgresTable, RedisTable, SqliteTable
-from dagster_adjunct.resources.key_value_backends import SqliteSegments
 from dagster_adjunct.resources.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.tables import MemoryTable, TableReadFunction, TableWriteFunction
 from dagster_adjunct.resources.tables.table_functions import record_not_found
+from tests.resources.key_value_backends import segment_stores
+from tests.resources.key_value_backends.segment_stores import SegmentStore
 
 COLUMNS = {
     "id": "string",
@@ -67,11 +68,16 @@ def sqlite(request: pytest.FixtureRequest, folder: Path) -> NewStore:
     return lambda: SqliteTable(path, f"suite_{next(_numbers)}", "id", columns=COLUMNS, create=True)
 
 
-def key_value(request: pytest.FixtureRequest, folder: Path) -> NewStore:
-    lake, backend = open_lake(f"memory://{folder.name}"), SqliteSegments(folder / "suite.key-values")
-    return lambda: KeyValueRows(
-        lake, "suite", f"t{next(_numbers)}", "id", columns=COLUMNS, create=True, partitions=2, stored_in=backend
-    )
+def key_value_in(store: Callable[..., SegmentStore]) -> Callable[[pytest.FixtureRequest, Path], NewStore]:
+    """Make functions over key-value tables in a backend of these."""
+
+    def key_value(request: pytest.FixtureRequest, folder: Path) -> NewStore:
+        lake, backend = open_lake(f"memory://{folder.name}"), store(request, folder).backend()
+        return lambda: KeyValueRows(
+            lake, "suite", f"t{next(_numbers)}", "id", columns=COLUMNS, create=True, partitions=2, stored_in=backend
+        )
+
+    return key_value
 
 
 def postgres(request: pytest.FixtureRequest, folder: Path) -> NewStore:
@@ -94,7 +100,17 @@ def dynamodb(request: pytest.FixtureRequest, folder: Path) -> NewStore:
 MARKS_IN_THE_RECORD = {DynamoDbTable, KeyValueRows}
 SMALLER_FLOATS = {DynamoDbTable}  # of 1E-130 to 9.9E+125
 _SERVERS: Sequence[Any] = [pytest.param(make, marks=pytest.mark.server) for make in (postgres, redis, dynamodb)]
-WHOLE_STORES: Sequence[Any] = [memory, sqlite, key_value, *_SERVERS]
+_KEY_VALUE: Sequence[Any] = [
+    pytest.param(key_value_in(segment_stores.sqlite), id="key-value"),
+    pytest.param(key_value_in(segment_stores.objects_in_memory), id="key-value-objects", marks=pytest.mark.long),
+    *[
+        pytest.param(
+            key_value_in(store), id=f"key-value-{store.__name__}", marks=[pytest.mark.server, pytest.mark.long]
+        )
+        for store in (segment_stores.postgres, segment_stores.dynamodb)
+    ],
+]
+WHOLE_STORES: Sequence[Any] = [memory, sqlite, *_KEY_VALUE, *_SERVERS]
 """Those that do all that a store may do."""
 ARROW_STORES: Sequence[Any] = _SERVERS[:1]
 """Those that take Arrow batches as they are."""
