@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
@@ -32,7 +35,9 @@ from dagster_adjunct.resources.key_value_errors import (
     ValueTooLongError,
 )
 from dagster_adjunct.resources.key_value_frames import read_key_value_table, write_key_value_table
+from tests.resources.key_value_frames import on_a_cluster
 from tests.resources.key_value_frames.plane import Plane
+from tests.servers.postgres import PostgresServer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -213,3 +218,15 @@ def test_json_is_checked_and_written_in_its_one_form(spark: SparkSession, tmp_pa
     assert stored(table) == {(None, "k"): json.loads('{"a": [], "b": 1}')}
     with pytest.raises(SerializationError):
         write_key_value_table(spark.createDataFrame([("k", "{")], "key string, value string"), table)
+
+
+@pytest.mark.long
+@pytest.mark.server
+def test_a_program_of_a_users_own_writes_and_reads_them_on_a_cluster(
+    spark_cluster: str, postgres_server: PostgresServer
+) -> None:
+    command = [sys.executable, on_a_cluster.__file__, spark_cluster, str(postgres_server.port)]
+    environment = {**os.environ, "ADJUNCT_LAKE_SHARED": "true"}  # it uses no lake
+    told = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    assert told.returncode == 0, told.stderr[-3000:]
+    assert json.loads(told.stdout.splitlines()[-1]) == [20_000, 4, 20_000, 20_000]
