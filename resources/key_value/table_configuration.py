@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dagster_adjunct.resources.errors import check_whole_number
+from dagster_adjunct.resources.errors import ConfigurationError, check_whole_number
+
+MOST_PARTITIONS = 2**16
+"""On every backend: more would not fit the two bytes that some of them have for its number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +32,9 @@ class KeyValueTableConfiguration:
                     argument=name,
                     least=least,
                 )
+        if self.partitions > MOST_PARTITIONS:
+            raise ConfigurationError(
+                f"partitions={self.partitions:,} of a key-value table: expected at most {MOST_PARTITIONS:,}.",
+                "Choose fewer: any number of families share a partition.",
+                argument="partitions",
+            )

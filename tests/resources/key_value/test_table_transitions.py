@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from datetime import UTC, datetime
+from typing import Any
 
 import mmh3
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_adjunct.resources.errors import InvalidNameError, MalformedDocumentError
+from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError, MalformedDocumentError
 from dagster_adjunct.resources.key_value.addressing import partition_of
 from dagster_adjunct.resources.key_value.listed_tables import hash_range, table_info
 from dagster_adjunct.resources.key_value.stored_tables import StoredTable, parsed
@@ -129,6 +130,15 @@ def test_an_entry_is_read_as_it_was_stored_and_what_is_none_is_told() -> None:
         with pytest.raises(MalformedDocumentError, match="entry of it can't be read"):
             parsed(StoredTable, broken, "it")
     assert "format 2" in str(table_info(NAME, {**stored, "format": 2}).problem)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"partitions": 0}, {"partitions": 65_537}, {"partitions": True}, {"partitions": 2.0}, {"longest_key": -1}]
+)
+def test_a_configuration_that_no_backend_could_keep_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=f"{next(iter(wrong))}=") as refused:
+        KeyValueTableConfiguration(**{"partitions": 1, **wrong})
+    assert refused.value.argument == next(iter(wrong))
 
 
 @pytest.mark.parametrize("good", ["a", "A.b-c_9", "-", ".", "9" * 255])

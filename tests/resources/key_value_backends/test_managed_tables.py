@@ -73,6 +73,24 @@ def test_a_table_is_created_used_sealed_deleted_and_created_anew(managers):
     assert manager.delete("plant", "machines") is True
 
 
+def test_names_at_their_limits_are_names_of_tables(managers):
+    manager = managers()
+    scope = "." + "s" * 254
+    assert manager.create_scope(scope) is True
+    for name in ("T" * 255, "t" * 255, "t" * 254 + ".", "-", "..", "a.b_c-D9"):
+        assert manager.create(scope, name, KeyValueTableConfiguration(1)) is True
+        opened_so = manager.open(scope, name, key=TextSerializer(), value=TextSerializer())
+        with BlockingKeyValueTable(opened_so) as table:
+            assert table.get("name") is None
+            table.put("name", name)
+            found = table.get("name")
+            assert found is not None
+            assert found.value == name
+    assert len(manager.list(scope)) == 6
+    assert [manager.delete(scope, table.name) for table in manager.list(scope)] == [True] * 6
+    assert manager.delete_scope(scope) is True
+
+
 def test_of_managers_that_race_one_is_told_that_it_was_the_one(managers):
     racing = [managers() for _ in range(4)]
     with ThreadPoolExecutor(len(racing)) as threads:
