@@ -66,7 +66,7 @@ class MetadataMove:
         to = "the lake's objects" if self.back else f"the key-value table {self.table}"
         if not self.moved:
             return f"metadata are in {to} already"
-        left = "" if self.back else "; those in the object store stay until adjunct metadata collect"
+        left = "" if self.back or not self.objects else "; those in the object store stay until adjunct metadata collect"
         return f"metadata moved to {to}: {self.objects:,} objects{left}"
 
     def to_json(self) -> dict[str, Any]:
