@@ -34,28 +34,22 @@ async def read_keys(
     calls: TableCalls, layout: SegmentLayout, keys: Sequence[bytes], *, values: bool
 ) -> list[StoredEntry | None]:
     """Return the entries of these keys, in their order, None for what is missing."""
-    asked: dict[str, Any] = {"ConsistentRead": True}
-    if not values:
-        asked["ProjectionExpression"] = "h, s, v"
     if len(keys) == 1:
-        key = layout.entry(keys[0])
-        answer: Any = await calls.read(lambda client: client.get_item(TableName=layout.table, Key=key, **asked))
+        asked: dict[str, Any] = {"Key": layout.entry(keys[0]), "ConsistentRead": True}
+        if not values:
+            asked["ProjectionExpression"] = "v"
+        answer: Any = await calls.read(lambda client: client.get_item(TableName=layout.table, **asked))
         item = answer.get("Item")
         return [None if item is None else _entry(keys[0], item, values)]
     distinct = list(dict.fromkeys(keys))
     parts = [distinct[start : start + KEYS_AT_ONCE] for start in range(0, len(distinct), KEYS_AT_ONCE)]
     found: dict[bytes, StoredEntry] = {}
-    await asyncio.gather(*(_read_batch(calls, layout, part, asked, values, found) for part in parts))
+    await asyncio.gather(*(_read_batch(calls, layout, part, values, found) for part in parts))
     return [found.get(key) for key in keys]
 
 
 async def _read_batch(
-    calls: TableCalls,
-    layout: SegmentLayout,
-    keys: Sequence[bytes],
-    asked: dict[str, Any],
-    values: bool,
-    found: dict[bytes, StoredEntry],
+    calls: TableCalls, layout: SegmentLayout, keys: Sequence[bytes], values: bool, found: dict[bytes, StoredEntry]
 ) -> None:
     """Put the entries of up to 100 keys into `found`.
 
@@ -63,11 +57,19 @@ async def _read_batch(
     """
     patience = Patience(_PATIENCE)
     left: Any = list(map(layout.entry, keys))
+    attributes = "s, v, d" if values else "s, v"
+    by_sort_key: dict[bytes, bytes] | None = None
+    if len({item["h"]["B"] for item in left}) == 1:
+        # boto3 takes its time for every attribute, and this one is known.
+        by_sort_key = {item["s"]["B"]: key for item, key in zip(left, keys, strict=True)}
+    else:
+        attributes = f"h, {attributes}"
     while True:
-        request: Any = {layout.table: {"Keys": left, **asked}}
+        asked = {"Keys": left, "ConsistentRead": True, "ProjectionExpression": attributes}
+        request: Any = {layout.table: asked}
         answer: Any = await calls.read(partial(_batch_get, request))
         for item in answer["Responses"].get(layout.table, ()):
-            key = table_key_of(item)
+            key = table_key_of(item) if by_sort_key is None else by_sort_key[item["s"]["B"]]
             found[key] = _entry(key, item, values)
         left = answer.get("UnprocessedKeys", {}).get(layout.table, {}).get("Keys")
         if not left:
