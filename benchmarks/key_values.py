@@ -11,11 +11,12 @@ import random
 from collections.abc import Callable
 
 from benchmarks.key_value_dynamodb import DYNAMODB
+from benchmarks.key_value_postgres import POSTGRES
 from benchmarks.key_value_sides import Compared, Side, Store, entries_from, our_side
 from benchmarks.key_value_sqlite import SQLITE, SQLITE_WITHOUT_DISK
 from benchmarks.timing import Measured, alternate
 
-STORES: tuple[Store, ...] = (SQLITE_WITHOUT_DISK, SQLITE, DYNAMODB)
+STORES: tuple[Store, ...] = (SQLITE_WITHOUT_DISK, SQLITE, POSTGRES, DYNAMODB)
 BATCH, BULK = 50, 1_000
 
 

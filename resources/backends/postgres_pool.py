@@ -42,20 +42,36 @@ class Pool(Generic[R]):
     @asynccontextmanager
     async def one(self) -> AsyncIterator[R]:
         """A connection that is the caller's alone."""
-        async with self._places:
+        requests = await self.take()
+        try:
+            yield requests
+        except asyncio.CancelledError:  # it may be in the middle of anything
+            await requests.connection.close()
+            raise
+        finally:
+            await self.give(requests)
+
+    async def take(self) -> R:
+        """A connection that is the caller's alone, until it is given back."""
+        await self._places.acquire()
+        try:
             requests = self._idle.pop() if self._idle else await self._connect()
-            self.met = True
-            try:
-                yield requests
-            except asyncio.CancelledError:  # it may be in the middle of anything
-                await requests.connection.close()
-                raise
-            finally:
-                if requests.connection.closed or requests.connection.broken:
-                    await self._drop()
-                    self.met = False
-                else:
-                    self._idle.append(requests)
+        except BaseException:
+            self._places.release()
+            raise
+        self.met = True
+        return requests
+
+    async def give(self, requests: R) -> None:
+        """Take a connection back, outside of any transaction, or closed."""
+        try:
+            if requests.connection.closed or requests.connection.broken:
+                await self._drop()
+                self.met = False
+            else:
+                self._idle.append(requests)
+        finally:
+            self._places.release()
 
     async def close(self) -> None:
         """Close all connections, after the requests that use them."""

@@ -97,11 +97,14 @@ class PostgresSegment:
         await self._pool().close()
 
     async def _read(self, query: str, parameters: list[bytes | None]) -> list[tuple[Any, ...]]:
-        async with self._pool().one() as wire:
-            try:
-                return wire.rows(await wire.ask(query, parameters))
-            except psycopg.Error as error:
-                raise await self._errors.met(error, wire) from error
+        pool = self._pool()
+        wire = await pool.take()
+        try:
+            return wire.rows(await wire.ask(query, parameters))
+        except psycopg.Error as error:
+            raise await self._errors.met(error, wire) from error
+        finally:
+            await pool.give(wire)
 
     async def _attempt(
         self,
@@ -110,15 +113,18 @@ class PostgresSegment:
         token: bytes,
     ) -> Refused | None:
         """Return what refused the changes, which is nothing where they are done; None where others came between."""
-        async with self._pool().one() as wire:
-            try:
-                if random.random() * WRITES_BETWEEN_FORGETTING < 1:
-                    await wire.tell(self._forget)
-                return await write(wire, changes, token)
-            except psycopg.Error as error:
-                if without_effect(error, self._statements.name):
-                    return None
-                raise await self._errors.met(error, wire) from error
+        pool = self._pool()
+        wire = await pool.take()
+        try:
+            if random.random() * WRITES_BETWEEN_FORGETTING < 1:
+                await wire.tell(self._forget)
+            return await write(wire, changes, token)
+        except psycopg.Error as error:
+            if without_effect(error, self._statements.name):
+                return None
+            raise await self._errors.met(error, wire) from error
+        finally:
+            await pool.give(wire)
 
     async def _one(self, wire: PostgresWire, changes: Sequence[SegmentChange], token: bytes) -> Refused | None:
         """Apply a change of one key in one statement."""
