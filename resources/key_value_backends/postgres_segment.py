@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import repeat
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -31,7 +31,10 @@ _KEYS_AT_ONCE = 50_000
 WRITES_BETWEEN_FORGETTING = 1000
 """Writes for each of which old tokens are forgotten once, on the average of all processes."""
 
+_SAMPLED = 32  # entries of a page for one whose size is looked at
+
 Refused = dict[int, bytes | None]
+_entry: Callable[[Sequence[Any]], StoredEntry] = partial(tuple.__new__, StoredEntry)
 
 
 class PostgresSegment:
@@ -73,13 +76,13 @@ class PostgresSegment:
         sql = self._statements
         if len(keys) == 1:
             rows = await self._read(sql.get if values else sql.get_version, [self._prefix + keys[0]])
-            return [StoredEntry._make(rows[0]) if rows else None]
+            return [rows[0] if rows else None]
         asked = list(dict.fromkeys(keys))
         found: dict[bytes, StoredEntry] = {}
         for start in range(0, len(asked), _KEYS_AT_ONCE):
             part = self._addresses(asked[start : start + _KEYS_AT_ONCE])
             rows = await self._read(sql.get_many if values else sql.get_many_versions, [part])
-            found.update(zip([row[0] for row in rows], _entries(rows), strict=True))
+            found.update(zip([entry.key for entry in rows], rows, strict=True))
         return list(map(found.get, keys))
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> list[StoredEntry]:
@@ -89,18 +92,19 @@ class PostgresSegment:
         parameters = [self._prefix + within.start, ends, integer(min(limit, 2**31 - 1))]
         rows = await self._read(self._statements.page(values, guarded), parameters)
         if values and rows:
-            self._entry_bytes = sum(len(row[2]) for row in rows) / len(rows)
-        return _entries(rows)
+            some = rows[::_SAMPLED]
+            self._entry_bytes = sum(len(entry.value or b"") for entry in some) / len(some)
+        return rows
 
     async def close(self) -> None:
         """Close the running event loop's connections, for all tables of the same backend."""
         await self._pool().close()
 
-    async def _read(self, query: str, parameters: list[bytes | None]) -> list[tuple[Any, ...]]:
+    async def _read(self, query: str, parameters: Sequence[bytes]) -> list[StoredEntry]:
         pool = self._pool()
         wire = await pool.take()
         try:
-            return wire.rows(await wire.ask(query, parameters))
+            return wire.rows(await wire.ask(query, parameters), _entry)
         except psycopg.Error as error:
             raise await self._errors.met(error, wire) from error
         finally:
@@ -143,8 +147,8 @@ class PostgresSegment:
         answer = await wire.ask(statement, parameters, commits=True)
         if answer.command_tuples or expected is ANYTHING:
             return {}
-        rows = wire.rows(await wire.ask(sql.get_version, parameters[:1]))
-        found = rows[0][1] if rows else None
+        rows = wire.rows(await wire.ask(sql.get_version, parameters[:1]), _entry)
+        found = rows[0].version if rows else None
         # Where the condition holds by now it did not a moment ago, but nobody could be told why.
         return None if found == (None if expected is ABSENT else expected) else {0: found}
 
@@ -154,7 +158,7 @@ class PostgresSegment:
         answer = await wire.ask(self._statements.batch, parameters, commits=True)
         if not answer.ntuples:
             return {}
-        refused, loose = _outcome(wire.rows(answer))
+        refused, loose = _outcome(wire.rows(answer, tuple))
         if refused:
             return refused
         return await self._in_transaction(wire, self._statements.batch, changes, parameters, loose)
@@ -178,7 +182,7 @@ class PostgresSegment:
         await wire.tell(b"BEGIN")
         try:
             if claim is not None:
-                ((applied,),) = wire.rows(await wire.ask(self._statements.claim, [claim]))
+                ((applied,),) = wire.rows(await wire.ask(self._statements.claim, [claim]), tuple)
                 if applied:
                     await wire.undo()
                     return {}
@@ -187,7 +191,7 @@ class PostgresSegment:
                 if loose:
                     held = self._addresses([changes[place].key for place in loose])
                     await wire.ask(self._statements.hold, [held])
-                refused, loose = _outcome(wire.rows(await wire.ask(statement, parameters)))
+                refused, loose = _outcome(wire.rows(await wire.ask(statement, parameters), tuple))
                 if not loose:
                     break
             if loose or (refused and claim is None):
@@ -221,7 +225,3 @@ def _outcome(rows: list[tuple[Any, ...]]) -> tuple[Refused, list[int]]:
     """Return the places whose conditions fail, with the versions found, and those that have to be held first."""
     refused = {place - 1: found or None for place, found in rows if place > 0}
     return refused, [-place - 1 for place, _ in rows if place < 0]
-
-
-def _entries(rows: list[tuple[Any, ...]]) -> list[StoredEntry]:
-    return list(map(tuple.__new__, repeat(StoredEntry), rows))

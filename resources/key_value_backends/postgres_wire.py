@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import select
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection
@@ -23,6 +23,7 @@ from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGresult
 
+R = TypeVar("R")
 NEAR = 0.0003
 _SELECTABLE = 1024  # sockets whose number is below can be waited for by themselves
 _LAST_WORD = 1.0  # seconds that a server has for the end of a request that was given up
@@ -75,10 +76,10 @@ class PostgresWire:
                 return
         await self.connection.close()
 
-    def rows(self, answer: PGresult) -> list[tuple[Any, ...]]:
-        """Return the rows of an answer."""
+    def rows(self, answer: PGresult, make: Callable[[Sequence[Any]], R]) -> list[R]:
+        """Return the rows of an answer, each made of its columns by `make`."""
         self._rows.set_pgresult(answer, set_loaders=True)
-        return self._rows.load_rows(0, answer.ntuples, tuple)
+        return self._rows.load_rows(0, answer.ntuples, make)
 
     async def _prepare(self, statement: str) -> bytes:
         if len(self._names) >= _PREPARED:
