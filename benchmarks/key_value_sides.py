@@ -25,6 +25,7 @@ Entries = Sequence[tuple[bytes, bytes]]
 
 class Side(Protocol):
     """One way to do it. Each method does all that it is given, one request after the other, and returns then.
+    All keys are of one family, which is a column, or a part of the key, also by hand.
 
     Every write has its condition: a key must be absent, or have the version that this side wrote last.
     """
@@ -48,7 +49,7 @@ class Side(Protocol):
         ...
 
     def scan(self) -> int:
-        """Read everything in the order of the keys; return the number of entries."""
+        """Read the family in the order of its keys, look at each entry; return their number."""
         ...
 
 

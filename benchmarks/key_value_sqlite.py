@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from benchmarks.key_value_sides import Compared, Entries, Store
+from benchmarks.key_value_sides import FAMILY, Compared, Entries, Store
 from dagster_adjunct.key_value import SqliteSegments
 
 _IN_MEMORY = Path("/dev/shm")
+_KEY = f"family = '{FAMILY}' AND key"
 _OVERHEAD = "at most 30 us more"
 
 
@@ -22,8 +23,11 @@ class SqliteByHand:
     def __init__(self, connection: sqlite3.Connection, in_one: bool) -> None:
         self._connection, self._execute, self._in_one = connection, connection.execute, in_one
         self._table = "in_one" if in_one else "one_each"
-        self._execute(f"CREATE TABLE {self._table} (key BLOB PRIMARY KEY, version INTEGER, value BLOB) WITHOUT ROWID")
-        self._insert = f"INSERT INTO {self._table} VALUES (?, 1, ?) ON CONFLICT DO NOTHING"
+        self._execute(
+            f"CREATE TABLE {self._table} (family TEXT, key BLOB, version INTEGER, value BLOB, "
+            "PRIMARY KEY (family, key)) WITHOUT ROWID"
+        )
+        self._insert = f"INSERT INTO {self._table} VALUES ('{FAMILY}', ?, 1, ?) ON CONFLICT DO NOTHING"
         self._versions: dict[bytes, int] = {}
 
     def inserts(self, entries: Entries) -> None:
@@ -32,7 +36,7 @@ class SqliteByHand:
             self._versions[entry[0]] = 1
 
     def replaces(self, entries: Entries) -> None:
-        statement = f"UPDATE {self._table} SET version = version + 1, value = ? WHERE key = ? AND version = ?"
+        statement = f"UPDATE {self._table} SET version = version + 1, value = ? WHERE {_KEY} = ? AND version = ?"
         for key, value in entries:
             version = self._versions[key]
             assert self._execute(statement, (value, key, version)).rowcount == 1
@@ -40,17 +44,17 @@ class SqliteByHand:
 
     def gets(self, keys: Sequence[bytes]) -> None:
         for key in keys:
-            query = f"SELECT version, value FROM {self._table} WHERE key = ?"
+            query = f"SELECT version, value FROM {self._table} WHERE {_KEY} = ?"
             assert self._execute(query, (key,)).fetchone() is not None
 
     def get_all(self, keys: Sequence[bytes]) -> None:
         if self._in_one:
             places = ", ".join("?" * len(keys))
-            query = f"SELECT key, version, value FROM {self._table} WHERE key IN ({places})"
+            query = f"SELECT key, version, value FROM {self._table} WHERE {_KEY} IN ({places})"
             found = {row[0]: row for row in self._execute(query, keys)}
             assert None not in [found.get(key) for key in keys]
         else:
-            query = f"SELECT version, value FROM {self._table} WHERE key = ?"
+            query = f"SELECT version, value FROM {self._table} WHERE {_KEY} = ?"
             self._execute("BEGIN")
             assert None not in [self._execute(query, (key,)).fetchone() for key in keys]
             self._execute("COMMIT")
@@ -65,7 +69,7 @@ class SqliteByHand:
         self.insert_batches([entries])
 
     def scan(self) -> int:
-        query = f"SELECT key, version, value FROM {self._table} ORDER BY key"
+        query = f"SELECT key, version, value FROM {self._table} WHERE family = '{FAMILY}' ORDER BY key"
         return sum(1 for _ in self._execute(query))
 
 
