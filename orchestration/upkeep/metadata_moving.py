@@ -66,8 +66,10 @@ class MetadataMove:
         to = "the lake's objects" if self.back else f"the key-value table {self.table}"
         if not self.moved:
             return f"metadata are in {to} already"
-        left = "" if self.back or not self.objects else "; those in the object store stay until adjunct metadata collect"
-        return f"metadata moved to {to}: {self.objects:,} objects{left}"
+        moved = f"metadata moved to {to}: {self.objects:,} objects"
+        if self.back or not self.objects:
+            return moved
+        return f"{moved}; those in the object store stay until adjunct metadata collect"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
