@@ -80,7 +80,7 @@ class SqliteSegment:
         try:
             if len(keys) == 1:
                 row = connection.execute(sql.get if values else sql.get_version, (partition, keys[0])).fetchone()
-                found = {} if row is None else {keys[0]: StoredEntry(*row)}
+                found = {} if row is None else {keys[0]: StoredEntry._make(row)}
             else:
                 found = self._found(connection.execute, keys, values)
         except sqlite3.Error as error:
