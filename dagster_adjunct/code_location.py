@@ -7,6 +7,7 @@ from dagster_adjunct.orchestration.code_location.dagster_home import prepare_dag
 from dagster_adjunct.orchestration.code_location.nodes.asset_subject import AssetSubject
 from dagster_adjunct.orchestration.code_location.nodes.translator import AdjunctTranslator
 from dagster_adjunct.orchestration.code_location.sensing.launch_when import LaunchWhen
+from dagster_adjunct.orchestration.code_location.shared.key_value_rows_resource import KeyValueRowsResource
 from dagster_adjunct.orchestration.code_location.shared.key_value_table_resource import KeyValueTableResource
 from dagster_adjunct.resources.backends.table_resources import (
     DynamoDbTableResource,
@@ -21,6 +22,7 @@ __all__ = [
     "AssetSubject",
     "DynamoDbTableResource",
     "HttpTableResource",
+    "KeyValueRowsResource",
     "KeyValueTableResource",
     "LaunchWhen",
     "PostgresTableResource",

@@ -135,10 +135,9 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
         await self._opened()
 
     async def close(self) -> None:
-        """Give back what the running event loop holds. A closed function may be opened again."""
-        opened, self._open = self._open, None
-        if opened is not None:
-            await opened.close()
+        """Give back what the running event loop holds; others keep theirs. A closed function may be opened again."""
+        if self._open is not None:
+            await self._open.close()
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
         if not len(operation):

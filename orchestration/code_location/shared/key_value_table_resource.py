@@ -39,7 +39,7 @@ class KeyValueTableResource(ConfigurableResource):  # type: ignore[type-arg]
     def __init__(self, **settings: Any) -> None:
         # Here and not in a validator: Dagster sets the fields again to what it was given.
         if isinstance(settings.get("backend"), Mapping):
-            settings["backend"] = {name: _without_secret(name, value) for name, value in settings["backend"].items()}
+            settings["backend"] = backend_without_secrets(settings["backend"])
         for name in ("key", "value"):
             if name in settings:
                 serializer_named(settings[name])
@@ -85,6 +85,11 @@ class KeyValueTableResource(ConfigurableResource):  # type: ignore[type-arg]
         except KeyValueTableNotFoundError:
             return KeyValueTableConfiguration(partitions)
         return replace(there, partitions=partitions)
+
+
+def backend_without_secrets(backend: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the description of a backend with the names of variables in place of `EnvVar`s."""
+    return {name: _without_secret(name, value) for name, value in backend.items()}
 
 
 def _without_secret(name: str, value: object) -> object:

@@ -12,6 +12,7 @@ from dagster import AssetExecutionContext, DagsterInstance, Definitions, EnvVar,
 from dagster_adjunct.code_location import (
     DynamoDbTableResource,
     HttpTableResource,
+    KeyValueRowsResource,
     PostgresTableResource,
     RedisTableResource,
     SqliteTableResource,
@@ -220,3 +221,19 @@ def test_a_table_in_a_file_needs_no_secret(tmp_path: Path) -> None:
         assert definitions.resolve_implicit_global_asset_job_def().execute_in_process(instance=instance).success
     with store.blocking("pairs") as table:
         assert table.get((1, 2)) == {"a": 1, "b": 2}
+
+
+def test_records_in_a_key_value_table_keep_the_name_of_a_backends_variable(tmp_path: Path) -> None:
+    settings = {"lake": str(tmp_path / "lake"), "scope": "plant", "table": "t", "columns": {"a": "string", "b": "int"}}
+    elsewhere = KeyValueRowsResource(
+        **settings, key="a", stored_in={"backend": "postgres", "dsn_env": EnvVar("MACHINES_DSN")}
+    )
+    assert elsewhere.function().to_dict()["stored_in"] == {"backend": "postgres", "dsn_env": "MACHINES_DSN"}
+    with pytest.raises(ConfigurationError) as told:
+        KeyValueRowsResource(
+            **settings, key="a", stored_in={"backend": "postgres", "dsn_env": "postgresql://a:correct-horse@b/c"}
+        )
+    assert "correct-horse" not in str(told.value)
+    with KeyValueRowsResource(**settings, key=["a", "b"], family="a", create=True).blocking("pairs") as table:
+        table.put(("x", 2), {})
+        assert table.get(("x", 2)) == {"a": "x", "b": 2}
