@@ -10,7 +10,7 @@ import heapq
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ from dagster_adjunct.resources.metadata_tables.object_addresses import (
     FAMILIES,
     Address,
     address_of,
+    depth_of,
     has_families_below,
     key_of,
 )
@@ -43,8 +44,12 @@ if TYPE_CHECKING:
 
 LONG_OBJECTS = f"{BESIDE}long/"
 _LONGEST = 512 * 1024
-_PAGE = 200
+_PAGE = 50
 _REMOVED_AT_ONCE = 50
+
+
+def _depth_and_name(address: Address) -> tuple[int, str]:
+    return depth_of(address.family), address.family
 
 
 class KeyValueObjects:
@@ -141,11 +146,13 @@ class KeyValueObjects:
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield what begins with `prefix` ("" is everything), in order of the keys."""
         above = address_of(prefix)
-        families = [self._of_family(above)]
+        addresses = [above]
         if has_families_below(prefix):
-            below = (family for family in self._names(prefix) if family != above.family)
-            families += [self._of_family(Address(family, "")) for family in below]
-        return heapq.merge(*families, key=attrgetter("key"))
+            addresses += [Address(family, "") for family in self._names(prefix) if family != above.family]
+        # Of two families of equal depth all keys of one are before those of the other: few pages are open at once.
+        by_depth = groupby(sorted(addresses, key=_depth_and_name), key=lambda address: depth_of(address.family))
+        runs = [chain.from_iterable(map(self._of_family, [*members])) for _, members in by_depth]
+        return heapq.merge(*runs, key=attrgetter("key"))
 
     def long_objects(self) -> set[str]:
         """Return the keys of the long objects in the object store that are in use."""

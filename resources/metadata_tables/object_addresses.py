@@ -39,6 +39,11 @@ def key_of(family: str, key: str) -> str:
     return key if family == ROOT else family + key
 
 
+def depth_of(family: str) -> int:
+    """Return how many folders a family stands for."""
+    return 0 if family == ROOT else family.count("/")
+
+
 def has_families_below(prefix: str) -> bool:
     """Whether keys that begin with `prefix` may be in other families than that of `address_of(prefix)`."""
     return prefix.count("/") < _FOLDERS

@@ -227,8 +227,9 @@ def test_collecting_deletes_what_no_namespace_reaches_and_nothing_else(lake: Lak
     for round_number in range(5):
         put(named(lake), {f"k{n}": [round_number, n] for n in range(50)})
     expected = contents(named(lake)), contents(others)
-    pages = {item.key for item in lake.store.list("metadata/things/") if "/pages/" in item.key}
-    reached = {page.key for name in (named(lake), others) for page in name.read().document.pages}
+    pages = {item.key for item in lake.store.list("metadata/") if "/pages/" in item.key}
+    of_tables = MetadataStore(lake).namespace("key-value-tables", "all")  # where the table of the metadata is known
+    reached = {page.key for name in (named(lake), others, of_tables) for page in name.read().document.pages}
     assert pages > reached
 
     assert MetadataStore(lake).collect() == 0  # it is all too young: somebody may be about to commit it
