@@ -8,16 +8,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dagster_adjunct.resources.errors import CommitStateUnknownError, StoreUnavailableError
 from dagster_adjunct.resources.key_value.serializers import TextSerializer
 from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
 from dagster_adjunct.resources.key_value_errors import KeyValueTableExistsError, KeyValueTableNotFoundError
-from dagster_adjunct.resources.objects import InMemoryStore, lake_in
+from dagster_adjunct.resources.objects import InMemoryStore, Lake, lake_in
+from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.resources.key_value.control_plane_world import Died, RememberedTables, dying
 
 TEXT = TextSerializer()
@@ -100,6 +103,32 @@ def test_managers_that_die_leave_what_the_next_one_finishes(
     backend.before = backend.after = lambda step: None
     KeyValueTableManager(lake, backend).delete("plant", "t")
     assert backend.tables == {}
+
+
+@pytest.mark.parametrize("kind", ["crash-before", "crash-after", "lost-after", "lost-before", "throttle"])
+def test_a_fault_at_any_request_for_metadata_leaves_each_step_done_or_not_done(kind: Any) -> None:
+    story = ("create 1", "seal", "delete")
+    broken = 0
+    for nth in range(1, 1000):
+        lake = lake_in(InMemoryStore())
+        backend = RememberedTables(lake.url)
+        KeyValueTableManager(lake).create_scope("plant")
+        store = FaultyStore(lake.store, [Fault("*", nth, kind)])
+        manager = KeyValueTableManager(Lake(store, lake.id), backend)
+        for step in story:
+            try:
+                assert asked(manager, step) is True
+            except (Crash, StoreUnavailableError, CommitStateUnknownError):
+                broken += 1
+                manager = KeyValueTableManager(lake, backend)
+                assert asked(manager, step) in (True, False)
+            table = {"create 1": ["open"], "seal": ["sealed"], "delete": []}[step]
+            assert list(backend.tables.values()) == table
+        assert KeyValueTableManager(lake).list("plant") == ()
+        if len(store.requests) < nth:
+            break
+    assert nth > 20
+    assert broken > 0 or kind not in ("crash-before", "crash-after")
 
 
 @dataclass(frozen=True)
