@@ -46,7 +46,10 @@ class JsonSerializer:
 
 @dataclass(frozen=True, slots=True)
 class ModelSerializer(Generic[M]):
-    """Objects of a pydantic class as JSON, by the names of their fields; what is read is validated."""
+    """Objects of a pydantic class as JSON, by their fields' aliases; what is read is validated.
+
+    Computed fields are left out. As keys: two objects are one key where their JSON is the same.
+    """
 
     model: type[M]
 
@@ -54,7 +57,7 @@ class ModelSerializer(Generic[M]):
         if not isinstance(value, self.model):
             raise SerializationError(f"{value!r:.80} is no {self.model.__name__}.", f"Give a {self.model.__name__}.")
         try:
-            return value.model_dump_json(by_alias=True).encode()
+            return value.model_dump_json(by_alias=True, round_trip=True).encode()
         except (PydanticSerializationError, UnicodeEncodeError) as error:
             raise SerializationError(f"{value!r:.80} can't be JSON: {error}.", "Give what JSON has.") from None
 

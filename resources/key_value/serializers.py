@@ -51,6 +51,8 @@ class BytesSerializer:
     """Bytes as they are."""
 
     def to_bytes(self, value: bytes) -> bytes:
+        if type(value) is bytes:
+            return value
         if not isinstance(value, bytes | bytearray | memoryview):
             raise SerializationError(f"{value!r:.80} is no bytes.", "Give bytes.")
         return bytes(value)

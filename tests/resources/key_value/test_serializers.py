@@ -11,7 +11,7 @@ import fastavro
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, computed_field
 
 from dagster_adjunct.errors import ConfigurationError, SerializationError
 from dagster_adjunct.key_value import (
@@ -36,6 +36,15 @@ SCHEMA = json.dumps(
 class Order(BaseModel):
     id: int
     note: str | None = Field(None, alias="remark")
+
+
+class Area(BaseModel, extra="forbid"):
+    side: int
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def area(self) -> int:
+        return self.side**2
 
 
 class Other(BaseModel):
@@ -82,6 +91,7 @@ def test_equal_dictionaries_have_equal_bytes() -> None:
         (IntegerSerializer(), 0, b"\x80" + bytes(7)),
         (IntegerSerializer(), -1, b"\x7f" + b"\xff" * 7),
         (ModelSerializer(Order), Order(id=1, remark="x"), b'{"id":1,"remark":"x"}'),
+        (ModelSerializer(Area), Area(side=2), b'{"side":2}'),
         (AvroSerializer(SCHEMA), {"a": -1, "b": "x"}, b"\x01\x02\x02x"),
         (FunctionSerializer(str.encode, bytes.decode), "x", b"x"),
     ],
