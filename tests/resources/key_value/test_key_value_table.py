@@ -16,6 +16,7 @@ from dagster_adjunct.errors import (
     KeyTooLongError,
     KeyValueTableError,
     SerializationError,
+    TableAccessError,
     ValueTooLongError,
 )
 from dagster_adjunct.key_value import (
@@ -273,6 +274,30 @@ def test_partitions_are_read_at_once_where_the_backend_waits() -> None:
 
     asyncio.run(read())
     assert sorted(arrived) == [0, 1, 2, 3]
+
+
+def test_where_one_partition_fails_no_request_goes_on_behind_the_error() -> None:
+    table = ScriptedSegments(waits=True).table()
+    ended: list[int] = []
+
+    async def read() -> None:
+        for partition in range(4):
+
+            async def get(keys: Any, *, values: bool = True, partition: int = partition) -> Any:
+                if partition == 2:
+                    raise TableAccessError("no entry.", "")
+                try:
+                    await asyncio.sleep(60)
+                finally:
+                    await asyncio.sleep(0)  # giving a connection back takes a moment, too
+                    ended.append(partition)
+
+            table._segment(partition).get = get  # type: ignore[method-assign]
+        with pytest.raises(TableAccessError):
+            await table.get_all([f"k{n}" for n in range(100)])
+        assert sorted(ended) == [0, 1, 3]
+
+    asyncio.run(read())
 
 
 def test_a_serializer_that_fails_or_makes_no_bytes_is_told_with_the_table(backend: ScriptedSegments) -> None:
