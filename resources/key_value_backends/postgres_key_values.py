@@ -104,8 +104,11 @@ class KeyValueStatements:
             batch_again=_batch(
                 rows, f"UPDATE {tokens} SET applied = true WHERE token = $5::bytea AND EXISTS (SELECT FROM fine)"
             ),
-            hold=f"INSERT INTO {rows} {columns} SELECT held, ''::bytea, ''::bytea "
-            "FROM unnest($1::bytea[]) AS held ORDER BY held ON CONFLICT DO NOTHING",
+            # As a batch does it: those that are there in their order, then the others in theirs.
+            hold=f"WITH locked AS MATERIALIZED (SELECT address FROM {rows} WHERE address = ANY ($1) ORDER BY address "
+            f"FOR UPDATE) INSERT INTO {rows} AS t {columns} SELECT held, ''::bytea, ''::bytea "
+            "FROM unnest($1::bytea[]) AS held WHERE held NOT IN (SELECT address FROM locked) ORDER BY held "
+            "ON CONFLICT (address) DO UPDATE SET version = t.version",
             # Waits for an attempt that has written its token; one that has not can't write it any more.
             claim=f"INSERT INTO {tokens} AS t (token, applied) VALUES ($1, false) "
             "ON CONFLICT (token) DO UPDATE SET applied = t.applied RETURNING applied",
@@ -139,7 +142,7 @@ def _batch(rows: str, token: str) -> str:
     what is locked is the newest, and stays so until the commit. A key that came in after the statement began makes the
     insertion fail, and with it the statement, which is then sent again. Only for keys that are to be removed and were
     not there, while others are changed, nothing would say so: nothing is applied then, and their places are returned
-    negative. They must be `hold`-ed first.
+    negative. Then all keys are made and locked first, by `hold`, with a version that is empty.
     """
     one = f"{rows}.address = ANY ($1) AND {rows}.address = seen.address AND EXISTS (SELECT FROM fine)"
     return f"""

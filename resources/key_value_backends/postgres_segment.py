@@ -159,26 +159,24 @@ class PostgresSegment:
         if not answer.ntuples:
             return {}
         refused, loose = _outcome(wire.rows(answer, tuple))
-        if refused:
+        if not loose:
             return refused
-        return await self._in_transaction(wire, self._statements.batch, changes, parameters, loose)
+        return await self._in_transaction(wire, self._statements.batch, parameters, hold=True)
 
     async def _again(self, wire: PostgresWire, changes: Sequence[SegmentChange], token: bytes) -> Refused | None:
         """Apply changes whose earlier attempt has not been applied; from here on it can't be any more."""
-        return await self._in_transaction(
-            wire, self._statements.batch_again, changes, self._arrays(changes, token), [], claim=token
-        )
+        return await self._in_transaction(wire, self._statements.batch_again, self._arrays(changes, token), claim=token)
 
     async def _in_transaction(
         self,
         wire: PostgresWire,
         statement: str,
-        changes: Sequence[SegmentChange],
         parameters: list[bytes | None],
-        loose: list[int],
+        *,
+        hold: bool = False,
         claim: bytes | None = None,
-    ) -> Refused | None:
-        """Apply changes, holding the keys at the places `loose` first, unless the token that is claimed was applied."""
+    ) -> Refused:
+        """Apply changes, unless the token that is claimed was applied; `hold` all keys first, if need be."""
         await wire.tell(b"BEGIN")
         try:
             if claim is not None:
@@ -187,25 +185,23 @@ class PostgresSegment:
                     await wire.undo()
                     return {}
                 await wire.tell(b"SAVEPOINT claimed")
-            for _ in range(_ROUNDS):
-                if loose:
-                    held = self._addresses([changes[place].key for place in loose])
-                    await wire.ask(self._statements.hold, [held])
-                refused, loose = _outcome(wire.rows(await wire.ask(statement, parameters), tuple))
-                if not loose:
-                    break
-            if loose or (refused and claim is None):
+            if not hold:
+                refused, hold = _outcome(wire.rows(await wire.ask(statement, parameters), tuple))
+            if hold:
+                await wire.ask(self._statements.hold, parameters[:1])
+                refused, _ = _outcome(wire.rows(await wire.ask(statement, parameters), tuple))
+            if refused and claim is None:
                 await wire.undo()
-            else:
-                if refused:  # what was held goes, and the claim stays: an attempt that comes late is not applied
-                    await wire.tell(b"ROLLBACK TO claimed")
-                await wire.tell(b"COMMIT", commits=not refused)
+                return refused
+            if refused:  # what was held goes, and the claim stays: an attempt that comes late is not applied
+                await wire.tell(b"ROLLBACK TO claimed")
+            await wire.tell(b"COMMIT", commits=not refused)
         except BaseException:
             may_stand = wire.may_stand
             await wire.undo()
             wire.may_stand = may_stand
             raise
-        return None if loose else refused
+        return refused
 
     def _addresses(self, keys: Sequence[bytes]) -> bytes:
         return byteas(map(self._prefix.__add__, keys))
@@ -221,7 +217,6 @@ class PostgresSegment:
         return [addresses, values, versions, byteas(expected), token]
 
 
-def _outcome(rows: list[tuple[Any, ...]]) -> tuple[Refused, list[int]]:
-    """Return the places whose conditions fail, with the versions found, and those that have to be held first."""
-    refused = {place - 1: found or None for place, found in rows if place > 0}
-    return refused, [-place - 1 for place, _ in rows if place < 0]
+def _outcome(rows: list[tuple[Any, ...]]) -> tuple[Refused, bool]:
+    """Return the places whose conditions fail, with the versions found, and whether keys have to be held first."""
+    return {place - 1: found or None for place, found in rows if place > 0}, any(place < 0 for place, _ in rows)
