@@ -157,6 +157,20 @@ def test_any_range_of_table_keys_comes_in_their_order_whatever_the_page_size(
     run(backend.open(table, 0), work)
 
 
+def test_more_small_families_than_are_listed_at_once_come_in_their_order(
+    backend: DynamoDbSegments, table: TableId
+) -> None:
+    keys = sorted(put(b"k", family=f"{number:x}").key for number in range(230))
+
+    async def work(segment: TableSegment) -> None:
+        for start in range(0, len(keys), 99):
+            await write(segment, *(SegmentChange(key, b"v", b"") for key in keys[start : start + 99]))
+        assert [entry.key for entry in await segment.page(KeyRange(), 1000, values=True)] == keys
+        assert await every_key(segment, KeyRange(keys[3], keys[-3]), 150) == keys[3:-3]
+
+    run(backend.open(table, 0), work)
+
+
 def test_changes_under_conditions_do_what_they_do_to_a_dict(backend: DynamoDbSegments, table: TableId) -> None:
     chosen = random.Random(11)
     keys = [put(key, family=family).key for family in (None, "f") for key in (b"", b"a", b"b", b"c")]
