@@ -6,13 +6,13 @@ each power of eight that the segment has grown by, and a segment has few runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import takewhile
+from itertools import groupby
 
 from dagster_adjunct.resources.key_value_backends.object_runs.segment_pointer import Levels, RunRef
 
 _FAN = 8
 _SMALLEST = 128 * 1024  # bytes: all runs below are of one class
+_MOST = 1000  # the class of what is claimed
 
 
 def size_class(run: RunRef) -> int:
@@ -24,19 +24,15 @@ def size_class(run: RunRef) -> int:
 
 
 def plan_merge(levels: Levels, now: int) -> tuple[RunRef, ...]:
-    """Return the runs to merge into one, oldest first, or none. `now` in milliseconds.
+    """Return the runs to merge into one, oldest first, or none: the smallest first. `now` in milliseconds.
 
-    What another process has claimed is left alone, and so is what is older than that.
+    What another process has claimed is left alone.
     """
     claimed = {run for claim in levels.claims if claim.until > now for run in claim.of}
-    free = [*takewhile(lambda run: run.id not in claimed, reversed(levels.runs))]
-    for largest in range(max(map(size_class, free), default=-1) + 1):
-        newest = _up_to(largest, free)
-        if sum(size_class(run) == largest for run in newest) >= _FAN:
-            return tuple(reversed(newest))
+    classes = {run.id: size_class(run) for run in levels.runs if run.id not in claimed}
+    for largest in sorted({*classes.values()}):
+        for is_small, neighbours in groupby(levels.runs, lambda run: classes.get(run.id, _MOST) <= largest):  # noqa: B023
+            group = tuple(neighbours)
+            if is_small and sum(classes[run.id] == largest for run in group) >= _FAN:
+                return group
     return ()
-
-
-def _up_to(largest: int, newest: Sequence[RunRef]) -> list[RunRef]:
-    """Return those before the first one of a higher class."""
-    return [*takewhile(lambda run: size_class(run) <= largest, newest)]

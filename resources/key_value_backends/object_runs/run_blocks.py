@@ -63,6 +63,18 @@ def joined(parts: Sequence[Columns]) -> Columns:
     return whole
 
 
+def without_removed(entries: Columns) -> Columns:
+    """Return entries without those that say that a key was removed."""
+    if None not in entries.values:
+        return entries
+    left = [place for place, value in enumerate(entries.values) if value is not None]
+    return Columns(
+        [entries.keys[place] for place in left],
+        [entries.versions[place] for place in left],
+        [entries.values[place] for place in left],
+    )
+
+
 def write_block(entries: Columns) -> bytes:
     """Return the bytes of a block of these entries."""
     count = len(entries)

@@ -6,6 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from dagster_adjunct.resources.errors import (
@@ -20,6 +21,7 @@ from dagster_adjunct.resources.key_value.addressing import KeyRange
 from dagster_adjunct.resources.key_value.table_segment import StoredEntry, TableId
 from dagster_adjunct.resources.key_value_backends.object_runs.commit_tokens import holds_any
 from dagster_adjunct.resources.key_value_backends.object_runs.pointer_object import PointerObject, Standing
+from dagster_adjunct.resources.key_value_backends.object_runs.run_blocks import without_removed
 from dagster_adjunct.resources.key_value_backends.object_runs.run_objects import RunObjects
 from dagster_adjunct.resources.key_value_backends.object_runs.segment_pointer import SegmentState, Status
 from dagster_adjunct.resources.key_value_backends.object_runs.segment_view import SegmentView
@@ -125,14 +127,12 @@ class SegmentCore:
         entries: list[StoredEntry] = []
         size = 0
         for window in SegmentView(state, self.objects).windows(within, wanted):
-            rows = zip(window.keys, window.versions, window.values, strict=True)
-            if values:
-                found = [StoredEntry(key, version, value) for key, version, value in rows if value is not None]
-            else:
-                found = [StoredEntry(key, version, None) for key, version, value in rows if value is not None]
-            entries += found[: limit - len(entries)]
-            size += sum(len(value or b"") for value in window.values)
-            if len(entries) >= limit or (entries and size >= _PAGE_BYTES):
+            there = without_removed(window)
+            left = limit - len(entries)
+            found = there.values[:left] if values else [None] * min(left, len(there))
+            entries += map(_entry, zip(there.keys, there.versions, found, strict=False))
+            size += sum(len(value or b"") for value in there.values[:left])
+            if len(entries) >= limit or size >= _PAGE_BYTES:
                 break
         return entries
 
@@ -154,6 +154,7 @@ class _Told:
 
 
 _NEW = object()
+_entry = partial(tuple.__new__, StoredEntry)  # of three values; `StoredEntry._make` counts them, in Python
 
 
 def now_in_ms() -> int:

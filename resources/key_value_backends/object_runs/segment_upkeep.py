@@ -21,7 +21,7 @@ from dagster_adjunct.resources.key_value.addressing import KeyRange
 from dagster_adjunct.resources.key_value_backends.object_runs.commit_tokens import tokens_since
 from dagster_adjunct.resources.key_value_backends.object_runs.planning_merges import plan_merge, size_class
 from dagster_adjunct.resources.key_value_backends.object_runs.pointer_object import Standing
-from dagster_adjunct.resources.key_value_backends.object_runs.run_blocks import Columns
+from dagster_adjunct.resources.key_value_backends.object_runs.run_blocks import Columns, without_removed
 from dagster_adjunct.resources.key_value_backends.object_runs.run_format import RunWriter
 from dagster_adjunct.resources.key_value_backends.object_runs.run_objects import BlockCache, RunObjects
 from dagster_adjunct.resources.key_value_backends.object_runs.segment_core import TOKENS_KEPT, SegmentCore, now_in_ms
@@ -142,7 +142,7 @@ class SegmentUpkeep:
             changed = {"runs": (*now.levels.runs, run), "flushed": state.number}
             return relogged(now.then(now_in_ms()), now.levels.model_copy(update=changed), now.log[len(state.log) :])
 
-        self._swap(flushed, run.id)
+        self._swap(flushed, run.id, lambda levels: run in levels.runs)
 
     def _flushed(self, state: SegmentState) -> RunRef:
         """Write the log of a state as a run, and return it."""
@@ -171,7 +171,9 @@ class SegmentUpkeep:
             others = tuple(other for other in state.levels.claims if other.until > now)
             return relogged(state.then(now), state.levels.model_copy(update={"claims": (*others, claim)}), state.log)
 
-        if not plan_merge(self._core.pointer.read().state.levels, now_in_ms()) or not self._swap(claimed, claim.into):
+        if not plan_merge(self._core.pointer.read().state.levels, now_in_ms()) or not self._swap(
+            claimed, _NO_RUN, lambda levels: claim in levels.claims
+        ):
             return False
         try:
             run = self._merged(claim.into, runs)
@@ -187,7 +189,7 @@ class SegmentUpkeep:
             doomed.extend(gone.id for gone in state.levels.dropped if gone not in levels.dropped)
             return relogged(state.then(now_in_ms()), levels, state.log)
 
-        if not self._swap(replaced, run.id):
+        if not self._swap(replaced, run.id, lambda levels: run in levels.runs):
             return False
         self._core.pointer.store.delete_many(self._core.objects.key(gone) for gone in doomed)
         if size_class(run) > 0:
@@ -198,10 +200,12 @@ class SegmentUpkeep:
         """Write runs as one, and return it. Where the oldest one is among them, removed keys are left out."""
         objects = RunObjects(self._core.pointer.store, self._core.objects.prefix, BlockCache(_MERGE_CACHE))
         indexes = objects.indexes(runs)
-        parts = [StoredPart(objects, run, index) for run, index in zip(runs, indexes, strict=True)]
-        everything = merged(parts, KeyRange(), _MERGED_AT_ONCE)
+        parts = [
+            StoredPart(objects, run, index, _MERGED_AT_ONCE, None) for run, index in zip(runs, indexes, strict=True)
+        ]
+        everything = merged(parts, KeyRange())
         if self._core.pointer.read().state.levels.runs[:1] == runs[:1]:
-            everything = map(_without_removed, everything)
+            everything = map(without_removed, everything)
         kept_since = now_in_ms() - TOKENS_KEPT
         tokens = b"".join(
             tokens_since(index.tokens, kept_since)
@@ -251,29 +255,30 @@ class SegmentUpkeep:
             after = state.then(now_in_ms())
             return relogged(after, state.levels.model_copy(update={"collected": after.number}), state.log)
 
-        after = self._swap(said, "")
+        after = self._swap(said, _NO_RUN, lambda levels: False)
         if after is not None:
             spared = _named(after.levels)
             pointer.store.delete_many(self._core.objects.key(run) for run in sorted(listed - spared))
 
     # -- swapping
 
-    def _swap(self, change: Change, written: str) -> SegmentState | None:
+    def _swap(self, change: Change, written: str, is_in: Callable[[Levels], bool]) -> SegmentState | None:
         """Swap in what `change` makes of what stands, and return what stands then; None where that makes nothing.
 
-        `written` is the run that it names; where it does not come in, it is left for a collection: the first answer of
-        the store may have been lost, and only a listing after another swap is certain of what nothing stands on.
+        `is_in` says of later levels whether ours came in; `written` is the run that it names. Where it does not come in
+        it is left for a collection: the first answer of the store may have been lost, and only a listing after another
+        swap is certain of what nothing stands on.
         """
         pointer = self._core.pointer
         standing = pointer.read()
         for _ in range(_SWAPS):
             if standing.state.status is Status.DELETED:
-                pointer.store.delete(self._core.objects.key(written or _NO_RUN))
+                pointer.store.delete(self._core.objects.key(written))
                 return None
             after = change(standing.state)
             if after is None:
                 return None
-            swapped = pointer.swap(standing, after, is_in=lambda state: written in _named(state.levels))
+            swapped = pointer.swap(standing, after, is_in=lambda state: is_in(state.levels))
             standing = swapped.standing
             if swapped.won:
                 return standing.state
@@ -304,15 +309,4 @@ def _replaced(levels: Levels, claim: Claim, run: RunRef, now: int) -> Levels | N
                 *(Dropped(id=gone, at=now) for gone in claim.of),
             ),
         }
-    )
-
-
-def _without_removed(entries: Columns) -> Columns:
-    if None not in entries.values:
-        return entries
-    left = [place for place, value in enumerate(entries.values) if value is not None]
-    return Columns(
-        [entries.keys[place] for place in left],
-        [entries.versions[place] for place in left],
-        [entries.values[place] for place in left],
     )

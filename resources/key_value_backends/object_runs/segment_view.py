@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +14,8 @@ from dagster_adjunct.resources.key_value_backends.object_runs.run_format import 
 from dagster_adjunct.resources.key_value_backends.object_runs.run_objects import RunObjects
 from dagster_adjunct.resources.key_value_backends.object_runs.segment_pointer import RunRef, SegmentState, columns_of
 
-_PART = 4 * 1024 * 1024  # bytes of a run that are read for a window, at most
+_WINDOW = 2_000  # entries of a run that are merged with others' at a time
+_PART = 4 * 1024 * 1024  # bytes of a run that are fetched at a time, at most
 
 
 class SegmentView:
@@ -52,8 +53,11 @@ class SegmentView:
         return found
 
     def windows(self, within: KeyRange, wanted: int) -> Iterator[Columns]:
-        """Yield the entries of a range, removed keys with them, in parts of about `wanted` that follow each other."""
-        yield from merged(self._parts(within), within, wanted)
+        """Yield the entries of a range, removed keys with them, in parts that follow each other.
+
+        About `wanted` are fetched at a time: give what is going to be taken.
+        """
+        yield from merged(self._parts(within, wanted), within)
 
     @cached_property
     def _indexes(self) -> list[RunIndex]:
@@ -68,10 +72,10 @@ class SegmentView:
                 return True
         return False
 
-    def _parts(self, within: KeyRange) -> list[Part]:
+    def _parts(self, within: KeyRange, wanted: int) -> list[Part]:
         runs = zip(self.state.levels.runs, self._indexes, strict=True)
         recent = columns_of(self.state.recent).between(within.start, within.end)
-        return [*(StoredPart(self._objects, run, index) for run, index in runs), HeldPart(recent)]
+        return [*(StoredPart(self._objects, run, index, wanted, within.end) for run, index in runs), HeldPart(recent)]
 
 
 @dataclass(slots=True)
@@ -88,46 +92,70 @@ class HeldPart:
     def __init__(self, entries: Columns) -> None:
         self._entries = entries
 
-    def read(self, within: KeyRange, wanted: int) -> tuple[Columns, bytes | None]:
-        """Return the first entries of a range, and the key before which all are there; None is the range's end."""
-        return self._entries.between(within.start, within.end), None
+    def reach(self, within: KeyRange) -> bytes | None:
+        """Return the key before which a window is best read; None is the range's end."""
+        return None
+
+    def read(self, within: KeyRange) -> Columns:
+        """Return the entries of a range."""
+        return self._entries.between(within.start, within.end)
 
 
 class StoredPart:
-    """Entries of a run, of which so many blocks are read that they have about what is wanted."""
+    """Entries of a run, of which about `wanted` before a key are going to be read."""
 
-    def __init__(self, objects: RunObjects, run: RunRef, index: RunIndex) -> None:
-        self._objects, self._run, self._index = objects, run, index
+    def __init__(self, objects: RunObjects, run: RunRef, index: RunIndex, wanted: int, end: bytes | None) -> None:
+        self._objects, self._run, self._index, self._wanted, self._end = objects, run, index, wanted, end
+        self._held: dict[int, Columns] = {}
 
-    def read(self, within: KeyRange, wanted: int) -> tuple[Columns, bytes | None]:
-        """Return the first entries of a range, and the key before which all are there; None is the range's end."""
+    def reach(self, within: KeyRange) -> bytes | None:
+        """Return the key before which the run has a window's entries of a range; None is the range's end."""
         index = self._index
-        first = last = max(0, bisect_right(index.firsts, within.start) - 1)
-        counted = 0
-        while last < len(index.firsts) and (within.end is None or index.firsts[last] < within.end or last == first):
-            counted += index.counts[last] if last > first else 0  # of the first block, nobody knows how many are below
+        first = last = max(0, index.block_of(within.start))
+        counted = 0  # without those of the first block: nobody knows how many of them lie before the range
+        while last < len(index.firsts) and (counted < _WINDOW or last == first):
+            counted += index.counts[last] if last > first else 0
             last += 1
-            if counted >= wanted or index.offsets[last] - index.offsets[first] >= _PART:
-                break
-        if last == first:
-            return Columns([], [], []), None
-        blocks = self._objects.blocks(self._run, index, first, last - 1)
         reached = index.firsts[last] if last < len(index.firsts) else None
-        if reached is not None and within.end is not None and reached >= within.end:
-            reached = None
-        return joined(blocks).between(within.start, within.end), reached
+        return reached if reached is not None and (within.end is None or reached < within.end) else None
+
+    def read(self, within: KeyRange) -> Columns:
+        """Return the entries of a range, of which only the blocks are read that may have some, and some behind them."""
+        firsts = self._index.firsts
+        first = max(0, self._index.block_of(within.start))
+        last = len(firsts) if within.end is None else bisect_left(firsts, within.end)
+        if first >= last:
+            return Columns([], [], [])
+        if not all(number in self._held for number in range(first, last)):
+            ahead = max(last, self._ahead_of(first))
+            self._held = dict(enumerate(self._objects.blocks(self._run, self._index, first, ahead - 1), first))
+        return joined([self._held[number] for number in range(first, last)]).between(within.start, within.end)
+
+    def _ahead_of(self, first: int) -> int:
+        """Return the block before which there are about so many entries as are wanted in all, within the range."""
+        index, last, counted = self._index, first, 0
+        while last < len(index.firsts) and (self._end is None or index.firsts[last] < self._end):
+            if counted >= self._wanted or index.offsets[last] - index.offsets[first] >= _PART:
+                break
+            counted += index.counts[last]
+            last += 1
+        return last
 
 
 Part = HeldPart | StoredPart
 
 
-def merged(parts: Sequence[Part], within: KeyRange, wanted: int) -> Iterator[Columns]:
-    """Yield the entries of all parts, in the order of their keys; of a key that several have, the last part's."""
+def merged(parts: Sequence[Part], within: KeyRange) -> Iterator[Columns]:
+    """Yield the entries of all parts, in the order of their keys; of a key that several have, the last part's.
+
+    They come in windows of some thousand entries of the part that has most there.
+    """
     start: bytes | None = within.start
     while start is not None:
-        read = [part.read(KeyRange(start, within.end), wanted) for part in parts]
-        reached = min((key for _, key in read if key is not None), default=None)
-        sources = [found.between(start, reached) for found, _ in read]
+        left = KeyRange(start, within.end)
+        reached = min((key for part in parts if (key := part.reach(left)) is not None), default=None)
+        window = KeyRange(start, within.end if reached is None else reached)
+        sources = [part.read(window) for part in parts]
         yield newest_of([source for source in sources if len(source)])
         start = reached
 

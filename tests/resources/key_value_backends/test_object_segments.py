@@ -13,6 +13,7 @@ from dagster_adjunct.resources.errors import MalformedDocumentError
 from dagster_adjunct.resources.key_value.addressing import KeyRange
 from dagster_adjunct.resources.key_value.table_segment import ConditionsFailed, ReplyLostError, SegmentChange, TableId
 from dagster_adjunct.resources.key_value_backends import ObjectSegments
+from dagster_adjunct.resources.key_value_backends.object_runs.segment_pointer import read_pointer
 from dagster_adjunct.resources.key_value_errors import KeyValueTableNotFoundError
 from dagster_adjunct.resources.objects import InMemoryStore, Lake, LocalStore, ObjectStore
 from tests.faulty_store import Crash, Fault, FaultyStore
@@ -210,11 +211,12 @@ def test_a_reader_whose_run_was_merged_away_reads_what_stands_now(inner, table, 
 
     def merge() -> None:
         mine = Handle(over(inner).open(table, 0), asyncio.run)
-        flushed(mine, 16, b"more")
+        while set(before) & set(runs_of(inner)):
+            flushed(mine, 4, b"more")
 
+    before = runs_of(inner)
     store = FaultyStore(inner, [Fault("get_range", 1, "meanwhile", merge)])
     handle = Handle(over(store).open(table, 0), run)
-    before = runs_of(inner)
     assert handle.value(APPLE) == b"red"
     assert not set(before) & set(runs_of(inner))
 
@@ -334,3 +336,18 @@ def test_inserts_of_new_keys_read_no_blocks(tmp_path, run):
     for number in range(50):
         handle.write(insert(of(b"new-%d" % number), b"v"))
     assert len([request for request, _ in store.requests if request == "get_range"]) - read < 20
+
+
+def test_merges_come_in_while_others_are_always_first(inner, table, rival, run):
+    """Each swap of this process meets another one's, once, as under many writers."""
+    plan = [
+        Fault("put_if_match", number, "meanwhile", lambda: rival.write(put(PEAR, b"theirs")))
+        for number in range(1, 400, 2)
+    ]
+    handle = Handle(over(FaultyStore(inner, plan)).open(table, 0), run)
+    for _ in range(12):
+        flushed(handle)
+    pointer = read_pointer(inner.get(pointer_of(inner)).data, "it")
+    assert pointer.levels.claims == ()
+    assert len(pointer.levels.runs) < 8
+    assert len(rival.stored()) == 5
