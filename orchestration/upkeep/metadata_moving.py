@@ -148,7 +148,12 @@ def move_metadata_back(lake: Lake) -> MetadataMove:
     _check_idle(lake)
     KeyValueTableManager(lake).seal(place.scope, place.table)
     objects = objects_in(store, place)
-    copied = copy_back(store, objects, routed_keys(place))
+
+    def are_in_table() -> bool:
+        document = read_lake_document(store)
+        return document is not None and document.metadata == place
+
+    copied = copy_back(store, objects, routed_keys(place), are_in_table)
     store_metadata_place(store, place, None)
     objects.close()
     return MetadataMove(f"{place.scope}/{place.table}", True, copied, back=True)

@@ -79,9 +79,11 @@ def copy_into(table: KeyValueObjects, store: ObjectStore, routed: RoutedKeys) ->
     return _in_threads(copy, [item.key for item in routed_objects(store, routed)])
 
 
-def copy_back(store: ObjectStore, table: KeyValueObjects, routed: RoutedKeys) -> int:
+def copy_back(store: ObjectStore, table: KeyValueObjects, routed: RoutedKeys, are_in_table: Callable[[], bool]) -> int:
     """Copy what the table has into the object store; return how many objects there were.
 
+    `are_in_table` looks whether the metadata still are in the table: another one may have moved them back meanwhile,
+    and others may have gone on from there, which stays.
     Raises ConfigurationError for pointers at which somebody has committed there meanwhile: they are left as they are.
     """
     keys = [item.key for item in table.list("") if routed.take(item.key)]
@@ -94,7 +96,7 @@ def copy_back(store: ObjectStore, table: KeyValueObjects, routed: RoutedKeys) ->
         with suppress(ObjectExistsError):
             if stored is None:
                 store.put_if_absent(key, data)
-            elif stored.data != data:  # what changes without a history: who runs, what is left of a budget
+            elif stored.data != data and are_in_table():  # what has no history: who runs, what is left of a budget
                 store.put_if_match(key, data, stored.etag)
 
     _in_threads(copy, keys)
@@ -105,7 +107,7 @@ def copy_back(store: ObjectStore, table: KeyValueObjects, routed: RoutedKeys) ->
         for key in sorted(pointers | there)
         if not unfence(store, key, table.get(key).data if key in pointers else None)
     ]
-    if refused:
+    if refused and are_in_table():
         raise ConfigurationError(
             f"{', '.join(refused)} in {store.url}: somebody who had opened the lake before its metadata were moved has "
             "committed there, and not to the table, which stays where the metadata are.",

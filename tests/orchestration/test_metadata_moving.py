@@ -322,3 +322,31 @@ def test_the_table_of_a_lakes_metadata_is_not_deleted(lake: Lake, folder: Path) 
         manager.delete("lake", "meta")
     move_metadata_back(open_lake(folder))
     assert KeyValueTableManager(open_lake(folder)).delete("lake", "meta")
+
+
+def test_two_who_move_at_once_move_once_and_undo_nothing_of_what_was_done_since(lake: Lake, folder: Path) -> None:
+    """The second one goes on from each of its requests after the first one is done, and somebody has committed."""
+    before = facts(lake)
+    for nth, name in enumerate(("t1", "t2")):
+
+        def first(name: str = name, number: int = nth) -> None:
+            move_metadata(open_lake(folder), "lake", name)
+            commit(open_lake(folder), 50 + number)
+            remember(open_lake(folder), {"since": number})
+
+        late = Fault("list", nth + 1, "meanwhile", first)
+        slow = Lake(FaultyStore(open_lake(folder).store, [late]), lake.id)
+        move_metadata(slow, "lake", name)
+        now = facts(open_lake(folder))
+        assert now["history"]["busy"][0]["batch"] == 50 + nth
+        assert now["entries"] == {**before["entries"], "since": nth}
+
+        def back(number: int = nth) -> None:
+            move_metadata_back(open_lake(folder))
+            commit(open_lake(folder), 60 + number)
+
+        routed = open_lake(folder)
+        late = Fault("list", nth + 1, "meanwhile", back)
+        slow = Lake(FaultyStore(base_of(routed), [late]), lake.id)
+        move_metadata_back(slow)
+        assert facts(open_lake(folder))["history"]["busy"][0]["batch"] == 60 + nth
