@@ -59,7 +59,7 @@ class SqliteSegment:
         connection = self._take()
         try:
             execute = connection.execute
-            execute("BEGIN IMMEDIATE")
+            self._connections.begin(connection)
             failing = (self._again if repeated else self._write)(execute, changes, token)
             if failing is None:
                 self._commit(execute)

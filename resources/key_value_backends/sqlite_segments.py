@@ -90,7 +90,7 @@ class SqliteSegments:
         except sqlite3.Error as error:
             raise translated(error, self._label(table)) from error
         try:
-            connection.execute("BEGIN IMMEDIATE")
+            self._connections.begin(connection)
             change(connection)
             connection.execute("COMMIT")
         except sqlite3.Error as error:

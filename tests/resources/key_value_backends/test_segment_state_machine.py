@@ -21,7 +21,9 @@ from tests.resources.key_value_backends.segment_handle import (
     remove,
     replace,
 )
+from tests.resources.key_value_backends.segment_stores import QUICK_STORES
 
+pytestmark = pytest.mark.parametrize("segment_store", QUICK_STORES, indirect=True)
 KEYS = [b"", b"\0", b"a", b"a\0", b"a\xff", b"b", b"\xff", b"\xff\xff"]
 KINDS = {
     "insert": lambda key, value, current, old: insert(key, value),

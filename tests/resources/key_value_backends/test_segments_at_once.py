@@ -15,9 +15,10 @@ from dagster_adjunct.resources.errors import TableUnavailableError
 from dagster_adjunct.resources.key_value.table_segment import ConditionsFailed
 from dagster_adjunct.resources.key_value_errors import KeyValueTableNotFoundError, KeyValueTableSealedError
 from tests.resources.key_value_backends.segment_handle import Handle, Request, insert, of, put, remove, replace, surely
-from tests.resources.key_value_backends.segment_stores import new_table_id
+from tests.resources.key_value_backends.segment_stores import QUICK_STORES, new_table_id
 
 WRITERS = 4
+pytestmark = pytest.mark.parametrize("segment_store", QUICK_STORES, indirect=True)
 
 
 @pytest.fixture
