@@ -58,15 +58,21 @@ class SegmentWrites:
 
     async def apply(self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool) -> None:
         """Do what `TableSegment.apply` says."""
-        await self._list_families(changes)
         number = 0
         if repeated:
             number, _ = self._lost.get(token, (0, 0.0))
-            applied = await self._was_applied(changes, token, number)
+            try:
+                await self._list_families(changes)
+                applied = await self._was_applied(changes, token, number)
+            except TableUnavailableError as error:
+                # Of this call nothing happened; of the one before it nothing is known yet.
+                raise ReplyLostError(error.problem, error.next_step) from error
             self._forget(token)
             if applied:
                 return
             number += 1
+        else:
+            await self._list_families(changes)
         await self._try(changes, token, number)
 
     async def _try(self, changes: Sequence[SegmentChange], token: bytes, number: int) -> None:
@@ -90,33 +96,29 @@ class SegmentWrites:
     async def _was_applied(self, changes: Sequence[SegmentChange], token: bytes, number: int) -> bool:
         """Find out what became of a try whose reply was lost: True, or False where it never will be applied.
 
-        Raises `ConditionsFailed` and the like where it never will be and a new try is no use, `ReplyLostError` where it
-        could not be found out.
+        Raises `ConditionsFailed` and the like where it never will be and a new try is no use, `ReplyLostError` or
+        TableUnavailableError where it could not be found out.
         """
         patience = Patience(self._patience)
         taken = False
         while True:
-            try:
-                answer = await self._send(transaction(self._layout, changes, token, number))
-                if not isinstance(answer, Cancelled):
-                    if answer is not Answer.UNDER_WAY:
-                        return answer is Answer.APPLIED  # else its token was burnt before
-                elif answer.sealed:
-                    raise self._sealed()
-                elif not answer.may_pass:
-                    burnt = await self._send(burning(self._layout, token, number))
-                    if burnt is Answer.APPLIED or (taken and burnt is Answer.TOKEN_TAKEN):
-                        self._check(answer)
-                        return False
-                    if burnt is Answer.TOKEN_TAKEN:
-                        # The first copy came meanwhile. What became of it is what DynamoDB says to another copy.
-                        taken = True
-                        continue
-            except TableUnavailableError as error:
-                raise ReplyLostError(error.problem, error.next_step) from error
+            answer = await self._send(transaction(self._layout, changes, token, number))
+            if not isinstance(answer, Cancelled):
+                if answer is not Answer.UNDER_WAY:
+                    return answer is Answer.APPLIED  # else its token was burnt before
+            elif answer.sealed:
+                raise self._sealed()
+            elif not answer.may_pass:
+                burnt = await self._send(burning(self._layout, token, number))
+                if burnt is Answer.APPLIED or (taken and burnt is Answer.TOKEN_TAKEN):
+                    self._check(answer)
+                    return False
+                if burnt is Answer.TOKEN_TAKEN:
+                    # The first copy came meanwhile. What became of it is what DynamoDB says to another copy.
+                    taken = True
+                    continue
             if not await patience.wait():
-                contended = self._contended()
-                raise ReplyLostError(contended.problem, contended.next_step)
+                raise self._contended()
 
     async def _send(self, request: dict[str, Any]) -> Answer | Cancelled:
         try:

@@ -168,6 +168,17 @@ def test_what_was_not_found_out_of_a_lost_try_is_not_told_as_nothing_happened() 
     assert set(script.tokens) == {"0"}
 
 
+def test_a_repeat_that_does_not_get_as_far_as_the_write_knows_nothing_of_it_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = Script(OK)
+    monkeypatch.setattr(script, "put_item", lambda **_: script._next(**_), raising=True)
+    script.answers.appendleft(UNREACHED)
+    segment = segment_of(script)
+    with pytest.raises(ReplyLostError):
+        apply(segment, repeated=True)
+
+
 def test_after_the_token_of_a_lost_try_was_burnt_its_refusal_is_told() -> None:
     script = Script(LOST, cancelled(NONE, FAILED, NONE), OK)
     segment = segment_of(script)
