@@ -204,13 +204,13 @@ class PostgresSegment:
         return refused
 
     def _addresses(self, keys: Sequence[bytes]) -> bytes:
-        return byteas(map(self._prefix.__add__, keys))
+        return byteas(list(map(self._prefix.__add__, keys)))
 
     def _arrays(self, changes: Sequence[SegmentChange], token: bytes) -> list[bytes | None]:
-        expected = (
+        expected = [
             None if change.expected is ANYTHING else b"" if change.expected is ABSENT else change.expected
             for change in changes
-        )
+        ]
         addresses = self._addresses([change.key for change in changes])
         values = byteas([change.value for change in changes])
         versions = byteas([change.version for change in changes])

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import select
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -156,16 +156,19 @@ def _set(ready: asyncio.Future[bool], in_time: bool) -> None:
         ready.set_result(in_time)
 
 
-def byteas(values: Iterable[bytes | None]) -> bytes:
+def byteas(values: Sequence[bytes | None]) -> bytes:
     """Return an array of bytea in the server's binary form."""
-    parts: list[bytes] = []
-    count = 0
-    for value in values:
-        count += 1
-        parts += (_NONE,) if value is None else (_length(len(value)), value)
-    if not count:
+    if not values:
         return struct.pack(">iii", 0, 1, _BYTEA)
-    return struct.pack(">iiiii", 1, 1, _BYTEA, count, 1) + b"".join(parts)
+    # Each is its length and its bytes: one list of both by turns, without a loop.
+    parts = [b""] * (2 * len(values))
+    if None in values:
+        parts[::2] = [_NONE if value is None else _length(len(value)) for value in values]
+        parts[1::2] = [value or b"" for value in values]
+    else:
+        parts[::2] = map(_length, map(len, values))  # type: ignore[arg-type]
+        parts[1::2] = values  # type: ignore[assignment]
+    return struct.pack(">iiiii", 1, 1, _BYTEA, len(values), 1) + b"".join(parts)
 
 
 def integer(value: int) -> bytes:
