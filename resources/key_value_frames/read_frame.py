@@ -11,6 +11,7 @@ from dagster_adjunct.resources.key_value.serializers import BytesSerializer
 from dagster_adjunct.resources.key_value.table_entries import TableEntry
 from dagster_adjunct.resources.key_value_frames.column_forms import form_of
 from dagster_adjunct.resources.schemas.schema import arrow_type
+from dagster_adjunct.resources.spark.given_session import session_of
 from dagster_adjunct.resources.spark.spark_errors import wrapped
 
 if TYPE_CHECKING:
@@ -20,7 +21,9 @@ Reader = tuple[str, Callable[[bytes], Any]]
 """A column's Spark type, and what makes its values of stored bytes."""
 
 
-def read_key_value_table(spark: SparkSession, table: KeyValueTable[Any, Any], *, page_size: int = 1000) -> DataFrame:
+def read_key_value_table(
+    spark: SparkSession | Callable[[], SparkSession], table: KeyValueTable[Any, Any], *, page_size: int = 1000
+) -> DataFrame:
     """Return the entries as `family` (string, null where there is none), `key`, `value` and `version` (binary).
 
     Keys and values have the types that the table's serializers stand for: text is a string, whole numbers are bigint,
@@ -41,7 +44,7 @@ def read_key_value_table(spark: SparkSession, table: KeyValueTable[Any, Any], *,
                 yield from wrapped(_pages(stored, number, page_size, readers))
 
     partitions = table.configuration.partitions
-    numbers = spark.range(0, partitions, 1, partitions)  # each number in a partition of its own
+    numbers = session_of(spark).range(0, partitions, 1, partitions)  # each number in a partition of its own
     return numbers.mapInArrow(read, f"family string, key {key.type}, value {value.type}, version binary")
 
 

@@ -1,6 +1,6 @@
 """Between records and the JSON documents that a key-value table holds of them.
 
-    {"tail":"N1","seats":149,"adjunct_applied":{"lake.flights.3":"0000000000:00000000000000000017:000000"}}
+    {"seats":149,"tail":"N1","adjunct_applied":{"lake.flights.3":"0000000000:00000000000000000017:000000"}}
     {"adjunct_deleted":true,"adjunct_at":1372636800.0,"adjunct_newest":["at","2013-07-01T00:00:00Z","lake.flights.3 …"]}
 
 A document is the record's columns, those of its key among them and those that are null left out, and beside them what
