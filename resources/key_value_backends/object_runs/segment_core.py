@@ -131,7 +131,7 @@ class SegmentCore:
             left = limit - len(entries)
             found = there.values[:left] if values else [None] * min(left, len(there))
             entries += map(_entry, zip(there.keys, there.versions, found, strict=False))
-            size += sum(len(value or b"") for value in there.values[:left])
+            size += sum(map(len, there.keys[:left])) + sum(map(len, filter(None, found)))
             if len(entries) >= limit or size >= _PAGE_BYTES:
                 break
         return entries
