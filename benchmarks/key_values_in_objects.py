@@ -149,6 +149,5 @@ def _bare_scan(store: ObjectStore, prefix: str) -> None:
             data = store.get_range(key, start, index.offsets[last] - start)
             for number in range(first, last):
                 block = read_block(data[index.offsets[number] - start : index.offsets[number + 1] - start])
-                for _ in zip(block.keys, block.versions, block.values, strict=True):
-                    pass
+                list(zip(block.keys, block.versions, block.values, strict=True))
             first = last
