@@ -22,7 +22,12 @@ from dagster_adjunct.resources.key_value.table_configuration import KeyValueTabl
 from dagster_adjunct.resources.key_value.table_entries import TableEntry, TableKey
 from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
 from dagster_adjunct.resources.key_value.table_pages import IteratorPage
-from dagster_adjunct.resources.key_value_backends import DynamoDbSegments, SqliteSegments
+from dagster_adjunct.resources.key_value_backends import (
+    DynamoDbSegments,
+    ObjectSegments,
+    PostgresSegments,
+    SqliteSegments,
+)
 from dagster_adjunct.resources.key_value_errors import FailedCondition
 from dagster_adjunct.resources.key_value_frames import FrameWritten, read_key_value_table, write_key_value_table
 
@@ -44,6 +49,8 @@ __all__ = [
     "KeyValueTableManager",
     "KeyVersion",
     "ModelSerializer",
+    "ObjectSegments",
+    "PostgresSegments",
     "Put",
     "Remove",
     "Replace",

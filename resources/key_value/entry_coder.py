@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import Any, Generic, NoReturn, TypeVar
 
-from dagster_adjunct.resources.errors import AdjunctError
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.key_value.addressing import (
     LONGEST,
     family_prefix,
@@ -48,7 +48,11 @@ class EntryCoder(Generic[K, V]):
     ) -> None:
         self.table = table
         self.partitions = configuration.partitions
-        self._key, self._value, self._limits = key, value, limits
+        self._key, self._value, self._limits = (
+            _serializer(table, "key", key),
+            _serializer(table, "value", value),
+            limits,
+        )
         self._family_most = limits.family_prefix if limits.family_prefix is not None else limits.table_key
         self._key_most = _least(configuration.longest_key, limits.key, limits.table_key)
         self._value_most = _least(configuration.longest_value, limits.value)
@@ -201,6 +205,18 @@ class EntryCoder(Generic[K, V]):
             scope=self.table.scope,
             table=self.table.name,
         )
+
+
+def _serializer(table: TableId, name: str, given: Serializer[K]) -> Serializer[K]:
+    """Return a serializer that is one. Raises ConfigurationError, before a first write stumbles over something else."""
+    if isinstance(given, type) or not all(callable(getattr(given, each, None)) for each in ("to_bytes", "from_bytes")):
+        is_class = isinstance(given, type) and given.__name__.endswith("Serializer")
+        raise ConfigurationError(
+            f"key-value table {table}: {name} is {given!r:.80}: expected a serializer, an object.",
+            f"Write {given.__name__}(…)." if is_class else "Give one, such as TextSerializer() or JsonSerializer().",
+            argument=name,
+        )
+    return given
 
 
 def _table_keys(families: Iterable[str | None], keys: Iterable[K], versions: Iterable[bytes]) -> Iterable[TableKey[K]]:

@@ -28,7 +28,7 @@ def pairs(table: TableId, name: str, given: Iterable[tuple[Any, Any]]) -> list[t
         if not isinstance(each, tuple) or len(each) != 2:
             raise ConfigurationError(
                 f"key-value table {table}: {each!r:.80} is among {name}: expected pairs of key and value.",
-                "Give tuples of two.",
+                "Give tuples of two; a dictionary has them as its items().",
                 argument=name,
             )
     return found

@@ -21,7 +21,7 @@ def check_scope(snapshot: Snapshot, scope: str) -> None:
     if stored is None:
         raise ScopeNotFoundError(
             f"there is no scope {scope!r} of key-value tables.",
-            "Check the name, or create it with create_scope.",
+            "Check the name, or create it: create_scope, or adjunct kvt scope create.",
             scope=scope,
         )
     parsed(StoredScope, stored, f"scope {scope!r} of key-value tables")

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.key_value.backend_names import backend_from, describe_backend
 from dagster_adjunct.resources.key_value.default_backend import backend_in, own_backends
 
@@ -20,6 +21,12 @@ class TableBackends:
     """The backends of a lake's tables. Tables are made in `given`, or where that is None in the lake's own."""
 
     def __init__(self, lake: Lake, given: SegmentBackend | None) -> None:
+        if given is not None and (isinstance(given, type) or not callable(getattr(given, "to_dict", None))):
+            raise ConfigurationError(
+                f"a manager of key-value tables has the backend {given!r:.80}: expected an object, or None.",
+                "Give one, such as PostgresSegments(dsn_env=…), or leave it out.",
+                argument="backend",
+            )
         self._lake = lake
         self.given = given
         self._described: dict[str, SegmentBackend] = {}

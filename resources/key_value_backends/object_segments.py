@@ -18,6 +18,7 @@ from dagster_adjunct.resources.errors import (
     ObjectExistsError,
     ObjectNotFoundError,
     TableUnavailableError,
+    check_whole_number,
 )
 from dagster_adjunct.resources.key_value.table_segment import ReplyLostError, SegmentLimits, TableId, TableSegment
 from dagster_adjunct.resources.key_value_backends.object_runs.object_segment import ObjectSegment
@@ -56,6 +57,9 @@ class ObjectSegments:
         s3: Mapping[str, Any] | None = None,
         cache_bytes: int = 64 * _MEGABYTE,
     ) -> None:
+        check_whole_number(
+            cache_bytes, f"cache_bytes={cache_bytes!r}", "a whole number from 0 on", argument="cache_bytes", least=0
+        )
         self._given, self._s3 = url, s3
         self._cache_bytes = cache_bytes
         self._cache = BlockCache(cache_bytes)

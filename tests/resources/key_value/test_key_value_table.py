@@ -318,6 +318,13 @@ def test_a_serializer_that_fails_or_makes_no_bytes_is_told_with_the_table(backen
         BlockingKeyValueTable(unread).get("k", family="f")
 
 
+@pytest.mark.parametrize("wrong", [TextSerializer, str, "text", None])
+def test_what_is_no_serializer_is_refused_when_the_table_is_opened(backend: ScriptedSegments, wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match="expected a serializer, an object") as caught:
+        KeyValueTable(ID, KeyValueTableConfiguration(4), backend, TextSerializer(), wrong)
+    assert caught.value.argument == "value"
+
+
 def test_a_version_travels_as_bytes() -> None:
     version = BlockingKeyValueTable(ScriptedSegments().table()).put("k", "v")
     assert KeyVersion.from_bytes(version.to_bytes()) == version

@@ -211,6 +211,13 @@ def test_an_entry_that_cannot_be_read_is_told_of_and_stops_no_other(manager: Key
     assert manager.seal("plant", "machines")
 
 
+@pytest.mark.parametrize("wrong", ["postgres", SqliteSegments, {"backend": "sqlite"}])
+def test_what_is_no_backend_is_refused_at_once(lake: Lake, wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match="expected an object, or None") as caught:
+        KeyValueTableManager(lake, wrong)
+    assert caught.value.argument == "backend"
+
+
 def test_another_manager_finds_the_backend_of_a_table_by_itself(
     manager: KeyValueTableManager, backend: RememberedTables
 ) -> None:
