@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.batchlog.known_applications import list_applications
@@ -38,6 +39,7 @@ from dagster_adjunct.resources.objects.lake_document import read_lake_document, 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.key_value.table_segment import SegmentBackend
     from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.objects.object_store import ObjectStore
 
 BELOW = ("applications/", "metadata/")
 """What is moved: all that is swapped often, and by several. What protects data (leases of versions, holds, the pointers
@@ -128,7 +130,7 @@ def move_metadata(
     except ApplicationBusyError:
         release_all(store, routed)
         raise
-    copied = copy_into(objects, store, routed)
+    copied = copy_into(objects, store, routed, place.words(), partial(_are_in, store, place))
     store_metadata_place(store, None, place)
     objects.close()
     return MetadataMove(named, True, copied, strays=tuple(strays(store, routed)))
@@ -148,12 +150,7 @@ def move_metadata_back(lake: Lake) -> MetadataMove:
     _check_idle(lake)
     KeyValueTableManager(lake).seal(place.scope, place.table)
     objects = objects_in(store, place)
-
-    def are_in_table() -> bool:
-        document = read_lake_document(store)
-        return document is not None and document.metadata == place
-
-    copied = copy_back(store, objects, routed_keys(place), are_in_table)
+    copied = copy_back(store, objects, routed_keys(place), partial(_are_in, store, place))
     store_metadata_place(store, place, None)
     objects.close()
     return MetadataMove(f"{place.scope}/{place.table}", True, copied, back=True)
@@ -181,6 +178,11 @@ def collect_metadata(lake: Lake, *, dry_run: bool = False) -> int:
 def _stored(lake: Lake, named: str) -> StoredTable | None:
     entry = MetadataStore(lake).namespace(NAMESPACE, "all").read().get(named)
     return None if entry is None else parsed(StoredTable, entry, f"key-value table {named}")
+
+
+def _are_in(store: ObjectStore, place: MetadataPlace) -> bool:
+    document = read_lake_document(store)
+    return document is not None and document.metadata == place
 
 
 def _check_idle(lake: Lake) -> None:

@@ -1,8 +1,8 @@
 """Copies a lake's metadata into a key-value table, and back into the object store.
 
 Both ways: first nobody can commit any more where they are, then all is copied, then the lake's document is swapped.
-Nothing that is there already is written over, so that whoever repeats a move, or makes it a second time while the first
-one is still running, undoes nothing of what was done since.
+Nothing is written over once the metadata are where they are moved to, so that whoever repeats a move, or makes it a
+second time while the first one is still running, undoes nothing of what was done since.
 """
 
 from __future__ import annotations
@@ -13,7 +13,12 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.resources.errors import ConfigurationError, ObjectExistsError, ObjectNotFoundError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+)
 from dagster_adjunct.resources.metadata_tables.moved_pointers import (
     fence,
     is_pointer,
@@ -65,18 +70,41 @@ def release_all(store: ObjectStore, routed: RoutedKeys) -> int:
     return released
 
 
-def copy_into(table: KeyValueObjects, store: ObjectStore, routed: RoutedKeys) -> int:
-    """Copy what the object store has into the table; return how many objects there were."""
+def copy_into(
+    table: KeyValueObjects, store: ObjectStore, routed: RoutedKeys, named: str, are_in_table: Callable[[], bool]
+) -> int:
+    """Copy what the object store has into the table; return how many objects there were.
+
+    What an earlier move left there, which was taken back, is replaced. `are_in_table` looks whether another one has
+    moved the metadata meanwhile: then what is there stays. Raises ConfigurationError where the table has more than
+    the object store: an earlier move's objects that are deleted by now.
+    """
 
     def copy(key: str) -> None:
         stored = standing(store, key)
         if stored is None:  # deleted meanwhile
             return
         moved = MovedDocument.parse(stored.data) if is_pointer(key) else None
-        with suppress(ObjectExistsError):
-            table.put_if_absent(key, stored.data if moved is None else moved.was.encode())
+        data = stored.data if moved is None else moved.was.encode()
+        try:
+            table.put_if_absent(key, data)
+        except ObjectExistsError:
+            # What has moved since this look has another ETag.
+            with suppress(ObjectNotFoundError, PreconditionFailedError):
+                there = table.get(key)
+                if there.data != data and not are_in_table():
+                    table.put_if_match(key, data, there.etag)
 
-    return _in_threads(copy, [item.key for item in routed_objects(store, routed)])
+    keys = {item.key for item in routed_objects(store, routed)}
+    copied = _in_threads(copy, sorted(keys))
+    over = [item.key for item in table.list("") if routed.take(item.key) and item.key not in keys]
+    if over and not are_in_table():
+        raise ConfigurationError(
+            f"{named} holds {len(over):,} objects that an earlier move left there and that are deleted by now, such as "
+            f"{over[0]!r}.",
+            "Name a table that does not exist yet, or go on without: adjunct metadata move --back.",
+        )
+    return copied
 
 
 def copy_back(store: ObjectStore, table: KeyValueObjects, routed: RoutedKeys, are_in_table: Callable[[], bool]) -> int:

@@ -17,6 +17,7 @@ import pytest
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog
 from dagster_adjunct.orchestration.batchlog.known_applications import list_applications
 from dagster_adjunct.orchestration.batchlog.run_lease import Claim, RunLease
+from dagster_adjunct.orchestration.upkeep import metadata_moving
 from dagster_adjunct.orchestration.upkeep.metadata_moving import (
     collect_metadata,
     move_metadata,
@@ -350,3 +351,26 @@ def test_two_who_move_at_once_move_once_and_undo_nothing_of_what_was_done_since(
         slow = Lake(FaultyStore(base_of(routed), [late]), lake.id)
         move_metadata_back(slow)
         assert facts(open_lake(folder))["history"]["busy"][0]["batch"] == 60 + nth
+
+
+def test_a_table_with_what_an_earlier_move_left_there_takes_nothing_back(
+    lake: Lake, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The move dies just before the lake's document is swapped, is taken back, and all goes on among the objects."""
+
+    def die(*_: object) -> None:
+        raise Crash
+
+    with monkeypatch.context() as dying, pytest.raises(Crash):
+        dying.setattr(metadata_moving, "store_metadata_place", die)
+        move_metadata(lake, "lake", "meta")
+    move_metadata_back(open_lake(folder))
+    commit(open_lake(folder), 7)
+    remember(open_lake(folder), {"a": 2})
+    before = facts(open_lake(folder))
+    lake.store.delete("applications/_names/new")
+    with pytest.raises(ConfigurationError, match="'applications/_names/new'"):
+        move_metadata(open_lake(folder), "lake", "meta")
+    lake.store.put("applications/_names/new", b"")
+    assert move_metadata(open_lake(folder), "lake", "meta").moved
+    assert facts(open_lake(folder)) == before
