@@ -12,9 +12,9 @@ from typing import TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
-from dagster_adjunct.resources.errors import TableError, TransientError
+from dagster_adjunct.resources.errors import AdjunctError, TransientError
 from dagster_adjunct.resources.key_value.table_segment import ReplyLostError, SegmentChange, TableId, TableSegment
-from dagster_adjunct.resources.key_value_errors import OutcomeUnknownError
+from dagster_adjunct.resources.key_value_errors import KeyValueTableError, OutcomeUnknownError
 
 T = TypeVar("T")
 Pause = Callable[[float], Awaitable[None]]
@@ -49,7 +49,7 @@ async def apply_again(
     """Repeat a write whose first attempt, `began` at that `time.monotonic()`, raised `first`, until it is settled.
 
     Raises OutcomeUnknownError where an attempt's reply was lost and time is out, or the table can't be asked any more;
-    else what the last attempt raised.
+    else what the last attempt raised, such as that the table is sealed.
     """
     errors: list[TransientError] = [first]
     lost = False
@@ -69,8 +69,9 @@ async def apply_again(
 
     try:
         await _retrying(is_over, pause)(attempt)
-    except (TransientError, TableError) as error:
-        if not lost:
+    except AdjunctError as error:
+        # That the table is sealed, or not there any more, is said only of a write that was not applied.
+        if not lost or isinstance(error, KeyValueTableError):
             raise
         raise OutcomeUnknownError(
             f"key-value table {table}: a write of {len(changes):,} keys was sent, and whether it was applied could not "

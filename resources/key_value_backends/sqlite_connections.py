@@ -93,9 +93,13 @@ class SqliteConnections:
             self.drop(connection)
 
     def close_for_fork(self) -> None:
-        while self._live:
+        """Return when no connection lives, and no other thread holds the lock, which would stay held in the child."""
+        while True:
             self.close()
-            time.sleep(0.0005 if self._live else 0)
+            with self._lock:
+                if not self._live:
+                    return
+            time.sleep(0.0005)
 
     def _opened(self, mode: str) -> sqlite3.Connection:
         with _forking, self._lock:

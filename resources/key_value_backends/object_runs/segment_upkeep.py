@@ -120,7 +120,7 @@ class SegmentUpkeep:
         with self._work:
             try:
                 work()
-            except AdjunctError as error:
+            except (AdjunctError, OSError) as error:  # also where this machine has no room for what is merged
                 # Others, or the next commits, do it; nothing stands on what was begun.
                 _log.warning("upkeep of %s was given up: %s", self._core.pointer.key, error)
 

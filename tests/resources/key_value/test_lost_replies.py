@@ -9,7 +9,9 @@ import pytest
 
 from dagster_adjunct.errors import (
     ConditionsNotMetError,
+    ConfigurationError,
     KeyValueTableSealedError,
+    MalformedDocumentError,
     OutcomeUnknownError,
     TableAccessError,
     TableUnavailableError,
@@ -84,8 +86,16 @@ def test_so_it_is_where_the_table_is_out_of_reach_after_a_reply_was_lost(backend
     backend.script, backend.repeat = [Lose(LOST)], AWAY
     with pytest.raises(OutcomeUnknownError, match="nobody answers"):
         table.put("k", "1")
-    backend.script, backend.repeat = [Lose(LOST)], TableAccessError("no entry.", "")
-    with pytest.raises(OutcomeUnknownError, match="no entry"):
+    for error in (
+        TableAccessError("no entry.", ""),
+        MalformedDocumentError("no entry.", ""),
+        ConfigurationError("no entry.", ""),
+    ):
+        backend.script, backend.repeat = [Lose(LOST)], error
+        with pytest.raises(OutcomeUnknownError, match="no entry"):
+            table.put("k", "1")
+    backend.script, backend.repeat = [Lose(LOST, after=False)], KeyValueTableSealedError("sealed.", "")
+    with pytest.raises(KeyValueTableSealedError):
         table.put("k", "1")
 
 

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from dagster_adjunct.resources.errors import MalformedDocumentError
 from dagster_adjunct.resources.key_value.addressing import KeyRange
 from dagster_adjunct.resources.key_value.table_segment import ConditionsFailed, ReplyLostError, SegmentChange, TableId
 from dagster_adjunct.resources.key_value_backends import ObjectSegments
+from dagster_adjunct.resources.key_value_backends.object_runs import segment_upkeep
 from dagster_adjunct.resources.key_value_backends.object_runs.segment_pointer import read_pointer
 from dagster_adjunct.resources.key_value_errors import KeyValueTableNotFoundError
 from dagster_adjunct.resources.objects import InMemoryStore, Lake, LocalStore, ObjectStore
@@ -115,7 +117,7 @@ def test_a_repeated_request_that_was_applied_changes_nothing_whatever_others_wro
     with pytest.raises(ReplyLostError):
         handle.send(request)
     rival.write(remove(APPLE))
-    flushed(rival, 9)
+    flushed(rival, 12)
     handle.send(request, repeated=True)
     assert rival.value(APPLE) is None
 
@@ -351,3 +353,12 @@ def test_merges_come_in_while_others_are_always_first(inner, table, rival, run):
     assert pointer.levels.claims == ()
     assert len(pointer.levels.runs) < 8
     assert len(rival.stored()) == 5
+
+
+def test_a_write_is_done_though_there_is_no_room_to_merge_runs_after_it(inner, table, rival, monkeypatch, caplog):
+    monkeypatch.setattr(segment_upkeep, "_IN_MEMORY", 0)
+    monkeypatch.setattr(segment_upkeep, "_MANY_RUNS", 8)
+    monkeypatch.setattr(inner, "staging_dir", lambda: Path("/nowhere"))
+    flushed(rival, 12)
+    assert "/nowhere" in caplog.text
+    assert rival.value(of(b"filler-47")) == LARGE
