@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 import pytest
 
+from dagster_adjunct import errors
 from dagster_adjunct.orchestration.cli.main import root
-from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.objects import LakeSettings
 from tests.doc_blocks import ROOT, PageReader, blocks_of, printed
 
@@ -62,8 +62,7 @@ def test_the_page_on_lakes_has_every_setting() -> None:
 
 
 def test_pages_name_only_errors_that_exist() -> None:
-    ours = {name for name, value in vars(errors).items() if isinstance(value, type)}
-    known = ours | vars(builtins).keys()
+    known = {*errors.__all__, *vars(builtins)}
     for page in PAGES:
         named = set(re.findall(r"`([A-Z]\w*Error)`", page.read_text("utf-8")))
         assert named <= known, page.name
