@@ -179,24 +179,29 @@ def iterate(
             "Add --family.",
             setting=bounds[0],
         )
-    how: dict[str, Any] = {"page_size": page_size, "state": None if state is None else _state(state)}
+    behind = None if state is None else _state(state)
+    found: list[dict[str, Any]] = []
+    at, ended = None, False
     with opened(lake_url, table, key_type, value_type) as reading:
-        if family is None:
-            pages: Iterator[IteratorPage[Any]] = (reading.all_keys if keys_only else reading.all_entries)(**how)
-        else:
-            pages = (reading.keys if keys_only else reading.entries)(family, **within, **how)
-        found: list[dict[str, Any]] = []
-        at = None
-        for page in pages:
-            at = base64.urlsafe_b64encode(page.state.to_bytes()).decode()
-            found += [
-                shown_entry(item, None, key_type, value_type)
-                if keys_only
-                else shown_entry(item.key, item, key_type, value_type)
-                for item in page.items
-            ]
-            if not whole:
-                break
+
+        def pages(most: int) -> Iterator[IteratorPage[Any]]:
+            if family is None:
+                return (reading.all_keys if keys_only else reading.all_entries)(page_size=most, state=behind)
+            return (reading.keys if keys_only else reading.entries)(family, **within, page_size=most, state=behind)
+
+        # A page of a table ends with its partition. What is shown does not: most partitions may hold next to nothing.
+        while not ended and (whole or len(found) < page_size):
+            page = next(pages(page_size if whole else page_size - len(found)), None)
+            ended = page is None
+            if page is not None:
+                behind = page.state
+                at = base64.urlsafe_b64encode(behind.to_bytes()).decode()
+                found += [
+                    shown_entry(item, None, key_type, value_type)
+                    if keys_only
+                    else shown_entry(item.key, item, key_type, value_type)
+                    for item in page.items
+                ]
     if json_output:
         show_json({"table": table, "entries": found, "state": at})
         return
@@ -204,7 +209,9 @@ def iterate(
         _show(_title(table, family), found, keys_only, key_type, value_type)
     if not found:
         show_line("There is nothing there." if state is None else "There is nothing more.")
-    elif not whole:
+    elif ended:
+        show_line("That is all.")
+    else:
         show_line(f"Go on with --state {at}")
 
 

@@ -186,6 +186,17 @@ def test_pages_go_on_from_the_state_that_was_printed(world: World) -> None:
     assert "is no state" in refused(world, "kvt", "iterate", TABLE, "--state", "!")
 
 
+def test_a_page_is_full_though_the_partitions_of_the_table_hold_next_to_nothing(world: World) -> None:
+    keys = {f"k{number}" for number in range(9)}  # without a family, over three partitions
+    for key in sorted(keys):
+        document(world, "kvt", "put", TABLE, key, "v")
+    page = document(world, "kvt", "iterate", TABLE, "--page-size", "7", "--keys-only")
+    rest = document(world, "kvt", "iterate", TABLE, "--page-size", "7", "--keys-only", "--state", page["state"])
+    assert (len(page["entries"]), len(rest["entries"])) == (7, 2)
+    assert {entry["key"] for entry in page["entries"] + rest["entries"]} == keys
+    assert "That is all." in printed(world, "kvt", "iterate", TABLE)
+
+
 def test_a_range_of_a_family_is_iterated(world: World) -> None:
     for key in ("a1", "a2", "b1", "b2"):
         printed(world, "kvt", "put", TABLE, key, "v", "--family", "f")
