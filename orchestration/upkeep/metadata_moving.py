@@ -47,6 +47,7 @@ of streams and datasets) stays beside the data, which can be read without the ta
 BUT = (f"metadata/{NAMESPACE}/",)
 """What leads to the table can't be in it."""
 _GRACE = timedelta(hours=1)
+_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +125,16 @@ def move_metadata(
     )
     routed, objects = routed_keys(place), objects_in(store, place)
     claim_table(objects, document.id, place.words())
-    fence_all(store, routed, place.words())
-    try:
-        _check_idle(lake)  # one that began before it could not
-    except ApplicationBusyError:
-        release_all(store, routed)
-        raise
-    copied = copy_into(objects, store, routed, place.words(), partial(_are_in, store, place))
+    for _ in range(_ROUNDS):
+        fence_all(store, routed, place.words())
+        try:
+            _check_idle(lake)  # one that began before it could not
+        except ApplicationBusyError:
+            release_all(store, routed)
+            raise
+        copied = copy_into(objects, store, routed, place.words(), partial(_are_in, store, place))
+        if not strays(store, routed):  # of an application that is new since, or of a move that was taken back
+            break
     store_metadata_place(store, None, place)
     objects.close()
     return MetadataMove(named, True, copied, strays=tuple(strays(store, routed)))

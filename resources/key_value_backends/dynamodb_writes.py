@@ -89,6 +89,12 @@ class SegmentWrites:
             if isinstance(answer, Cancelled):
                 self._check(answer)
             if not await patience.wait():
+                if answer is Answer.UNDER_WAY:
+                    self._remember(token, number)
+                    raise ReplyLostError(
+                        f"{self._calls.label}: a copy of a write is being worked on for {self._patience:g} s.",
+                        "It is asked about again.",
+                    )
                 raise self._contended()
             # This one is over. A server that remembered cancelled ones too would cancel it for ever.
             number += answer is not Answer.UNDER_WAY

@@ -375,3 +375,22 @@ def test_a_table_with_what_an_earlier_move_left_there_takes_nothing_back(
     lake.store.put("applications/_names/new", b"")
     assert move_metadata(open_lake(folder), "lake", "meta").moved
     assert facts(open_lake(folder)) == before
+
+
+def test_a_move_that_is_taken_back_while_it_is_under_way_loses_nothing_of_what_follows(
+    lake: Lake, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_into, known = metadata_moving.copy_into, []
+
+    def slowly(*given: Any) -> int:
+        copied = copy_into(*given)
+        if not known:
+            assert move_metadata_back(open_lake(folder)).moved
+            commit(open_lake(folder), 7)
+            known.append(facts(open_lake(folder)))
+        return copied
+
+    monkeypatch.setattr(metadata_moving, "copy_into", slowly)
+    done = move_metadata(lake, "lake", "meta")
+    assert (done.moved, done.strays) == (True, ())
+    assert facts(open_lake(folder)) == known[0]

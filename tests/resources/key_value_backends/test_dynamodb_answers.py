@@ -179,6 +179,16 @@ def test_a_repeat_that_does_not_get_as_far_as_the_write_knows_nothing_of_it_eith
         apply(segment, repeated=True)
 
 
+def test_a_copy_of_a_try_that_stays_under_way_is_not_told_as_nothing_happened() -> None:
+    script = Script(cancelled(NONE, CONFLICT, NONE), *[UNDER_WAY] * 1000)
+    segment = segment_of(script, patience=0.05)
+    with pytest.raises(ReplyLostError):
+        apply(segment)
+    script.answers = deque([OK])
+    apply(segment, repeated=True)
+    assert set(script.tokens[1:]) == {"1"}
+
+
 def test_after_the_token_of_a_lost_try_was_burnt_its_refusal_is_told() -> None:
     script = Script(LOST, cancelled(NONE, FAILED, NONE), OK)
     segment = segment_of(script)
