@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import Any, Generic, NoReturn, TypeVar
@@ -154,7 +155,16 @@ class EntryCoder(Generic[K, V]):
         return list(_table_entries(_table_keys(families, keys, versions), self._values(found, values)))
 
     def _keys(self, stored: Sequence[bytes]) -> tuple[Iterable[str | None], list[K]]:
-        families, serialised = split_table_keys(stored)
+        try:
+            families, serialised = split_table_keys(stored)
+        except (struct.error, UnicodeDecodeError) as error:
+            raise SerializationError(
+                f"key-value table {self.table}: among {len(stored):,} stored keys one is no table key ({error}): it was "
+                "not written by this project.",
+                "Look for it in the store, between the last key that was read and the next, and remove it there.",
+                scope=self.table.scope,
+                table=self.table.name,
+            ) from error
         try:
             return families, list(map(self._key.from_bytes, serialised))
         except Exception:  # noqa: BLE001 - it is raised again, with the key that it is about

@@ -10,7 +10,7 @@ from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.key_value.changes_of_keys import Insert, Put, Remove, Replace, TableChange
 from dagster_adjunct.resources.key_value.entry_coder import EntryCoder
 from dagster_adjunct.resources.key_value.given_arguments import check_family, listed
-from dagster_adjunct.resources.key_value.key_version import KeyVersion, version_of
+from dagster_adjunct.resources.key_value.key_version import VERSION_BYTES, KeyVersion, version_of
 from dagster_adjunct.resources.key_value.table_entries import TableEntry, TableKey
 from dagster_adjunct.resources.key_value.table_segment import (
     ABSENT,
@@ -143,14 +143,18 @@ def removal(table: TableId, family: str, key: Any) -> Remove[Any]:
 
 def version_bytes(table: TableId, version: KeyVersion) -> bytes:
     """Return the bytes of a version that a caller gave."""
-    if not isinstance(version, KeyVersion):
+    is_one = isinstance(version, KeyVersion)
+    stored = version.to_bytes() if is_one else version
+    # Bytes that no write has given could be taken for no condition at all.
+    if not is_one or type(stored) is not bytes or len(stored) != VERSION_BYTES:
         raise KeyValueTableError(
-            f"key-value table {table}: {version!r:.60} is no version of a key: expected a KeyVersion.",
+            f"key-value table {table}: {stored!r:.60} is no version of a key: expected a KeyVersion of {VERSION_BYTES} "
+            "bytes.",
             "Give the version that a write returned, or that an entry was read with.",
             scope=table.scope,
             table=table.name,
         )
-    return version.to_bytes()
+    return stored
 
 
 def _check_same(table: TableId, family: str | None, key: TableKey[Any]) -> None:

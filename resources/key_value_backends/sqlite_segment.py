@@ -33,6 +33,7 @@ HORIZON = 60.0
 _TOKENS_KEPT = 2 * HORIZON  # seconds: the last attempt of a request may begin at its horizon, and wait
 _WRITES_BETWEEN_PRUNING = 256
 _KEYS_AT_ONCE = 1024
+_LARGEST_LIMIT = 2**63 - 1  # of an integer in SQLite
 _KEY = itemgetter(0)
 
 _Execute = Callable[..., sqlite3.Cursor]
@@ -96,7 +97,7 @@ class SqliteSegment:
         ends = (within.start,) if within.end is None else (within.start, within.end)
         connection = self._take()
         try:
-            entries = _entries(connection.execute(query, (self._partition, *ends, limit)))
+            entries = _entries(connection.execute(query, (self._partition, *ends, min(limit, _LARGEST_LIMIT))))
         except sqlite3.Error as error:
             self._failed(connection, error)
         except BaseException:

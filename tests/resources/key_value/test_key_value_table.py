@@ -177,6 +177,8 @@ def test_an_empty_batch_does_nothing(table: Table, backend: ScriptedSegments) ->
         (lambda t: t.replace("a", "1", None), "None is no version"),
         (lambda t: t.replace("a", "1", b"0" * 16), "is no version"),
         (lambda t: t.remove("a", version="v"), "'v' is no version"),
+        (lambda t: t.replace("a", "1", KeyVersion(b"")), "b'' is no version"),
+        (lambda t: t.apply([Remove("a", KeyVersion(None))], family="f"), "None is no version"),
         (lambda t: t.replace_all([TableEntry(TableKey("f", "a"), "1")], family="f"), "None is no version"),
         (lambda t: t.replace_all(["a"], family="f"), "'a' can't replace anything"),
         (lambda t: t.remove_all([TableKey("g", "a")], family="f"), "'a' is of family 'g', in a batch of 'f'"),

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_adjunct.errors import IteratorStateError
+from dagster_adjunct.errors import IteratorStateError, SerializationError
 from dagster_adjunct.key_value import BlockingKeyValueTable, IteratorState
 from dagster_adjunct.resources.key_value.addressing import family_prefix, hashed_part, partition_of, table_key
-from dagster_adjunct.resources.key_value.table_segment import TableId
+from dagster_adjunct.resources.key_value.table_segment import StoredEntry, TableId
 from tests.resources.key_value.scripted_segments import ID, ScriptedSegments
 
 Table = BlockingKeyValueTable[str, str]
@@ -174,3 +174,13 @@ def test_a_state_has_these_bytes_and_can_be_pickled() -> None:
     for other in (b"", b"x" * 38, "text", None, stored[:-1]):
         with pytest.raises(IteratorStateError):
             IteratorState.from_bytes(other)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("stored", [b"", b"\0", b"\0\2\xff\xff key"])
+def test_what_somebody_else_stored_as_a_key_is_told_with_the_table(stored: bytes) -> None:
+    backend = ScriptedSegments()
+    table = filled([("f", "a"), (None, "b")], backend)
+    backend.stored[0] = {stored: StoredEntry(stored, b"v" * 16, b"value")}
+    for pages in (table.all_keys(partitions=[0]), table.all_entries(partitions=[0])):
+        with pytest.raises(SerializationError, match="scope/table: among 1 stored keys one is no table key"):
+            next(pages)

@@ -268,6 +268,13 @@ def test_a_range_has_its_start_and_not_its_end(handle):
         assert found == sorted(key for key in keys if within.start <= key and (within.end is None or key < within.end))
 
 
+def test_a_page_may_be_asked_for_of_any_size(handle):
+    handle.write(put(APPLE), put(of(b"pear")))
+    for limit in (2**31, 2**63, 10**30):
+        page = handle.run(handle.segment.page(KeyRange(), limit, values=True))
+        assert [entry.key for entry in page] == [APPLE, of(b"pear")]
+
+
 def test_a_family_is_a_range_whatever_its_neighbours_are_called(handle):
     for family in ("b", "a", "c", "ba", "b\0", "bb"):
         handle.write(*(put(of(key, family), family.encode()) for key in (b"", b"1", b"\xff")))
