@@ -3,55 +3,95 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 T = TypeVar("T")
 
 
 class LoopThread:
     """Runs coroutines for callers that wait for them, from any thread, also from one whose own event loop is running
-    (which they block meanwhile). The thread begins with the first of them, and again after `close`."""
+    (which they block meanwhile). The thread begins with the first of them, and again after `close` and after a fork."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
+        self._running: _Running | None = None
+        self._change = threading.Condition()
+        _all.add(self)
 
     def run(self, operation: Coroutine[Any, Any, T]) -> T:
         """Return what the coroutine returns, or raise what it raises."""
-        pending = asyncio.run_coroutine_threadsafe(operation, self._started())
+        mine = self._entered()
         try:
-            return pending.result()
-        except BaseException:
-            pending.cancel()  # Ctrl-C must not leave the request running behind the caller's back
-            raise
+            pending = asyncio.run_coroutine_threadsafe(operation, mine.loop)
+            try:
+                return pending.result()
+            except BaseException:
+                pending.cancel()  # Ctrl-C must not leave the request running behind the caller's back
+                raise
+        finally:
+            self._leave(mine)
 
     def close(self, closing: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Run the last coroutine, which gives back what the loop holds, and end the thread, if one began."""
-        with self._starting:
-            loop, thread = self._loop, self._thread
-            self._loop = self._thread = None
-        if loop is None or thread is None:
-            return
-        try:
-            asyncio.run_coroutine_threadsafe(closing(), loop).result()
-        finally:
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join()
-            loop.close()
+        """Run the last coroutine, which gives back what the loop holds, and end the thread, if one began.
 
-    def _started(self) -> asyncio.AbstractEventLoop:
-        with self._starting:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
-                    target=_run_until_stopped, args=(self._loop,), name=self._name, daemon=True
-                )
-                self._thread.start()
-            return self._loop
+        Callers that wait in other threads have their answers before; a new one begins a new thread.
+        """
+        with self._change:
+            running, self._running = self._running, None
+            if running is None:
+                return
+            # In a handler of a signal, whom it interrupted is this thread itself, and would be waited for in vain.
+            this = threading.get_ident()
+            self._change.wait_for(lambda: all(caller == this for caller in running.callers))
+        try:
+            asyncio.run_coroutine_threadsafe(closing(), running.loop).result()
+        finally:
+            running.loop.call_soon_threadsafe(running.loop.stop)
+            running.thread.join()
+            running.loop.close()
+
+    def _entered(self) -> _Running:
+        with self._change:
+            if self._running is None:
+                self._running = _Running(self._name)
+            self._running.callers.append(threading.get_ident())
+            return self._running
+
+    def _leave(self, running: _Running) -> None:
+        with self._change:
+            running.callers.remove(threading.get_ident())
+            self._change.notify_all()
+
+    def _forget(self) -> None:
+        """Leave what the parent process has alone: its thread is not here, and its loop's selector is shared."""
+        _of_parents.append(self._running)
+        self._running, self._change = None, threading.Condition()
+
+
+class _Running:
+    """A loop with its thread; `callers` are the threads that wait for it."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.callers: list[int] = []
+        self.thread = threading.Thread(target=_run_until_stopped, args=(self.loop,), name=name, daemon=True)
+        self.thread.start()
+
+
+_all: WeakSet[LoopThread] = WeakSet()
+_of_parents: list[_Running | None] = []  # kept, as a loop that goes closes what it shares with the parent
+
+
+def _forget_all() -> None:
+    for each in list(_all):
+        each._forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
