@@ -6,9 +6,10 @@ otherwise run code in whoever reads it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 
 from dagster_adjunct.resources.key_value_errors import SerializationError
 
@@ -90,6 +91,20 @@ class FunctionSerializer(Generic[T]):
 
     def from_bytes(self, stored: bytes) -> T:
         return self.read(stored)
+
+
+def reader_of_many(serializer: Serializer[T]) -> Callable[[Iterable[bytes]], Iterable[T]]:
+    """Return what reads many stored values with a serializer: without a call of Python for each, where there is a way.
+
+    It fails in whatever way; `from_bytes` of what is unreadable then says more.
+    """
+    return _MANY.get(type(serializer)) or partial(map, serializer.from_bytes)
+
+
+_MANY: dict[type, Callable[[Iterable[bytes]], Iterable[Any]]] = {
+    BytesSerializer: iter,
+    TextSerializer: partial(map, bytes.decode),
+}
 
 
 def unreadable(stored: bytes, what: str, why: str) -> SerializationError:

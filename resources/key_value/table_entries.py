@@ -1,16 +1,19 @@
 """`TableKey` and `TableEntry`: keys and entries of a key-value table as they are read (PDP-39).
 
-Named tuples, as one of each is made for every entry that is read.
+Both are tuples, as one of each could be made for every entry that is read.
 """
 
 from __future__ import annotations
 
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from dagster_adjunct.resources.key_value.key_version import KeyVersion
 
 K = TypeVar("K")
 V = TypeVar("V")
+_flat = tuple.__new__
+_part = tuple.__getitem__
 
 
 class TableKey(NamedTuple, Generic[K]):
@@ -21,11 +24,38 @@ class TableKey(NamedTuple, Generic[K]):
     version: KeyVersion | None = None
 
 
-class TableEntry(NamedTuple, Generic[K, V]):
-    """An entry as it was read: its key with the version, and its value."""
+class _Parts(NamedTuple):
+    """What is inside a `TableEntry`."""
 
-    key: TableKey[K]
-    value: V
+    family: str | None
+    key: Any
+    version: Any
+    value: Any
+
+
+class TableEntry(tuple[Any, ...], Generic[K, V]):
+    """An entry as it was read: its key with the version, and its value. It is a pair of both.
+
+    Inside it is one flat tuple of family, key, version and value, the version as bytes; `key` and `version` are made
+    when they are asked for. To make three objects more of every entry takes as long as to read it.
+    """
+
+    __slots__ = ()
+
+    value: V = _Parts.value  # which reads the place of a tuple, without a call
+
+    def __new__(cls, key: TableKey[K], value: V) -> TableEntry[K, V]:
+        version = key.version
+        # Bytes are no version: in a tuple of their own they do not pass for one that was read.
+        inside = version.to_bytes() if isinstance(version, KeyVersion) else None if version is None else (version,)
+        return _flat(cls, (key.family, key.key, inside, value))
+
+    @property
+    def key(self) -> TableKey[K]:
+        """The key, its family and the version that the entry had when it was read."""
+        family, key, inside, _ = tuple.__iter__(self)
+        version = KeyVersion(inside) if type(inside) is bytes else inside and inside[0]
+        return _flat(TableKey, (family, key, version))
 
     @property
     def version(self) -> KeyVersion:
@@ -33,3 +63,22 @@ class TableEntry(NamedTuple, Generic[K, V]):
         version = self.key.version
         assert version is not None
         return version
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.key, self.value))
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, place: Any) -> Any:
+        return (self.key, self.value)[place]
+
+    def _replace(self, **changes: Any) -> TableEntry[K, V]:
+        """Return the entry with another key or value; `replace_all` takes it with the version that it has."""
+        return TableEntry(**{"key": self.key, "value": self.value, **changes})
+
+    def __repr__(self) -> str:
+        return f"TableEntry(key={self.key!r}, value={self.value!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TableEntry, (self.key, self.value)

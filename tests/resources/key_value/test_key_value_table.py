@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -357,3 +358,19 @@ def test_by_hand_a_table_serves_callers_inside_of_an_event_loop() -> None:
         return [entry.value for page in table.all_entries() for entry in page.items]
 
     assert asyncio.run(inside()) == ["v"]
+
+
+def test_an_entry_is_a_pair_of_its_key_and_value_wherever_it_comes_from(table: Table) -> None:
+    version = table.put("k", "v", family="f")
+    made = TableEntry(TableKey("f", "k", version), "v")
+    (in_a_page,) = [entry for page in table.entries("f") for entry in page.items]
+    for entry in (made, table.get("k", family="f"), *table.get_all(["k"], family="f"), in_a_page):
+        assert entry is not None
+        assert entry == made
+        assert hash(entry) == hash(made)
+        assert (entry.key, entry.value, entry.version) == (TableKey("f", "k", version), "v", version)
+        assert [*entry] == [entry[0], entry[1]] == [entry.key, "v"]
+        assert len(entry) == 2
+        assert pickle.loads(pickle.dumps(entry)) == copy.deepcopy(entry) == made
+        assert entry._replace(value="w") == TableEntry(entry.key, "w") != made
+        assert entry != TableEntry(TableKey("f", "k"), "v")
