@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.key_value.backend_names import backend_from, describe_backend
 from dagster_adjunct.resources.key_value.default_backend import backend_in, own_backends
 
@@ -48,7 +48,14 @@ class TableBackends:
         if description == table.backend:
             return True
         ours, there = self.given or self._from(description), self._from(table.backend)
-        return type(there) is type(ours) and _location(there, name, table) == _location(ours, name, table)
+        try:
+            return type(there) is type(ours) and _location(there, name, table) == _location(ours, name, table)
+        except AdjunctError as error:
+            error.add_note(
+                f"{name} is stored in the state {table.state.value!r} with the settings {table.backend}. Where they never "
+                f"were right: forget (adjunct kvt delete {name.key} --forget)."
+            )
+            raise
 
     def of(self, name: TableName, table: StoredTable) -> SegmentBackend:
         """Return the table's backend: the one that was given, with its settings, where the table lies in it."""

@@ -152,10 +152,13 @@ class KeyValueTableManager:
             backend=self._backends.description(),
             created_at=self.lake.now(),
         )
-        return self._change(
-            table,
-            lambda found: decide_create(found, wanted, table, lambda other: self._backends.has(table, other)),
-        )
+
+        def decide(found: StoredTable | None) -> Decision:
+            if found is None:  # settings that can't work here are told before anything is stored
+                self._backends.of(table, wanted).location(wanted.id(table), 0)
+            return decide_create(found, wanted, table, lambda other: self._backends.has(table, other))
+
+        return self._change(table, decide)
 
     def list(self, scope: str, *, after: str | None = None, limit: int | None = None) -> tuple[TableInfo, ...]:
         """Return the tables of a scope in the order of their names: at most `limit`, those behind `after` alone.

@@ -25,7 +25,7 @@ from dagster_adjunct.resources.key_value.default_backend import IN_SQLITE, backe
 from dagster_adjunct.resources.key_value.serializers import IntegerSerializer, TextSerializer
 from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.table_manager import NAMESPACE, KeyValueTableManager
-from dagster_adjunct.resources.key_value_backends import ObjectSegments, SqliteSegments
+from dagster_adjunct.resources.key_value_backends import ObjectSegments, PostgresSegments, SqliteSegments
 from dagster_adjunct.resources.key_value_errors import (
     KeyValueTableError,
     KeyValueTableExistsError,
@@ -216,6 +216,24 @@ def test_what_is_no_backend_is_refused_at_once(lake: Lake, wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match="expected an object, or None") as caught:
         KeyValueTableManager(lake, wrong)
     assert caught.value.argument == "backend"
+
+
+def test_a_variable_that_is_not_set_is_told_before_anything_is_stored_and_behind_it_what_to_do(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mistyped = KeyValueTableManager(lake, PostgresSegments(dsn_env="ADJUNCT_MISTYPED"))
+    mistyped.create_scope("plant")
+    with pytest.raises(ConfigurationError, match="ADJUNCT_MISTYPED"):
+        mistyped.create("plant", "t", FOUR)
+    assert mistyped.list("plant") == ()
+    monkeypatch.setenv("ADJUNCT_MISTYPED", "postgresql://nobody@127.0.0.1:1/none?connect_timeout=1")
+    monkeypatch.setattr("dagster_adjunct.resources.key_value.table_manager._PATIENCE", 0.0)
+    with pytest.raises(TableUnavailableError):
+        mistyped.create("plant", "t", FOUR)
+    monkeypatch.delenv("ADJUNCT_MISTYPED")
+    with pytest.raises(ConfigurationError, match="ADJUNCT_MISTYPED") as caught:
+        KeyValueTableManager(lake, PostgresSegments(dsn_env="ADJUNCT_RIGHT")).create("plant", "t", FOUR)
+    assert "--forget" in "".join(caught.value.__notes__)
 
 
 def test_another_manager_finds_the_backend_of_a_table_by_itself(
