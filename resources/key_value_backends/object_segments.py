@@ -23,6 +23,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.key_value.table_segment import ReplyLostError, SegmentLimits, TableId, TableSegment
 from dagster_adjunct.resources.key_value_backends.object_runs.object_segment import ObjectSegment
 from dagster_adjunct.resources.key_value_backends.object_runs.pointer_object import PointerObject
+from dagster_adjunct.resources.key_value_backends.object_runs.process_threads import threads
 from dagster_adjunct.resources.key_value_backends.object_runs.run_objects import BlockCache, RunObjects
 from dagster_adjunct.resources.key_value_backends.object_runs.segment_core import SegmentCore, now_in_ms
 from dagster_adjunct.resources.key_value_backends.object_runs.segment_pointer import (
@@ -36,6 +37,7 @@ from dagster_adjunct.resources.objects import Lake, S3Options, StoreDescriptor, 
 
 _MEGABYTE = 1024 * 1024
 _ATTEMPTS = 50
+_AT_ONCE = 16  # segments of a table that are made, sealed or deleted
 
 
 class ObjectSegments:
@@ -85,34 +87,49 @@ class ObjectSegments:
 
     def create(self, table: TableId, partitions: int) -> None:
         """Write the pointers that are not there yet."""
-        for partition in range(partitions):
-            core = self._core(table, partition)
-            with core.told(), suppress(ObjectExistsError):
+
+        def create(core: SegmentCore) -> None:
+            with suppress(ObjectExistsError):
                 core.pointer.store.put_if_absent(core.pointer.key, SegmentState().then(now_in_ms()).to_bytes())
+
+        self._of_each(table, partitions, create)
 
     def seal(self, table: TableId, partitions: int) -> None:
         """Swap the pointers for such that refuse writes."""
-        for partition in range(partitions):
-            core = self._core(table, partition)
-            with core.told():
-                if _settled(core.pointer, Status.SEALED) is Status.DELETED:
-                    raise core.gone()
+
+        def seal(core: SegmentCore) -> None:
+            if _settled(core.pointer, Status.SEALED) is Status.DELETED:
+                raise core.gone()
+
+        self._of_each(table, partitions, seal)
 
     def delete(self, table: TableId, partitions: int) -> None:
         """Swap the pointers for such that say so, which stay, then delete the runs."""
-        for partition in range(partitions):
-            core = self._core(table, partition)
+
+        def delete(core: SegmentCore) -> None:
+            with suppress(ObjectNotFoundError):
+                _settled(core.pointer, Status.DELETED)
             store = core.pointer.store
-            with core.told():
-                with suppress(ObjectNotFoundError):
-                    _settled(core.pointer, Status.DELETED)
-                store.delete_many([item.key for item in store.list(core.objects.key(""))])
+            store.delete_many([item.key for item in store.list(core.objects.key(""))])
+
+        self._of_each(table, partitions, delete)
 
     def open(self, table: TableId, partition: int) -> TableSegment:
         return ObjectSegment(self.limits, lambda: self._core(table, partition))
 
     def location(self, table: TableId, partition: int) -> str:
         return f"{self._lake.url}/{_prefix(table, partition)}"
+
+    def _of_each(self, table: TableId, partitions: int, act: Callable[[SegmentCore], None]) -> None:
+        """Do something to all segments of a table, several at a time."""
+
+        def told(partition: int) -> None:
+            core = self._core(table, partition)
+            with core.told():
+                act(core)
+
+        for _ in threads("key-value-control", _AT_ONCE).map(told, range(partitions)):
+            pass
 
     def _core(self, table: TableId, partition: int) -> SegmentCore:
         store, prefix = self._lake.store, _prefix(table, partition)

@@ -47,9 +47,13 @@ async def _apply(partition: OpenPartition, changes: Sequence[SegmentChange]) -> 
 
 
 def _without_marks(entry: StoredEntry, before: float) -> SegmentChange | None:
-    """Return what makes an entry forget; None where it has no marks, or younger ones."""
-    document = json.loads(entry.value or b"{}")
-    if AT not in document or document[AT] >= before:
+    """Return what makes an entry forget; None where it has no marks, or younger ones, or is no record at all."""
+    try:
+        document = json.loads(entry.value or b"")
+    except ValueError:
+        return None
+    at = document.get(AT) if isinstance(document, dict) else None
+    if not isinstance(at, int | float) or at >= before:
         return None
     if is_deleted(document):
         return SegmentChange(entry.key, None, b"", entry.version)

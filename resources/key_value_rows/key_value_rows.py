@@ -20,6 +20,7 @@ from dagster_adjunct.resources.backends.travelling import as_declared
 from dagster_adjunct.resources.backends.write_plan import Entry, checked
 from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.key_value.backend_names import backend_from, describe_backend
+from dagster_adjunct.resources.key_value.made_tables import make_table
 from dagster_adjunct.resources.key_value.serializers import BytesSerializer, TextSerializer
 from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
@@ -240,8 +241,7 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
                 backend = backend_from(self.stored_in) if isinstance(self.stored_in, Mapping) else self.stored_in
                 manager = KeyValueTableManager(lake, backend)
                 if self.create:
-                    manager.create_scope(self.scope)
-                    manager.create(self.scope, self.table, KeyValueTableConfiguration(self.partitions))
+                    make_table(manager, self.scope, self.table, self.partitions)
                 table = manager.open(self.scope, self.table, key=TextSerializer(), value=BytesSerializer())
                 opened = OpenTable(table.id, table.configuration, table.backend)
                 self._open = opened

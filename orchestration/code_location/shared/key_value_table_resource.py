@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dagster import ConfigurableResource
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.key_value.blocking_key_value_table import BlockingKeyValueTable
     from dagster_adjunct.resources.key_value.key_value_table import KeyValueTable
     from dagster_adjunct.resources.key_value.serializers import Serializer
-    from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
     from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
 
 
@@ -59,10 +57,11 @@ class KeyValueTableResource(ConfigurableResource):  # type: ignore[type-arg]
         self, *, key: Serializer[Any] | None = None, value: Serializer[Any] | None = None
     ) -> KeyValueTable[Any, Any]:
         """Return the table for code that is async; serializers that are given go before those that are named."""
+        from dagster_adjunct.resources.key_value.made_tables import make_table
+
         manager = self.manager()
         if self.partitions is not None:
-            manager.create_scope(self.scope)
-            manager.create(self.scope, self.table, self._configuration(manager, self.partitions))
+            make_table(manager, self.scope, self.table, self.partitions)
         return manager.open(
             self.scope, self.table, key=key or serializer_named(self.key), value=value or serializer_named(self.value)
         )
@@ -74,17 +73,6 @@ class KeyValueTableResource(ConfigurableResource):  # type: ignore[type-arg]
         from dagster_adjunct.resources.key_value.blocking_key_value_table import BlockingKeyValueTable
 
         return BlockingKeyValueTable(self.open(key=key, value=value))
-
-    def _configuration(self, manager: KeyValueTableManager, partitions: int) -> KeyValueTableConfiguration:
-        """Return what the table is to be like; limits that one has got since are kept."""
-        from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
-        from dagster_adjunct.resources.key_value_errors import KeyValueTableNotFoundError
-
-        try:
-            there = manager.get_configuration(self.scope, self.table)
-        except KeyValueTableNotFoundError:
-            return KeyValueTableConfiguration(partitions)
-        return replace(there, partitions=partitions)
 
 
 def backend_without_secrets(backend: Mapping[str, Any]) -> dict[str, Any]:

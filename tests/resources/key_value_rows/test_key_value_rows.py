@@ -25,11 +25,13 @@ from dagster_adjunct.resources.key_value.backend_names import register_segment_b
 from dagster_adjunct.resources.key_value.json_serializers import JsonSerializer
 from dagster_adjunct.resources.key_value.key_value_table import KeyValueTable
 from dagster_adjunct.resources.key_value.serializers import TextSerializer
+from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
 from dagster_adjunct.resources.key_value.table_segment import ReplyLostError, SegmentLimits
 from dagster_adjunct.resources.key_value_backends import SqliteSegments
 from dagster_adjunct.resources.key_value_errors import (
     KeyTooLongError,
+    KeyValueTableExistsError,
     KeyValueTableNotFoundError,
     KeyValueTableSealedError,
     OutcomeUnknownError,
@@ -263,6 +265,9 @@ def test_what_is_no_record_is_told_and_holds_up_no_other(lake: Lake) -> None:
     (replaced,) = send(function, putting({"text": {"n": 5}}))
     assert not replaced.problems
     assert numbers(function, "a", "text") == [2, 5]
+    for other in ('{"adjunct_at": "1"', '{"adjunct_at": "1"}', '["adjunct_at"]', '"adjunct_at"', "5"):
+        asyncio.run(table.put("other", other))
+        assert asyncio.run(function.forget(-1)) == 0
 
 
 def test_columns_of_others_are_left_alone_by_updates(lake: Lake) -> None:
@@ -333,6 +338,15 @@ def test_a_table_that_is_deleted_and_made_anew_is_found_again_and_a_sealed_one_r
     assert isinstance(refused, KeyValueTableNotFoundError)
     assert again == [None]
     assert isinstance(sealed, KeyValueTableSealedError)
+
+
+def test_a_table_that_has_got_limits_since_is_opened_as_it_is(lake: Lake) -> None:
+    send(rows(lake), putting({"a": {"n": 1}}))
+    KeyValueTableManager(lake).update("app", "records", KeyValueTableConfiguration(2, longest_value=20))
+    (put,) = send(rows(lake), putting({"b": {"text": "x" * 20}}))
+    assert isinstance(put.problems[0].error, ValueTooLongError)
+    with pytest.raises(KeyValueTableExistsError, match="partitions 2"):
+        asyncio.run(rows(lake, partitions=3).open())
 
 
 def test_without_create_a_missing_table_is_an_error(lake: Lake) -> None:
