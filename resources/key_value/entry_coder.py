@@ -162,8 +162,8 @@ class EntryCoder(Generic[K, V]):
             families, serialised = split_table_keys(stored)
         except (struct.error, UnicodeDecodeError) as error:
             raise SerializationError(
-                f"key-value table {self.table}: among {len(stored):,} stored keys one is no table key ({error}): it was "
-                "not written by this project.",
+                f"key-value table {self.table}: among {len(stored):,} stored keys one is no table key ({error}): it "
+                "was not written by this project.",
                 "Look for it in the store, between the last key that was read and the next, and remove it there.",
                 scope=self.table.scope,
                 table=self.table.name,
@@ -220,7 +220,7 @@ class EntryCoder(Generic[K, V]):
         )
 
 
-def _serializer(table: TableId, name: str, given: Serializer[K]) -> Serializer[K]:
+def _serializer(table: TableId, name: str, given: Any) -> Any:
     """Return a serializer that is one. Raises ConfigurationError, before a first write stumbles over something else."""
     if isinstance(given, type) or not all(callable(getattr(given, each, None)) for each in ("to_bytes", "from_bytes")):
         is_class = isinstance(given, type) and given.__name__.endswith("Serializer")

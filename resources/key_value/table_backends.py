@@ -52,8 +52,8 @@ class TableBackends:
             return type(there) is type(ours) and _location(there, name, table) == _location(ours, name, table)
         except AdjunctError as error:
             error.add_note(
-                f"{name} is stored in the state {table.state.value!r} with the settings {table.backend}. Where they never "
-                f"were right: forget (adjunct kvt delete {name.key} --forget)."
+                f"{name} is stored in the state {table.state.value!r} with the settings {table.backend}. Where they "
+                f"never were right: forget (adjunct kvt delete {name.key} --forget)."
             )
             raise
 
