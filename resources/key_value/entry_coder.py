@@ -30,6 +30,7 @@ from dagster_adjunct.resources.key_value_errors import (
 
 K = TypeVar("K")
 V = TypeVar("V")
+S = TypeVar("S")
 _new: Any = tuple.__new__  # makes a tuple of what is inside it, at half the cost of its constructor
 
 
@@ -220,13 +221,13 @@ class EntryCoder(Generic[K, V]):
         )
 
 
-def _serializer(table: TableId, name: str, given: Any) -> Any:
+def _serializer(table: TableId, name: str, given: S) -> S:
     """Return a serializer that is one. Raises ConfigurationError, before a first write stumbles over something else."""
     if isinstance(given, type) or not all(callable(getattr(given, each, None)) for each in ("to_bytes", "from_bytes")):
-        is_class = isinstance(given, type) and given.__name__.endswith("Serializer")
+        class_name = given.__name__ if isinstance(given, type) and given.__name__.endswith("Serializer") else ""
         raise ConfigurationError(
             f"key-value table {table}: {name} is {given!r:.80}: expected a serializer, an object.",
-            f"Write {given.__name__}(…)." if is_class else "Give one, such as TextSerializer() or JsonSerializer().",
+            f"Write {class_name}(…)." if class_name else "Give one, such as TextSerializer() or JsonSerializer().",
             argument=name,
         )
     return given
