@@ -110,11 +110,16 @@ def copy_into(
 def copy_back(store: ObjectStore, table: KeyValueObjects, routed: RoutedKeys, are_in_table: Callable[[], bool]) -> int:
     """Copy what the table has into the object store; return how many objects there were.
 
-    `are_in_table` looks whether the metadata still are in the table: another one may have moved them back meanwhile,
-    and others may have gone on from there, which stays.
+    What was deleted in the table since it was moved there is deleted. `are_in_table` looks whether the metadata still
+    are in the table: another one may have moved them back meanwhile, and others may have gone on from there, which
+    stays.
     Raises ConfigurationError for pointers at which somebody has committed there meanwhile: they are left as they are.
     """
     keys = [item.key for item in table.list("") if routed.take(item.key)]
+    known = {*keys}
+    deleted = [one.key for one in routed_objects(store, routed) if one.key not in known and not is_pointer(one.key)]
+    if are_in_table():
+        store.delete_many(deleted)
 
     def copy(key: str) -> None:
         data = table.get(key).data
@@ -128,7 +133,7 @@ def copy_back(store: ObjectStore, table: KeyValueObjects, routed: RoutedKeys, ar
                 store.put_if_match(key, data, stored.etag)
 
     _in_threads(copy, keys)
-    pointers = {key for key in keys if is_pointer(key)}
+    pointers = {key for key in known if is_pointer(key)}
     there = {key for key in _pointers(store, routed) if _is_fenced(store, key)}
     refused = [
         key

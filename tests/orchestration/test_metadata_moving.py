@@ -394,3 +394,13 @@ def test_a_move_that_is_taken_back_while_it_is_under_way_loses_nothing_of_what_f
     done = move_metadata(lake, "lake", "meta")
     assert (done.moved, done.strays) == (True, ())
     assert facts(open_lake(folder)) == known[0]
+
+
+def test_what_was_deleted_in_the_table_does_not_come_back(lake: Lake, folder: Path) -> None:
+    lake.store.put("applications/busy/answers/1/op/1.arrow", b"secret")
+    move_metadata(lake, "lake", "meta")
+    moved = open_lake(folder)
+    moved.store.delete_many(["applications/busy/answers/1/op/1.arrow", "applications/_names/new"])
+    move_metadata_back(moved)
+    assert list_applications(open_lake(folder)) == ["busy"]
+    assert open_lake(folder).store.head("applications/busy/answers/1/op/1.arrow") is None
