@@ -210,7 +210,9 @@ class EntryCoder(Generic[K, V]):
 
     def _failed(self, what: str, error: Exception) -> AdjunctError:
         if isinstance(error, KeyValueTableError):
-            return about(self.table, error)
+            table = self.table
+            problem = f"key-value table {table}: {what}: {error.problem}"
+            return error.reworded(problem, error.next_step, scope=table.scope, table=table.name)
         if isinstance(error, AdjunctError):
             return error
         return SerializationError(

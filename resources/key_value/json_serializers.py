@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
 
+from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.key_value.serializers import unreadable
 from dagster_adjunct.resources.key_value_errors import SerializationError
 
@@ -52,6 +53,14 @@ class ModelSerializer(Generic[M]):
     """
 
     model: type[M]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, type) or not issubclass(self.model, BaseModel):
+            raise ConfigurationError(
+                f"{self.model!r:.80} is no pydantic class.",
+                "Give a subclass of pydantic.BaseModel; JsonSerializer() takes what JSON has.",
+                argument="model",
+            )
 
     def to_bytes(self, value: M) -> bytes:
         if not isinstance(value, self.model):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.key_value.key_version import KeyVersion
 
 K = TypeVar("K")
@@ -45,6 +46,10 @@ class TableEntry(tuple[Any, ...], Generic[K, V]):
     value: V = _Parts.value  # which reads the place of a tuple, without a call
 
     def __new__(cls, key: TableKey[K], value: V) -> TableEntry[K, V]:
+        if not isinstance(key, TableKey):
+            raise ConfigurationError(
+                f"key={key!r:.80} of a TableEntry: expected a TableKey.", "Give one.", argument="key"
+            )
         version = key.version
         # Bytes are no version: in a tuple of their own they do not pass for one that was read.
         inside = version.to_bytes() if isinstance(version, KeyVersion) else None if version is None else (version,)

@@ -25,6 +25,7 @@ from dagster_adjunct.key_value import (
     FailedCondition,
     FunctionSerializer,
     Insert,
+    IntegerSerializer,
     KeyValueTable,
     KeyValueTableConfiguration,
     KeyVersion,
@@ -326,6 +327,18 @@ def test_what_is_no_serializer_is_refused_when_the_table_is_opened(backend: Scri
     with pytest.raises(ConfigurationError, match="expected a serializer, an object") as caught:
         KeyValueTable(ID, KeyValueTableConfiguration(4), backend, TextSerializer(), wrong)
     assert caught.value.argument == "value"
+
+
+def test_an_error_of_a_serializer_says_whether_it_is_about_the_key_or_the_value(backend: ScriptedSegments) -> None:
+    table = BlockingKeyValueTable(backend.table())
+    with pytest.raises(SerializationError, match="the key 1 can't be serialised: 1 is no text"):
+        table.put(1, "v")  # type: ignore[arg-type]
+    with pytest.raises(SerializationError, match="a value can't be serialised: 1 is no text"):
+        table.put("k", 1)  # type: ignore[arg-type]
+    table.put("k", "v", family="f")
+    whole = KeyValueTable(ID, KeyValueTableConfiguration(4), backend, TextSerializer(), IntegerSerializer())
+    with pytest.raises(SerializationError, match="the value of the stored key b'fk' can't be read: 1 stored bytes"):
+        BlockingKeyValueTable(whole).get("k", family="f")
 
 
 def test_a_version_travels_as_bytes() -> None:

@@ -166,3 +166,9 @@ def test_bytes_of_something_else_are_refused(serializer: Any, stored: bytes) -> 
 def test_what_is_no_avro_schema_is_refused_at_once(schema: str) -> None:
     with pytest.raises(ConfigurationError, match="no Avro schema"):
         AvroSerializer(schema)
+
+
+@pytest.mark.parametrize("wrong", [dict, "Plane", None])
+def test_what_is_no_pydantic_class_is_refused_at_once(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match="no pydantic class"):
+        ModelSerializer(wrong)
