@@ -135,8 +135,8 @@ class KeyValueStatements:
 
 
 def _batch(rows: str, token: str) -> str:
-    """Return the statement that applies changes of several keys, or none of them, and returns (place, version) of each
-    whose condition fails. $1 to $4 are addresses, values, versions and what is expected; '' is "no such key".
+    """Return the statement that applies changes of several keys, or none of them, and returns the place of each whose
+    condition failed. $1 to $4 are addresses, values, versions and what is expected; '' is "no such key".
 
     The keys that are there are locked in their order, so that those who change the same ones wait rather than deadlock;
     what is locked is the newest, and stays so until the commit. A key that came in after the statement began makes the
@@ -154,7 +154,7 @@ WITH asked AS MATERIALIZED (
 ), seen AS MATERIALIZED (
     SELECT asked.*, locked.version AS found FROM asked LEFT JOIN locked USING (address)
 ), refused AS MATERIALIZED (
-    SELECT place, found FROM seen WHERE expected <> coalesce(found, ''::bytea)
+    SELECT place FROM seen WHERE expected <> coalesce(found, ''::bytea)
 ), loose AS MATERIALIZED (
     SELECT place FROM seen WHERE found IS NULL AND value IS NULL
         AND EXISTS (SELECT FROM seen WHERE found IS NOT NULL OR value IS NOT NULL)
@@ -170,5 +170,5 @@ WITH asked AS MATERIALIZED (
     INSERT INTO {rows} (address, version, value) SELECT address, version, value FROM seen
     WHERE found IS NULL AND value IS NOT NULL AND EXISTS (SELECT FROM fine) ORDER BY address
 )
-SELECT place, found FROM refused
-UNION ALL SELECT - place, NULL::bytea FROM loose WHERE NOT EXISTS (SELECT FROM refused)"""
+SELECT place FROM refused
+UNION ALL SELECT - place FROM loose WHERE NOT EXISTS (SELECT FROM refused)"""

@@ -158,24 +158,26 @@ class PostgresSegment:
         answer = await wire.ask(self._statements.batch, parameters, commits=True)
         if not answer.ntuples:
             return {}
-        refused, loose = _outcome(wire.rows(answer, tuple))
+        _, loose = _outcome(wire.rows(answer, tuple))
         if not loose:
-            return refused
-        return await self._in_transaction(wire, self._statements.batch, parameters, hold=True)
+            return await self._refused(wire, changes)
+        return await self._in_transaction(wire, changes, self._statements.batch, parameters, hold=True)
 
     async def _again(self, wire: PostgresWire, changes: Sequence[SegmentChange], token: bytes) -> Refused | None:
         """Apply changes whose earlier attempt has not been applied; from here on it can't be any more."""
-        return await self._in_transaction(wire, self._statements.batch_again, self._arrays(changes, token), claim=token)
+        parameters = self._arrays(changes, token)
+        return await self._in_transaction(wire, changes, self._statements.batch_again, parameters, claim=token)
 
     async def _in_transaction(
         self,
         wire: PostgresWire,
+        changes: Sequence[SegmentChange],
         statement: str,
         parameters: list[bytes | None],
         *,
         hold: bool = False,
         claim: bytes | None = None,
-    ) -> Refused:
+    ) -> Refused | None:
         """Apply changes, unless the token that is claimed was applied; `hold` all keys first, if need be."""
         await wire.tell(b"BEGIN")
         try:
@@ -192,16 +194,30 @@ class PostgresSegment:
                 refused, _ = _outcome(wire.rows(await wire.ask(statement, parameters), tuple))
             if refused and claim is None:
                 await wire.undo()
-                return refused
-            if refused:  # what was held goes, and the claim stays: an attempt that comes late is not applied
-                await wire.tell(b"ROLLBACK TO claimed")
-            await wire.tell(b"COMMIT", commits=not refused)
+            else:
+                if refused:  # what was held goes, and the claim stays: an attempt that comes late is not applied
+                    await wire.tell(b"ROLLBACK TO claimed")
+                await wire.tell(b"COMMIT", commits=not refused)
         except BaseException:
             may_stand = wire.may_stand
             await wire.undo()
             wire.may_stand = may_stand
             raise
-        return refused
+        return await self._refused(wire, changes) if refused else {}
+
+    async def _refused(self, wire: PostgresWire, changes: Sequence[SegmentChange]) -> Refused | None:
+        """Return what refuses changes of which nothing was applied; None where, by now, nothing does.
+
+        The batch itself can't tell: a key that came in while it waited for another one counted as missing.
+        """
+        keys = self._addresses([change.key for change in changes])
+        rows = wire.rows(await wire.ask(self._statements.get_many_versions, [keys]), _entry)
+        found = {entry.key: entry.version for entry in rows}
+        refused: Refused = {}
+        for place, (key, _, _, expected) in enumerate(changes):
+            if expected is not ANYTHING and found.get(key) != (None if expected is ABSENT else expected):
+                refused[place] = found.get(key)
+        return refused or None
 
     def _addresses(self, keys: Sequence[bytes]) -> bytes:
         return byteas(list(map(self._prefix.__add__, keys)))
@@ -217,6 +233,6 @@ class PostgresSegment:
         return [addresses, values, versions, byteas(expected), token]
 
 
-def _outcome(rows: list[tuple[Any, ...]]) -> tuple[Refused, bool]:
-    """Return the places whose conditions fail, with the versions found, and whether keys have to be held first."""
-    return {place - 1: found or None for place, found in rows if place > 0}, any(place < 0 for place, _ in rows)
+def _outcome(rows: list[tuple[Any, ...]]) -> tuple[bool, bool]:
+    """Return whether the conditions of a batch refuse it, and whether keys have to be held first."""
+    return any(place > 0 for (place,) in rows), any(place < 0 for (place,) in rows)

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError, TableAccessError, TableError, TableUnavailableError
-from dagster_adjunct.resources.key_value.table_segment import ReplyLostError, TableId
+from dagster_adjunct.resources.key_value.table_segment import ConditionsFailed, ReplyLostError, TableId
 from dagster_adjunct.resources.key_value_backends import (
     PostgresSegments,
     postgres_key_values,
@@ -23,7 +23,7 @@ from dagster_adjunct.resources.key_value_backends import (
     postgres_segments,
 )
 from dagster_adjunct.resources.key_value_errors import KeyValueTableSealedError
-from tests.resources.key_value_backends.segment_handle import Handle, Request, insert, of, put, remove, surely
+from tests.resources.key_value_backends.segment_handle import Handle, Request, insert, of, put, remove, replace, surely
 from tests.resources.key_value_backends.segment_stores import SegmentStore, new_table_id, postgres
 from tests.servers.postgres import PostgresServer
 from tests.servers.tcp_proxy import TcpProxy
@@ -104,6 +104,27 @@ def test_keys_that_others_put_while_a_batch_waited_are_removed_with_it(
         bare.commit()
         others.result(20)
     assert handle.stored() == {APPLE: (batch.versions[0], b"batch")}
+
+
+def test_what_refuses_a_batch_is_told_as_it_stood_at_one_moment(segment_store, handle, table, bare, postgres_server):
+    """What others changed while the batch waited came at once with a key that its statement could not see."""
+    [old] = handle.write(put(APPLE, b"0"))
+    lock(bare, table, APPLE)
+    batch = Request.of([replace(APPLE, old, b"batch"), insert(PLUM, b"batch")])
+
+    def refused(other: Handle, _: int) -> dict[int, bytes | None]:
+        with pytest.raises(ConditionsFailed) as failed:
+            surely(other, batch)
+        return failed.value.found
+
+    with ThreadPoolExecutor(1) as pool:
+        others = pool.submit(in_threads, segment_store, table, refused, 1)
+        waiting(postgres_server)
+        apple, plum = b"a later version!", b"plum's version!!"
+        bare.execute(f"UPDATE {rows_of(table)} SET version = %b", (apple,))  # type: ignore[call-overload]
+        bare.execute(f"INSERT INTO {rows_of(table)} VALUES (%b, %b, '')", (address(PLUM), plum))  # type: ignore[call-overload]
+        bare.commit()
+        assert others.result(20) == [{0: apple, 1: plum}]
 
 
 def test_batches_that_put_and_remove_the_same_keys_at_once_are_whole(segment_store, handle, table):
