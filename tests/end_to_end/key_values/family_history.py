@@ -53,7 +53,7 @@ World = tuple[frozenset[tuple[str, str]], frozenset[int]]
 
 
 def check_linearisable(operations: Iterable[Operation]) -> None:
-    """Raise NotLinearisableError unless these operations can have happened one after the other, from an empty family."""
+    """Raise NotLinearisableError unless these operations can have happened one by one, from an empty family on."""
     history = sorted(operations, key=lambda operation: operation.began)
     values = _values_by_version(history)
     steps = [_step(operation, values) for operation in history]

@@ -56,10 +56,11 @@ def test_the_sum_never_changes(world):
     check_bank(world, 3, 15)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world", SERVERS, indirect=True)
 def test_the_sum_never_changes_though_requests_and_replies_are_lost(world):
     chance = random.Random(3)
-    check_bank(world, 3, 8, lambda _: chance.choice(("lost-before", "lost-after")) if chance.random() < 0.1 else None)
+    check_bank(world, 4, 40, lambda _: chance.choice(("lost-before", "lost-after")) if chance.random() < 0.1 else None)
     assert world.network.befallen.count("lost-after") > 2
 
 

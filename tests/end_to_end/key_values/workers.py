@@ -8,7 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dagster_adjunct.errors import ConditionsNotMetError, KeyValueTableNotFoundError, KeyValueTableSealedError
+from dagster_adjunct.errors import (
+    ConditionsNotMetError,
+    KeyValueTableNotFoundError,
+    KeyValueTableSealedError,
+)
 from dagster_adjunct.key_value import (
     BlockingKeyValueTable,
     Insert,
@@ -32,6 +36,21 @@ def anything(path: Path, table: Table, name: str, operations: int, at_one_moment
         actor = _Actor(blocking, name, Notes(path))
         for number in range(operations):
             actor.act(f"{name}.{number}", at_one_moment)
+
+
+def counting(path: Path, table: Table, name: str) -> None:
+    """Count in two keys of a family of its own, one batch after the other, until the table takes no more."""
+    notes, count = Notes(path), 0
+    with BlockingKeyValueTable(table) as blocking:
+        while True:
+            began = time.monotonic_ns()
+            try:
+                blocking.put_all([("left", str(count + 1)), ("right", str(count + 1))], family=name)
+            except (KeyValueTableSealedError, KeyValueTableNotFoundError) as error:
+                notes.add({"ended": type(error).__name__, "count": count})
+                return
+            count += 1
+            notes.add({"count": count, "began": began})
 
 
 class _Actor:

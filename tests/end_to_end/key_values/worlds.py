@@ -49,13 +49,18 @@ WorldMaker = Callable[[pytest.FixtureRequest, Path], AbstractContextManager["Wor
 
 @dataclass(frozen=True)
 class World:
-    """`environment` is what another process needs to reach the backend. `at_one_moment`: so are the keys of a `get_all` read."""
+    """`environment` is what another process needs to reach the backend.
+
+    `at_one_moment`: a `get_all` reads all keys of a family as they stand at one.
+    `proxy` lies before the server that `backend` reaches; `direct` reaches the same one without it.
+    """
 
     folder: Path
     backend: Callable[[], SegmentBackend]
     environment: Mapping[str, str] = field(default_factory=dict)
     at_one_moment: bool = True
     proxy: TcpProxy | None = None
+    direct: Callable[[], SegmentBackend] | None = None
 
     def manager(self) -> KeyValueTableManager:
         """Return a manager such as another process would have."""
@@ -68,6 +73,10 @@ class World:
         manager.create(SCOPE, name, KeyValueTableConfiguration(partitions=partitions))
         return manager.open(SCOPE, name, key=TEXT, value=TEXT)
 
+    def over(self, backend: SegmentBackend, table: Table) -> Table:
+        """Return another handle of a table, over this backend."""
+        return KeyValueTable(table.id, table.configuration, backend, TEXT, TEXT)
+
     def process(self, work: Work, *arguments: Any) -> BaseProcess:
         """Start a process that does this work, and write its output to the file that is the work's first argument."""
         process = _processes.Process(target=_in_environment, args=(dict(self.environment), work, *arguments))
@@ -79,9 +88,11 @@ class World:
         """Let this befall requests and answers meanwhile."""
         if trouble is not None:
             self.network.choose = trouble
-        yield
-        if trouble is not None:
-            self.network.calm()
+        try:
+            yield
+        finally:
+            if trouble is not None:
+                self.network.calm()
 
     @property
     def network(self) -> TcpProxy:
@@ -91,7 +102,7 @@ class World:
 
     @contextmanager
     def processes(self, *started: BaseProcess) -> Iterator[None]:
-        """End these processes on leaving, whatever happened; those that should have ended by themselves have not failed."""
+        """Wait for these processes to end by themselves, and see that none has failed; none outlives this."""
         try:
             yield
             for process in started:
@@ -145,11 +156,11 @@ def _postgres(request: pytest.FixtureRequest, folder: Path) -> Iterator[World]:
     server: PostgresServer = request.getfixturevalue("postgres_server")
     with TcpProxy(server.port).running() as proxy:
 
-        def backend() -> SegmentBackend:
-            connect = {"host": "127.0.0.1", "port": str(proxy.port), "user": "adjunct", "dbname": "adjunct"}
+        def backend(port: int) -> SegmentBackend:
+            connect = {"host": "127.0.0.1", "port": str(port), "user": "adjunct", "dbname": "adjunct"}
             return PostgresSegments(connect=connect, request_timeout=5)
 
-        yield World(folder, backend, proxy=proxy)
+        yield World(folder, lambda: backend(proxy.port), proxy=proxy, direct=lambda: backend(server.port))
 
 
 @contextmanager
@@ -160,13 +171,20 @@ def _dynamodb(request: pytest.FixtureRequest, folder: Path) -> Iterator[World]:
         for name, value in environment.items():
             patch.setenv(name, value)
 
-        def backend() -> SegmentBackend:
-            endpoint = f"http://127.0.0.1:{proxy.port}"
+        def backend(port: int) -> SegmentBackend:
+            endpoint = f"http://127.0.0.1:{port}"
             return DynamoDbSegments(
                 region=REGION, endpoint_url=endpoint, credentials_env=tuple(environment), read_timeout=5
             )
 
-        yield World(folder, backend, environment, proxy=proxy, at_one_moment=False)
+        yield World(
+            folder,
+            lambda: backend(proxy.port),
+            environment,
+            at_one_moment=False,
+            proxy=proxy,
+            direct=lambda: backend(server.port),
+        )
 
 
 SERVERS = [

@@ -1,9 +1,7 @@
-"""The manager over every backend: the same answers, handles that end, seals that let no write through, races."""
+"""The manager over every backend: the same answers, handles that end, races."""
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -109,36 +107,3 @@ def test_of_managers_that_race_one_is_told_that_it_was_the_one(managers):
                 table.put("m1", 1)
             assert sum(threads.map(lambda manager: manager.seal("plant", "machines"), racing)) == 1
             assert sum(threads.map(lambda manager: manager.delete("plant", "machines"), racing)) == 1
-
-
-def test_no_write_is_applied_once_a_seal_has_returned(managers):
-    manager = managers()
-    manager.create("plant", "machines", TWO)
-    sealed_at: list[float] = []
-    began: list[float] = []
-
-    def write(number: int) -> int:
-        """Write until it is refused; return the last value that was written."""
-        with opened(managers()) as table:
-            for value in range(1_000_000):
-                started = time.monotonic()
-                try:
-                    table.put(f"m{number}", value)
-                except KeyValueTableSealedError:
-                    return value - 1
-                if sealed_at and started > sealed_at[0]:
-                    began.append(started)
-        raise AssertionError("it was never refused")
-
-    with ThreadPoolExecutor(3) as threads:
-        writing = [threads.submit(write, number) for number in range(3)]
-        threading.Event().wait(0.3)
-        assert manager.seal("plant", "machines") is True
-        sealed_at.append(time.monotonic())
-        with opened(manager) as table:
-            found = [table.get(f"m{number}") for number in range(3)]
-            last = [one.result() for one in writing]
-            assert [-1 if entry is None else entry.value for entry in found] == last
-            assert [table.get(f"m{number}") for number in range(3)] == found
-    assert began == []
-    manager.delete("plant", "machines")

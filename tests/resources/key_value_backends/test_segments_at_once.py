@@ -89,29 +89,6 @@ def test_counting_by_conditional_replaces_loses_nothing(handle, at_once):
     assert handle.value(count) == b"%d" % (WRITERS * each)
 
 
-def test_what_is_moved_between_keys_in_one_request_is_never_lost_or_doubled(handle, at_once):
-    accounts, moves = [of(b"account %d" % number) for number in range(4)], 12
-    handle.write(*(insert(account, b"100") for account in accounts))
-
-    def work(handle: Handle, number: int) -> None:
-        for turn in range(moves):
-            source, target = accounts[(number + turn) % 4], accounts[(number + 3 * turn + 1) % 4]
-            if source == target:
-                continue
-            while True:
-                paying, paid = handle.get(source, target)
-                changes = [
-                    replace(source, paying.version, b"%d" % (int(paying.value) - number)),
-                    replace(target, paid.version, b"%d" % (int(paid.value) + number)),
-                ]
-                with suppress(ConditionsFailed):
-                    surely(handle, Request.of(changes))
-                    break
-
-    at_once(work)
-    assert sum(int(handle.value(account)) for account in accounts) == 400
-
-
 def test_nobody_sees_a_part_of_a_request(handle, at_once):
     one, two, rounds = of(b"one"), of(b"two"), 15
     handle.write(put(one, b"0"), put(two, b"0"))
