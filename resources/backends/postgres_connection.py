@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import psycopg
 
 _SECRETS = ("password", "sslpassword", "sslkey", "oauth_client_secret")
+_HOLDS_SECRET = re.compile(r"password\s*=|://")  # a database's name may be a whole DSN
 
 # SQLSTATE classes and codes: https://www.postgresql.org/docs/current/errcodes-appendix.html
 _PASSING = {
@@ -65,6 +67,14 @@ def check_keywords(keywords: Mapping[str, str]) -> dict[str, str]:
                 f"a PostgreSQL table was declared with {name!r}, which would travel in pickles and logs.",
                 "Put the whole DSN into an environment variable and give its name as dsn_env, or keep the "
                 "password in libpq's password file, service file or PGPASSWORD.",
+                argument=name,
+            )
+    for name, value in keywords.items():
+        if _HOLDS_SECRET.search(str(value)):
+            raise ConfigurationError(
+                f"a PostgreSQL table was declared with a {name!r} that looks like a whole DSN (not shown here, it may "
+                "hold a password): it would travel in pickles and logs.",
+                "Put the DSN into an environment variable and give its name as dsn_env.",
                 argument=name,
             )
     return {name: str(value) for name, value in keywords.items()}

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import cached_property
 from typing import Any
 
 from dagster_adjunct.resources.errors import (
+    ConfigurationError,
     ObjectExistsError,
     ObjectNotFoundError,
     TableUnavailableError,
@@ -62,6 +63,12 @@ class ObjectSegments:
         check_whole_number(
             cache_bytes, f"cache_bytes={cache_bytes!r}", "a whole number from 0 on", argument="cache_bytes", least=0
         )
+        if unknown := sorted(set(s3 or {}) - {field.name for field in fields(S3Options)}):
+            raise ConfigurationError(
+                f"key-value tables in objects have s3 with {', '.join(map(repr, unknown))}, which S3Options has not.",
+                "Give fields of S3Options.",
+                argument="s3",
+            )
         self._given, self._s3 = url, s3
         self._cache_bytes = cache_bytes
         self._cache = BlockCache(cache_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import isfinite
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import tenacity
@@ -77,6 +78,13 @@ class PostgresSegments:
                 "Say how many requests may run at a time.",
                 argument="connections",
             )
+        for name, seconds in (("request_timeout", request_timeout), ("horizon", horizon)):
+            if not (isfinite(seconds) and seconds > 0):
+                raise ConfigurationError(
+                    f"key-value tables in PostgreSQL have {name}={seconds!r}; expected seconds, above 0.",
+                    "Correct it, or leave it out.",
+                    argument=name,
+                )
         self.connections, self.request_timeout, self.horizon = connections, request_timeout, horizon
         self._open: PerLoop[Pool[PostgresWire]] = PerLoop(lambda: Pool(self.connections, self._connected), Pool.finish)
 

@@ -21,17 +21,25 @@ _WAIT = 0.02
 _STATEMENTS = 256  # that a connection keeps compiled: nine for each table that is in use
 
 
+class FileConnection(sqlite3.Connection):
+    """A connection that knows the file that it has open, as another may come under its name: device and number."""
+
+    file: tuple[int, int] | None = None
+
+
 class SqliteConnections:
     """Connections to a file, in autocommit and write-ahead mode: as many as are used at once, kept for the next use.
 
     None may live while the process forks: SQLite notes locks for a process, so that a child would take its parent's for
     its own. So a fork waits for those that are lent, and closes all.
+
+    A file that is removed, or replaced by a copy, lives on for those who have it open: what they wrote would be lost.
     """
 
     def __init__(self, path: str, busy_timeout: float) -> None:
         self.path = path
         self.busy_timeout = busy_timeout
-        self._idle: list[sqlite3.Connection] = []
+        self._idle: list[FileConnection] = []
         self._lock = threading.Lock()
         self._live = 0
         with _forking:
@@ -40,12 +48,16 @@ class SqliteConnections:
     def __del__(self) -> None:
         self.close()  # each is part of a cycle, and would be open until these are looked for
 
-    def take(self) -> sqlite3.Connection:
+    def take(self) -> FileConnection:
         """Return a connection that nobody else uses. `give` it back, or `drop` it. Raises sqlite3.Error."""
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return self._opened("rw")
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return self._opened("rw")
+            if connection.file == self._file():
+                return connection
+            self.drop(connection)
 
     def begin(self, connection: sqlite3.Connection) -> None:
         """Begin a transaction that writes, once nobody else does. Raises sqlite3.Error."""
@@ -56,11 +68,11 @@ class SqliteConnections:
                 raise
             self._patiently(connection, "BEGIN IMMEDIATE")
 
-    def give(self, connection: sqlite3.Connection) -> None:
+    def give(self, connection: FileConnection) -> None:
         """Keep a connection, outside of any transaction, for the next use."""
         self._idle.append(connection)
 
-    def give_after_error(self, connection: sqlite3.Connection) -> None:
+    def give_after_error(self, connection: FileConnection) -> None:
         """Undo what a connection has begun and keep it, or close it where that does not work."""
         try:
             if connection.in_transaction:
@@ -70,7 +82,7 @@ class SqliteConnections:
         else:
             self._idle.append(connection)
 
-    def drop(self, connection: sqlite3.Connection) -> None:
+    def drop(self, connection: FileConnection) -> None:
         """Close a connection that was taken."""
         try:
             connection.close()
@@ -101,7 +113,15 @@ class SqliteConnections:
                     return
             time.sleep(0.0005)
 
-    def _opened(self, mode: str) -> sqlite3.Connection:
+    def _file(self) -> tuple[int, int] | None:
+        """Return which file has the path now; None where there is none."""
+        try:
+            found = os.stat(self.path)  # noqa: PTH116 - it is asked for each request, and a Path takes thrice as long
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def _opened(self, mode: str) -> FileConnection:
         with _forking, self._lock:
             self._live += 1
         try:
@@ -111,7 +131,7 @@ class SqliteConnections:
                 self._live -= 1
             raise
 
-    def _connect(self, mode: str) -> sqlite3.Connection:
+    def _connect(self, mode: str) -> FileConnection:
         connection = sqlite3.connect(
             f"{Path(self.path).as_uri()}?mode={mode}",
             uri=True,
@@ -119,8 +139,10 @@ class SqliteConnections:
             isolation_level=None,
             check_same_thread=False,
             cached_statements=_STATEMENTS,
+            factory=FileConnection,
         )
         try:
+            connection.file = self._file()
             if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
                 # SQLite does not wait here when another connection does the same.
                 self._patiently(connection, "PRAGMA journal_mode = WAL")

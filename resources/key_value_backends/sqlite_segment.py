@@ -20,7 +20,12 @@ from dagster_adjunct.resources.key_value.table_segment import (
     StoredEntry,
     TableId,
 )
-from dagster_adjunct.resources.key_value_backends.sqlite_connections import SqliteConnections, is_busy, translated
+from dagster_adjunct.resources.key_value_backends.sqlite_connections import (
+    FileConnection,
+    SqliteConnections,
+    is_busy,
+    translated,
+)
 from dagster_adjunct.resources.key_value_backends.sqlite_key_values import (
     SEALED,
     KeyValueStatements,
@@ -198,13 +203,13 @@ class SqliteSegment:
             execute("COMMIT")
         return found
 
-    def _take(self) -> sqlite3.Connection:
+    def _take(self) -> FileConnection:
         try:
             return self._connections.take()
         except sqlite3.Error as error:
             raise translated(error, self._label) from error
 
-    def _failed(self, connection: sqlite3.Connection, error: sqlite3.Error) -> NoReturn:
+    def _failed(self, connection: FileConnection, error: sqlite3.Error) -> NoReturn:
         """Give the connection back and raise what an error means; nothing that was asked for has happened."""
         try:
             gone = error.sqlite_errorcode == sqlite3.SQLITE_ERROR and not is_there(connection, self._table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,12 @@ class SqliteSegments:
                 f"key-value tables in SQLite have the path {str(path)!r}: each connection would have its own.",
                 "Give the path of a file.",
                 argument="path",
+            )
+        if not (isfinite(busy_timeout) and busy_timeout >= 0):
+            raise ConfigurationError(
+                f"key-value tables in SQLite have busy_timeout={busy_timeout!r}: expected seconds, from 0 on.",
+                "Say how long a request may wait for others.",
+                argument="busy_timeout",
             )
         # Another process has another working folder.
         self.path = str(Path(path).absolute())

@@ -254,6 +254,19 @@ def test_a_read_without_an_answer_may_be_repeated(answer: Exception) -> None:
         asyncio.run(segment_of(Script(answer)).get([key(b"a")]))
 
 
+@pytest.mark.parametrize("other", [{"d": {"B": b""}}, {"v": {"S": "1"}, "d": {"B": b""}}, {"v": {"B": b"v"}}])
+def test_items_that_something_else_has_written_are_told(other: dict[str, Any]) -> None:
+    layout = SegmentLayout(NAME, 0)
+    item = {**layout.entry(key(b"a")), **other}
+    for answer, read in (
+        ({"Item": item}, lambda segment: segment.get([key(b"a")])),
+        ({"Responses": {NAME: [item]}}, lambda segment: segment.get([key(b"a"), key(b"b")])),
+        ({"Items": [item]}, lambda segment: segment.page(KeyRange(key(b"")), 1, values=True)),
+    ):
+        with pytest.raises(TableError, match=f"tests/fruit in DynamoDB, table {NAME}: an item has no "):
+            asyncio.run(read(segment_of(Script(answer))))
+
+
 def test_pages_without_anything_in_the_range_do_not_end_it() -> None:
     items = [{"s": {"B": b"\1" + name}, "v": {"B": b"v"}, "d": {"B": b""}} for name in (b"a", b"b", b"c")]
     script = Script(

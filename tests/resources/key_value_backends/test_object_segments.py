@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_adjunct.resources.errors import MalformedDocumentError
+from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
 from dagster_adjunct.resources.key_value.addressing import KeyRange
 from dagster_adjunct.resources.key_value.table_segment import ConditionsFailed, ReplyLostError, SegmentChange, TableId
 from dagster_adjunct.resources.key_value_backends import ObjectSegments
@@ -362,3 +362,8 @@ def test_a_write_is_done_though_there_is_no_room_to_merge_runs_after_it(inner, t
     flushed(rival, 12)
     assert "/nowhere" in caplog.text
     assert rival.value(of(b"filler-47")) == LARGE
+
+
+def test_an_option_that_s3_does_not_have_is_refused():
+    with pytest.raises(ConfigurationError, match="'bogus', which S3Options has not"):
+        ObjectSegments("s3://bucket/lake", s3={"bogus": 1})

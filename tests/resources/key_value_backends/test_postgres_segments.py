@@ -348,5 +348,14 @@ def test_what_can_be_no_setting_is_refused():
         PostgresSegments(connections=0)
     with pytest.raises(ConfigurationError, match="password"):
         PostgresSegments(connect={"password": "x"})
+    for dsn in ("postgresql://me:hidden@there/db", "host=there password = hidden"):
+        with pytest.raises(ConfigurationError, match="'dbname' that looks like a whole DSN") as refused:
+            PostgresSegments(connect={"dbname": dsn})
+        assert "hidden" not in str(refused.value)
+    for seconds in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(ConfigurationError, match="request_timeout"):
+            PostgresSegments(request_timeout=seconds)
+        with pytest.raises(ConfigurationError, match="horizon"):
+            PostgresSegments(horizon=seconds)
     with pytest.raises(ConfigurationError, match="NOT_SET"):
         PostgresSegments(dsn_env="NOT_SET").create(new_table_id(), 1)

@@ -9,7 +9,6 @@ import resource
 import sqlite3
 import threading
 from contextlib import closing, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -94,6 +93,31 @@ def test_a_missing_file_is_told_and_not_made(tmp_path):
         backend.seal(table, 1)
     backend.delete(table, 1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_removed_or_replaced_while_it_is_open_takes_no_write_any_more(handle, path, tmp_path):
+    handle.write(put(APPLE, b"red"))
+    with bare(path) as connection:
+        connection.execute("VACUUM INTO ?", (str(tmp_path / "copy.sqlite"),))
+    handle.write(put(APPLE, b"brown"))
+    path.unlink()
+    for use in (lambda: handle.get(APPLE), lambda: handle.write(put(PEAR))):
+        with pytest.raises(TableAccessError):
+            use()
+    for beside in path.parent.iterdir():
+        beside.unlink()
+    (tmp_path / "copy.sqlite").rename(path)
+    assert handle.value(APPLE) == b"red"
+    handle.write(put(PEAR, b"green"))
+    with bare(path) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert handle_of(SqliteSegments(path), handle.segment._table).value(PEAR) == b"green"
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf")])
+def test_a_wait_that_never_ends_or_begins_is_refused(path, seconds):
+    with pytest.raises(ConfigurationError, match="busy_timeout"):
+        SqliteSegments(path, busy_timeout=seconds)
 
 
 def test_what_is_no_database_is_told(tmp_path):
@@ -258,7 +282,7 @@ def test_processes_that_are_forked_while_threads_write_lose_nothing(path, table)
 # Commits that fail
 
 
-class FailingCommits(sqlite3.Connection):
+class FailingCommits(sqlite_connections.FileConnection):
     """A connection whose next commit fails as the disk's would; `done`: it has happened all the same."""
 
     plan: list[bool] = []  # noqa: RUF012 - of all connections
@@ -276,7 +300,7 @@ class FailingCommits(sqlite3.Connection):
 @pytest.fixture
 def failing_commits(monkeypatch) -> list[bool]:
     monkeypatch.setattr(FailingCommits, "plan", [])
-    monkeypatch.setattr(sqlite_connections.sqlite3, "connect", partial(sqlite3.connect, factory=FailingCommits))
+    monkeypatch.setattr(sqlite_connections, "FileConnection", FailingCommits)
     return FailingCommits.plan
 
 
