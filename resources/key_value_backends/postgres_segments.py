@@ -51,9 +51,9 @@ class PostgresSegments:
     own environment, service and password files. It must be a server that takes writes.
 
     All tables opened through one of these share up to `connections` for each event loop that uses them. A request that
-    has no answer after `request_timeout` seconds is given up. A write may be repeated for `horizon` seconds, so recent
-    requests are remembered for twice as long, in about 100 bytes each. Values and batches have 64 MiB at most,
-    table keys 2,688 bytes (what an index of PostgreSQL takes).
+    has no answer after `request_timeout` seconds, or half of `horizon`, is given up. A write may be repeated for
+    `horizon` seconds, so recent requests are remembered for twice as long, in about 100 bytes each. Values and batches
+    have 64 MiB at most, table keys 2,688 bytes (what an index of PostgreSQL takes).
     """
 
     limits = _LIMITS
@@ -172,7 +172,8 @@ class PostgresSegments:
             if isinstance(error, psycopg.Error):
                 raise translated(error, label, where(settings)) from error
             raise
-        return PostgresWire(connection, self.request_timeout)
+        # A write without an answer is given up while there is time to look for it.
+        return PostgresWire(connection, min(self.request_timeout, self.horizon / 2))
 
     def _errors(self, table: TableId) -> PostgresSegmentErrors:
         from dagster_adjunct.resources.key_value_backends.postgres_segment_errors import PostgresSegmentErrors

@@ -12,6 +12,7 @@ from random import Random
 import psycopg
 import pytest
 
+from dagster_adjunct.key_value import KeyValueTable, KeyValueTableConfiguration, TextSerializer
 from dagster_adjunct.resources.errors import TableUnavailableError
 from dagster_adjunct.resources.key_value.table_segment import (
     ConditionsFailed,
@@ -243,3 +244,19 @@ def test_what_is_moved_while_requests_and_replies_are_lost_is_neither_lost_nor_d
     assert moved == [25] * 4
     assert {"lost-before", "lost-after"} <= set(proxy.befallen)
     assert sum(int(value or 0) for _, value in handle.stored().values()) == 50
+
+
+def test_a_write_without_an_answer_is_looked_for_before_its_horizon_is_over(segment_store, table, proxy):
+    backend = PostgresSegments(connect={**segment_store.backend().connect, "port": str(proxy.port)}, horizon=3.0)
+    key_values = KeyValueTable(table, KeyValueTableConfiguration(1), backend, TextSerializer(), TextSerializer())
+    proxy.next("hangs", holding=b"patience")
+
+    async def write() -> None:
+        async with key_values:
+            version = await key_values.put_if_absent("patience", "1")
+            entry = await key_values.get("patience")
+            assert entry is not None
+            assert entry.version == version
+
+    asyncio.run(write())
+    assert proxy.befallen == ["hangs"]
