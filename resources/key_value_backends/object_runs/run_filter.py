@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import mmh3
-import numpy as np
-import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _BITS_A_KEY = 10  # with seven probes: one key in a hundred is looked for in vain
 _PROBES = 7
@@ -24,11 +27,15 @@ def hashed(key: bytes) -> Hashed:
 
 def hashes_of(keys: Sequence[bytes]) -> npt.NDArray[np.uint64]:
     """Return the two hashes of each key, which `build_filter` takes."""
+    import numpy as np
+
     return np.array([hashed(key) for key in keys], dtype=np.uint64).reshape(len(keys), 2)
 
 
 def build_filter(hashes: Sequence[npt.NDArray[np.uint64]]) -> bytes:
     """Return the filter of all keys that these are the hashes of, at least one byte."""
+    import numpy as np
+
     size = max(8, (sum(map(len, hashes)) * _BITS_A_KEY + 7) // 8 * 8)
     marks = np.zeros(size, dtype=bool)
     for part in hashes:

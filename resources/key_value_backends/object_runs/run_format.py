@@ -15,13 +15,15 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import MalformedDocumentError
 from dagster_adjunct.resources.key_value_backends.object_runs.run_blocks import Columns, write_block
 from dagster_adjunct.resources.key_value_backends.object_runs.run_filter import build_filter, hashes_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 BLOCK_BYTES = 32 * 1024
 _MAGIC = b"adjkvr\x00\x01"  # the last two bytes are the number of the format
