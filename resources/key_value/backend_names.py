@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -42,7 +43,17 @@ def backend_from(description: Mapping[str, Any]) -> SegmentBackend:
             f"a key-value table lies in the backend {name!r}; registered are {_names()}.",
             "Import what registers it, or register it with register_segment_backend(name, class).",
         )
-    return _BACKENDS[name](**settings)
+    make = _BACKENDS[name]
+    signature = inspect.signature(make)
+    try:
+        signature.bind(**settings)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"the backend {name!r} of key-value tables can't be made of its settings: {error}.",
+            f"It takes {', '.join(signature.parameters)}.",
+            argument="backend",
+        ) from None
+    return make(**settings)
 
 
 def _names() -> str:

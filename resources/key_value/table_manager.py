@@ -48,13 +48,13 @@ from dagster_adjunct.resources.key_value_errors import (
     ScopeNotEmptyError,
 )
 from dagster_adjunct.resources.metadata import MetadataStore
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.lake_document import read_lake_document
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.key_value.serializers import Serializer
     from dagster_adjunct.resources.key_value.table_segment import SegmentBackend
     from dagster_adjunct.resources.metadata import Snapshot
-    from dagster_adjunct.resources.objects.lake import Lake
 
 NAMESPACE = "key-value-tables"
 _BY = "key-value-table-manager"
@@ -78,6 +78,12 @@ class KeyValueTableManager:
     """
 
     def __init__(self, lake: Lake, backend: SegmentBackend | None = None) -> None:
+        if not isinstance(lake, Lake):
+            raise ConfigurationError(
+                f"a manager of key-value tables has lake={lake!r:.80}: expected a Lake.",
+                f"Give open_lake({lake!r:.80})." if isinstance(lake, str) else "Give what open_lake(…) returns.",
+                argument="lake",
+            )
         self.lake = lake
         self._backends = TableBackends(lake, backend)
         self._namespace = MetadataStore(lake).namespace(NAMESPACE, "all")

@@ -20,6 +20,7 @@ from dagster_adjunct.resources.errors import (
     MalformedDocumentError,
     TableUnavailableError,
 )
+from dagster_adjunct.resources.key_value.backend_names import backend_from
 from dagster_adjunct.resources.key_value.blocking_key_value_table import BlockingKeyValueTable
 from dagster_adjunct.resources.key_value.default_backend import IN_SQLITE, backend_in, own_backends
 from dagster_adjunct.resources.key_value.serializers import IntegerSerializer, TextSerializer
@@ -216,6 +217,17 @@ def test_what_is_no_backend_is_refused_at_once(lake: Lake, wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match="expected an object, or None") as caught:
         KeyValueTableManager(lake, wrong)
     assert caught.value.argument == "backend"
+
+
+def test_an_url_is_no_lake_and_told_how_to_open_it() -> None:
+    with pytest.raises(ConfigurationError, match=r"Give open_lake\('folder'\)") as caught:
+        KeyValueTableManager("folder")  # type: ignore[arg-type]
+    assert caught.value.argument == "lake"
+
+
+def test_a_setting_that_a_backend_does_not_have_is_told_with_those_that_it_has() -> None:
+    with pytest.raises(ConfigurationError, match=r"'postgres'.*'dsn'.*It takes dsn_env, connect, schema"):
+        backend_from({"backend": "postgres", "dsn": "PLANT_DSN"})
 
 
 def test_a_variable_that_is_not_set_is_told_before_anything_is_stored_and_behind_it_what_to_do(
