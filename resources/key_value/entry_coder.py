@@ -17,7 +17,7 @@ from dagster_adjunct.resources.key_value.addressing import (
 )
 from dagster_adjunct.resources.key_value.key_version import KeyVersion
 from dagster_adjunct.resources.key_value.page_items import PageItems
-from dagster_adjunct.resources.key_value.serializers import Serializer
+from dagster_adjunct.resources.key_value.serializers import Serializer, reader_of_many
 from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.table_entries import TableEntry, TableKey
 from dagster_adjunct.resources.key_value.table_segment import SegmentLimits, StoredEntry, TableId
@@ -30,14 +30,18 @@ from dagster_adjunct.resources.key_value_errors import (
 
 K = TypeVar("K")
 V = TypeVar("V")
-_new: Any = tuple.__new__  # makes a named tuple of its fields' values, at half the cost of its constructor
+S = TypeVar("S")
+_new: Any = tuple.__new__  # makes a tuple of what is inside it, at half the cost of its constructor
 
 
 class EntryCoder(Generic[K, V]):
     """Serialises and addresses for one table. Raises KeyTooLongError, ValueTooLongError and SerializationError, which
     name the table, before anything is sent."""
 
-    __slots__ = ("_family_most", "_key", "_key_most", "_limits", "_value", "_value_most", "partitions", "table")
+    __slots__ = (
+        "_family_most", "_key", "_key_most", "_keys_of", "_limits", "_value", "_value_most", "_values_of",
+        "partitions", "table",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -54,6 +58,7 @@ class EntryCoder(Generic[K, V]):
             _serializer(table, "value", value),
             limits,
         )
+        self._keys_of, self._values_of = reader_of_many(key), reader_of_many(value)
         self._family_most = limits.family_prefix if limits.family_prefix is not None else limits.table_key
         self._key_most = _least(configuration.longest_key, limits.key, limits.table_key)
         self._value_most = _least(configuration.longest_value, limits.value)
@@ -131,8 +136,7 @@ class EntryCoder(Generic[K, V]):
 
     def entry(self, family: str | None, key: K, found: StoredEntry) -> TableEntry[K, V]:
         """Return what was found of a key that the caller knows."""
-        known = _new(TableKey, (family, key, KeyVersion(found.version)))
-        return _new(TableEntry, (known, self._read(found)))  # type: ignore[no-any-return]
+        return _new(TableEntry, (family, key, found.version, self._read(found)))  # type: ignore[no-any-return]
 
     def found_keys(self, found: Sequence[StoredEntry]) -> PageItems[TableKey[K]]:
         """Return the keys of what was found, one or more, in the order of table keys."""
@@ -145,14 +149,14 @@ class EntryCoder(Generic[K, V]):
         stored, versions, stored_values = zip(*found, strict=True)
         families, keys = self._keys(stored)
         values = self._values(found, stored_values)
-        return PageItems(len(found), lambda: _table_entries(_table_keys(families, keys, versions), values))
+        return PageItems(len(found), lambda: _table_entries(families, keys, versions, values))
 
     def entries(
         self, families: Iterable[str | None], keys: Iterable[K], found: Sequence[StoredEntry]
     ) -> list[TableEntry[K, V]]:
         """Return what was found, one or more, of keys that the caller knows."""
         _, versions, values = zip(*found, strict=True)
-        return list(_table_entries(_table_keys(families, keys, versions), self._values(found, values)))
+        return list(_table_entries(families, keys, versions, self._values(found, values)))
 
     def _keys(self, stored: Sequence[bytes]) -> tuple[Iterable[str | None], list[K]]:
         try:
@@ -166,13 +170,13 @@ class EntryCoder(Generic[K, V]):
                 table=self.table.name,
             ) from error
         try:
-            return families, list(map(self._key.from_bytes, serialised))
+            return families, list(self._keys_of(serialised))
         except Exception:  # noqa: BLE001 - it is raised again, with the key that it is about
             return families, list(map(self._read_key, serialised))
 
     def _values(self, found: Sequence[StoredEntry], values: Iterable[bytes]) -> list[V]:
         try:
-            return list(map(self._value.from_bytes, values))
+            return list(self._values_of(values))
         except Exception:  # noqa: BLE001 - it is raised again, with the key that it is about
             return list(map(self._read, found))
 
@@ -219,13 +223,13 @@ class EntryCoder(Generic[K, V]):
         )
 
 
-def _serializer(table: TableId, name: str, given: Serializer[K]) -> Serializer[K]:
+def _serializer(table: TableId, name: str, given: S) -> S:
     """Return a serializer that is one. Raises ConfigurationError, before a first write stumbles over something else."""
     if isinstance(given, type) or not all(callable(getattr(given, each, None)) for each in ("to_bytes", "from_bytes")):
-        is_class = isinstance(given, type) and given.__name__.endswith("Serializer")
+        class_name = given.__name__ if isinstance(given, type) and given.__name__.endswith("Serializer") else ""
         raise ConfigurationError(
             f"key-value table {table}: {name} is {given!r:.80}: expected a serializer, an object.",
-            f"Write {given.__name__}(…)." if is_class else "Give one, such as TextSerializer() or JsonSerializer().",
+            f"Write {class_name}(…)." if class_name else "Give one, such as TextSerializer() or JsonSerializer().",
             argument=name,
         )
     return given
@@ -235,8 +239,10 @@ def _table_keys(families: Iterable[str | None], keys: Iterable[K], versions: Ite
     return map(_new, repeat(TableKey), zip(families, keys, map(KeyVersion, versions), strict=False))
 
 
-def _table_entries(keys: Iterable[TableKey[K]], values: Iterable[V]) -> Iterable[TableEntry[K, V]]:
-    return map(_new, repeat(TableEntry), zip(keys, values, strict=True))
+def _table_entries(
+    families: Iterable[str | None], keys: Iterable[K], versions: Iterable[bytes], values: Iterable[V]
+) -> Iterable[TableEntry[K, V]]:
+    return map(_new, repeat(TableEntry), zip(families, keys, versions, values, strict=False))
 
 
 def about(table: TableId, error: KeyValueTableError) -> KeyValueTableError:
