@@ -133,7 +133,7 @@ def _bare_swaps(store: ObjectStore) -> float:
 async def _scan(backend: ObjectSegments, table: TableId) -> None:
     segment, left = backend.open(table, 0), KeyRange()
     while page := await segment.page(left, PAGE, values=True):
-        left = left.after(page[-1].key)
+        left = left.after(page.keys[-1])
 
 
 def _bare_scan(store: ObjectStore, prefix: str) -> None:

@@ -20,7 +20,7 @@ from dagster_adjunct.resources.key_value.page_items import PageItems
 from dagster_adjunct.resources.key_value.serializers import Serializer, reader_of_many
 from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.table_entries import TableEntry, TableKey
-from dagster_adjunct.resources.key_value.table_segment import SegmentLimits, StoredEntry, TableId
+from dagster_adjunct.resources.key_value.table_segment import SegmentLimits, StoredEntry, StoredPage, TableId
 from dagster_adjunct.resources.key_value_errors import (
     KeyTooLongError,
     KeyValueTableError,
@@ -136,27 +136,25 @@ class EntryCoder(Generic[K, V]):
 
     def entry(self, family: str | None, key: K, found: StoredEntry) -> TableEntry[K, V]:
         """Return what was found of a key that the caller knows."""
-        return _new(TableEntry, (family, key, found.version, self._read(found)))  # type: ignore[no-any-return]
+        return _new(TableEntry, (family, key, found.version, self._read(found.key, found.value)))  # type: ignore[no-any-return]
 
-    def found_keys(self, found: Sequence[StoredEntry]) -> PageItems[TableKey[K]]:
+    def found_keys(self, found: StoredPage) -> PageItems[TableKey[K]]:
         """Return the keys of what was found, one or more, in the order of table keys."""
-        stored, versions, _ = zip(*found, strict=True)
-        families, keys = self._keys(stored)
-        return PageItems(len(found), lambda: _table_keys(families, keys, versions))
+        families, keys = self._keys(found.keys)
+        return PageItems(len(keys), lambda: _table_keys(families, keys, found.versions))
 
-    def found_entries(self, found: Sequence[StoredEntry]) -> PageItems[TableEntry[K, V]]:
+    def found_entries(self, found: StoredPage) -> PageItems[TableEntry[K, V]]:
         """Return the entries that were found, one or more, in the order of table keys."""
-        stored, versions, stored_values = zip(*found, strict=True)
-        families, keys = self._keys(stored)
-        values = self._values(found, stored_values)
-        return PageItems(len(found), lambda: _table_entries(families, keys, versions, values))
+        families, keys = self._keys(found.keys)
+        values = self._values(found)
+        return PageItems(len(keys), lambda: _table_entries(families, keys, found.versions, values))
 
     def entries(
         self, families: Iterable[str | None], keys: Iterable[K], found: Sequence[StoredEntry]
     ) -> list[TableEntry[K, V]]:
         """Return what was found, one or more, of keys that the caller knows."""
-        _, versions, values = zip(*found, strict=True)
-        return list(_table_entries(families, keys, versions, self._values(found, values)))
+        page = StoredPage.of(found)
+        return list(_table_entries(families, keys, page.versions, self._values(page)))
 
     def _keys(self, stored: Sequence[bytes]) -> tuple[Iterable[str | None], list[K]]:
         try:
@@ -174,11 +172,11 @@ class EntryCoder(Generic[K, V]):
         except Exception:  # noqa: BLE001 - it is raised again, with the key that it is about
             return families, list(map(self._read_key, serialised))
 
-    def _values(self, found: Sequence[StoredEntry], values: Iterable[bytes]) -> list[V]:
+    def _values(self, found: StoredPage) -> list[V]:
         try:
-            return list(self._values_of(values))
+            return list(self._values_of(found.values))  # type: ignore[arg-type]  # they were asked for
         except Exception:  # noqa: BLE001 - it is raised again, with the key that it is about
-            return list(map(self._read, found))
+            return list(map(self._read, found.keys, found.values))
 
     def _read_key(self, serialised: bytes) -> K:
         try:
@@ -186,11 +184,11 @@ class EntryCoder(Generic[K, V]):
         except Exception as error:
             raise self._failed(f"a stored key, {serialised!r:.60}, can't be read", error) from error
 
-    def _read(self, found: StoredEntry) -> V:
+    def _read(self, key: bytes, value: bytes | None) -> V:
         try:
-            return self._value.from_bytes(found.value or b"")
+            return self._value.from_bytes(value or b"")
         except Exception as error:
-            raise self._failed(f"the value of the stored key {found.key[2:]!r:.60} can't be read", error) from error
+            raise self._failed(f"the value of the stored key {key[2:]!r:.60} can't be read", error) from error
 
     def _too_long(self, what: str, most: int) -> NoReturn:
         raise KeyTooLongError(

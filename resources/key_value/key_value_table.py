@@ -37,6 +37,7 @@ from dagster_adjunct.resources.key_value.table_segment import (
     SegmentBackend,
     SegmentChange,
     StoredEntry,
+    StoredPage,
     TableId,
     TableSegment,
 )
@@ -299,7 +300,7 @@ class KeyValueTable(Generic[K, V]):
                 lambda: segment.get(keys, values=values), first=error, began=began, pause=self._pause
             )
 
-    async def _read_page(self, partition: int, within: KeyRange, limit: int, values: bool) -> list[StoredEntry]:
+    async def _read_page(self, partition: int, within: KeyRange, limit: int, values: bool) -> StoredPage:
         segment = self._segment(partition)
         began = time.monotonic()
         try:

@@ -8,10 +8,10 @@ from typing import Generic, NamedTuple, TypeVar
 from dagster_adjunct.resources.key_value.addressing import KeyRange
 from dagster_adjunct.resources.key_value.iterator_state import Iteration, IteratorState, state_behind
 from dagster_adjunct.resources.key_value.page_items import PageItems
-from dagster_adjunct.resources.key_value.table_segment import StoredEntry
+from dagster_adjunct.resources.key_value.table_segment import StoredPage
 
 T = TypeVar("T")
-ReadPage = Callable[[int, KeyRange, int, bool], Awaitable[list[StoredEntry]]]
+ReadPage = Callable[[int, KeyRange, int, bool], Awaitable[StoredPage]]
 """Reads from a partition the first entries of a range: at most so many, with values or without."""
 
 
@@ -33,7 +33,7 @@ class TablePages(Generic[T]):
         self,
         iteration: Iteration,
         read: ReadPage,
-        make: Callable[[Sequence[StoredEntry]], PageItems[T]],
+        make: Callable[[StoredPage], PageItems[T]],
         page_size: int,
         state: IteratorState | None,
     ) -> None:
@@ -58,7 +58,7 @@ class TablePages(Generic[T]):
             if not self._within.is_empty:
                 found = await self._read(partition, self._within, self._page_size, iteration.values)
                 if found:
-                    last = found[-1].key
+                    last = found.keys[-1]
                     self._within = iteration.within.after(last)
                     return IteratorPage(self._make(found), state_behind(self._head, partition, last))
             self._place += 1

@@ -5,7 +5,7 @@ These comments are the specification that every backend is tested against.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, NamedTuple, Protocol
@@ -39,14 +39,35 @@ class SegmentChange(NamedTuple):
 
 
 class StoredEntry(NamedTuple):
-    """A key as it is stored; `value` is None where only keys were asked for.
-
-    A named tuple, as millions are made in a scan: `map(StoredEntry._make, rows)` makes them of a driver's rows.
-    """
+    """A key as it is stored; `value` is None where only keys were asked for."""
 
     key: bytes
     version: bytes
     value: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPage:
+    """Entries in columns, which are as long as each other; `values` are None where only keys were asked for.
+
+    A scan reads millions: whoever holds an object for each keeps Python's collector busy.
+    """
+
+    keys: Sequence[bytes] = ()
+    versions: Sequence[bytes] = ()
+    values: Sequence[bytes | None] = ()
+
+    @staticmethod
+    def of(rows: Iterable[Sequence[Any]]) -> StoredPage:
+        """Return the page of entries, or of a driver's rows: key, version and value."""
+        return StoredPage(*zip(*rows, strict=True))
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def entries(self) -> list[StoredEntry]:
+        """Return the entries in their order."""
+        return list(map(StoredEntry, self.keys, self.versions, self.values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +141,11 @@ class TableSegment(Protocol):
         """
         ...
 
-    async def page(self, within: KeyRange, limit: int, *, values: bool) -> list[StoredEntry]:
+    async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
         """Return the first entries of a range, which is not empty, in the order of their table keys: at most `limit` (1
         or more).
 
-        There are fewer only where the range ends, or where the backend ends a page early for its size: an empty list
+        There are fewer only where the range ends, or where the backend ends a page early for its size: an empty page
         says that nothing is left. Each entry is there at some moment of the call; one that is there all through the
         call is not passed over.
         """

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from dagster_adjunct.resources.errors import TableError
 from dagster_adjunct.resources.key_value.addressing import KeyRange
-from dagster_adjunct.resources.key_value.table_segment import SegmentChange, StoredEntry
+from dagster_adjunct.resources.key_value.table_segment import SegmentChange, StoredEntry, StoredPage
 from dagster_adjunct.resources.key_value_backends.dynamodb_calls import TableCalls
 from dagster_adjunct.resources.key_value_backends.dynamodb_layout import LIMITS, SegmentLayout
 from dagster_adjunct.resources.key_value_backends.dynamodb_reads import read_keys, read_range
@@ -39,9 +39,9 @@ class DynamoDbSegment:
         with self._as_written():
             return await read_keys(self._calls, self._layout, keys, values=values) if keys else []
 
-    async def page(self, within: KeyRange, limit: int, *, values: bool) -> list[StoredEntry]:
+    async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
         with self._as_written():
-            return await read_range(self._calls, self._layout, within, limit, values=values)
+            return StoredPage.of(await read_range(self._calls, self._layout, within, limit, values=values))
 
     async def close(self) -> None:
         await self._calls.close()

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 
@@ -20,6 +20,7 @@ from dagster_adjunct.resources.key_value.table_segment import (
     SegmentChange,
     SegmentLimits,
     StoredEntry,
+    StoredPage,
 )
 from dagster_adjunct.resources.key_value_backends.postgres_key_values import PAGE_BYTES, KeyValueStatements
 from dagster_adjunct.resources.key_value_backends.postgres_segment_errors import PostgresSegmentErrors, without_effect
@@ -33,6 +34,7 @@ WRITES_BETWEEN_FORGETTING = 1000
 
 _SAMPLED = 32  # entries of a page for one whose size is looked at
 
+R = TypeVar("R")
 Refused = dict[int, bytes | None]
 _entry: Callable[[Sequence[Any]], StoredEntry] = partial(tuple.__new__, StoredEntry)
 
@@ -75,36 +77,36 @@ class PostgresSegment:
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
         sql = self._statements
         if len(keys) == 1:
-            rows = await self._read(sql.get if values else sql.get_version, [self._prefix + keys[0]])
+            rows = await self._read(sql.get if values else sql.get_version, [self._prefix + keys[0]], _entry)
             return [rows[0] if rows else None]
         asked = list(dict.fromkeys(keys))
         found: dict[bytes, StoredEntry] = {}
         for start in range(0, len(asked), _KEYS_AT_ONCE):
             part = self._addresses(asked[start : start + _KEYS_AT_ONCE])
-            rows = await self._read(sql.get_many if values else sql.get_many_versions, [part])
+            rows = await self._read(sql.get_many if values else sql.get_many_versions, [part], _entry)
             found.update(zip([entry.key for entry in rows], rows, strict=True))
         return list(map(found.get, keys))
 
-    async def page(self, within: KeyRange, limit: int, *, values: bool) -> list[StoredEntry]:
+    async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
         # Where the values are small, as they were last, their sizes are not added up, which takes as long as the rest.
         guarded = values and (self._entry_bytes is None or self._entry_bytes * limit > PAGE_BYTES)
         ends = self._end if within.end is None else self._prefix + within.end
         parameters = [self._prefix + within.start, ends, integer(min(limit, 2**31 - 1))]
-        rows = await self._read(self._statements.page(values, guarded), parameters)
-        if values and rows:
-            some = rows[::_SAMPLED]
-            self._entry_bytes = sum(len(entry.value or b"") for entry in some) / len(some)
-        return rows
+        page = StoredPage.of(await self._read(self._statements.page(values, guarded), parameters, tuple))
+        if values and page:
+            some = page.values[::_SAMPLED]
+            self._entry_bytes = sum(len(value or b"") for value in some) / len(some)
+        return page
 
     async def close(self) -> None:
         """Close the running event loop's connections, for all tables of the same backend."""
         await self._pool().close()
 
-    async def _read(self, query: str, parameters: Sequence[bytes]) -> list[StoredEntry]:
+    async def _read(self, query: str, parameters: Sequence[bytes], make: Callable[[Sequence[Any]], R]) -> list[R]:
         pool = self._pool()
         wire = await pool.take()
         try:
-            return wire.rows(await wire.ask(query, parameters), _entry)
+            return wire.rows(await wire.ask(query, parameters), make)
         except psycopg.Error as error:
             raise await self._errors.met(error, wire) from error
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
-from itertools import repeat
+from itertools import chain, repeat
 from operator import itemgetter
 from typing import Any, NoReturn
 
@@ -18,6 +18,7 @@ from dagster_adjunct.resources.key_value.table_segment import (
     SegmentChange,
     SegmentLimits,
     StoredEntry,
+    StoredPage,
     TableId,
 )
 from dagster_adjunct.resources.key_value_backends.sqlite_connections import (
@@ -97,19 +98,19 @@ class SqliteSegment:
         self._connections.give(connection)
         return list(map(found.get, keys))
 
-    async def page(self, within: KeyRange, limit: int, *, values: bool) -> list[StoredEntry]:
+    async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
         query = self._sql.page(values, within.end is not None)
         ends = (within.start,) if within.end is None else (within.start, within.end)
         connection = self._take()
         try:
-            entries = _entries(connection.execute(query, (self._partition, *ends, min(limit, _LARGEST_LIMIT))))
+            page = _page(connection.execute(query, (self._partition, *ends, min(limit, _LARGEST_LIMIT))))
         except sqlite3.Error as error:
             self._failed(connection, error)
         except BaseException:
             self._connections.give_after_error(connection)
             raise
         self._connections.give(connection)
-        return entries
+        return page
 
     async def close(self) -> None:
         """Close the file as far as nobody uses it, for all tables of the same backend."""
@@ -193,11 +194,11 @@ class SqliteSegment:
         if several:
             execute("BEGIN")
         for start in range(0, len(keys), _KEYS_AT_ONCE):
-            part = keys[start : start + _KEYS_AT_ONCE]
+            part = sorted(keys[start : start + _KEYS_AT_ONCE])  # neighbours lie in the same page of the file
             # A few lengths only, so that the statements stay compiled.
             length = min(1 << (len(part) - 1).bit_length(), _KEYS_AT_ONCE)
             again = repeat(part[-1], length - len(part))
-            entries = _entries(execute(self._sql.get_many(values, length), (self._partition, *part, *again)))
+            entries = _entries(execute(self._sql.get_many(values, length), (*part, *again, self._partition)))
             found.update(zip(map(_KEY, entries), entries, strict=True))
         if several:
             execute("COMMIT")
@@ -221,6 +222,12 @@ class SqliteSegment:
         if error.sqlite_errorcode == sqlite3.SQLITE_CONSTRAINT_TRIGGER and SEALED in str(error):
             raise sealed(self._table, self._label) from error
         raise translated(error, self._label) from error
+
+
+def _page(rows: Iterable[Any]) -> StoredPage:
+    # No row is kept: Python's collector would look at each of them.
+    flat = list(chain.from_iterable(rows))
+    return StoredPage(flat[::3], flat[1::3], flat[2::3])
 
 
 def _entries(rows: Iterable[Any]) -> list[StoredEntry]:

@@ -26,8 +26,8 @@ async def forget_marks(table: OpenTable, before: float) -> int:
         left: KeyRange | None = KeyRange()
         while left is not None:
             page = await partition.segment.page(left, _PAGE, values=True)
-            left = left.after(page[-1].key) if page else None
-            changes = [change for entry in page if (change := _without_marks(entry, before)) is not None]
+            left = left.after(page.keys[-1]) if page else None
+            changes = [change for entry in page.entries() if (change := _without_marks(entry, before)) is not None]
             for part in in_requests(changes, partition.limits):
                 forgotten += await _apply(partition, part)
     return forgotten

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from dagster_adjunct.resources.key_value.addressing import KeyRange
-from dagster_adjunct.resources.key_value.table_segment import SegmentChange, SegmentLimits, StoredEntry
+from dagster_adjunct.resources.key_value.table_segment import SegmentChange, SegmentLimits, StoredEntry, StoredPage
 from dagster_adjunct.resources.key_value_backends.object_runs.group_commit import GroupCommit
 from dagster_adjunct.resources.key_value_backends.object_runs.process_threads import threads
 from dagster_adjunct.resources.key_value_backends.object_runs.segment_core import SegmentCore
@@ -35,7 +35,7 @@ class ObjectSegment:
         core = self._parts().core
         return await _aside(lambda: core.get(keys, values=values)) if keys else []
 
-    async def page(self, within: KeyRange, limit: int, *, values: bool) -> list[StoredEntry]:
+    async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
         core = self._parts().core
         return await _aside(lambda: core.page(within, limit, values=values))
 

@@ -6,7 +6,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TypeVar
 
 from dagster_adjunct.resources.errors import (
@@ -18,7 +17,7 @@ from dagster_adjunct.resources.errors import (
     TableUnavailableError,
 )
 from dagster_adjunct.resources.key_value.addressing import KeyRange
-from dagster_adjunct.resources.key_value.table_segment import StoredEntry, TableId
+from dagster_adjunct.resources.key_value.table_segment import StoredEntry, StoredPage, TableId
 from dagster_adjunct.resources.key_value_backends.object_runs.commit_tokens import holds_any
 from dagster_adjunct.resources.key_value_backends.object_runs.pointer_object import PointerObject, Standing
 from dagster_adjunct.resources.key_value_backends.object_runs.run_blocks import without_removed
@@ -55,16 +54,16 @@ class SegmentCore:
             entries.append(None if entry is None else StoredEntry(key, entry[0], entry[1] if values else None))
         return entries
 
-    def page(self, within: KeyRange, limit: int, *, values: bool) -> list[StoredEntry]:
+    def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
         """Return the first entries of a range, as they stood at one moment; fewer than `limit` where they are large."""
         follows = self._ends.pop(within.start, _NEW) is None
         wanted = max(limit, _AHEAD) if follows else limit
-        entries = self.reading(lambda standing: self._page(self.readable(standing), within, limit, wanted, values))
-        if len(entries) == limit:
-            self._ends[within.after(entries[-1].key).start] = None
+        page = self.reading(lambda standing: self._page(self.readable(standing), within, limit, wanted, values))
+        if len(page.keys) == limit:
+            self._ends[within.after(page.keys[-1]).start] = None
             while len(self._ends) > _REMEMBERED_ENDS:
                 self._ends.popitem(last=False)
-        return entries
+        return page
 
     def reading(self, read: Callable[[Standing], T]) -> T:
         """Return what `read` gives for what stands now; again where a run that it needs was merged away meanwhile."""
@@ -123,18 +122,22 @@ class SegmentCore:
         """Return a context in which the store's errors become those of a table."""
         return _Told(self)
 
-    def _page(self, state: SegmentState, within: KeyRange, limit: int, wanted: int, values: bool) -> list[StoredEntry]:
-        entries: list[StoredEntry] = []
+    def _page(self, state: SegmentState, within: KeyRange, limit: int, wanted: int, values: bool) -> StoredPage:
+        keys: list[bytes] = []
+        versions: list[bytes] = []
+        stored: list[bytes | None] = []
         size = 0
         for window in SegmentView(state, self.objects).windows(within, wanted):
             there = without_removed(window)
-            left = limit - len(entries)
+            left = limit - len(keys)
             found = there.values[:left] if values else [None] * min(left, len(there))
-            entries += map(_entry, zip(there.keys, there.versions, found, strict=False))
+            keys += there.keys[:left]
+            versions += there.versions[:left]
+            stored += found
             size += sum(map(len, there.keys[:left])) + sum(map(len, filter(None, found)))
-            if len(entries) >= limit or size >= _PAGE_BYTES:
+            if len(keys) >= limit or size >= _PAGE_BYTES:
                 break
-        return entries
+        return StoredPage(keys, versions, stored)
 
 
 class _Told:
@@ -154,7 +157,6 @@ class _Told:
 
 
 _NEW = object()
-_entry = partial(tuple.__new__, StoredEntry)  # of three values; `StoredEntry._make` counts them, in Python
 
 
 def now_in_ms() -> int:

@@ -15,6 +15,7 @@ from dagster_adjunct.resources.key_value.table_segment import (
     SegmentChange,
     SegmentLimits,
     StoredEntry,
+    StoredPage,
     TableId,
 )
 
@@ -95,11 +96,11 @@ class ScriptedSegment:
         self._backend.met("get", self._partition, len(keys))
         return [self._entries.get(key) for key in keys]
 
-    async def page(self, within: KeyRange, limit: int, *, values: bool) -> list[StoredEntry]:
+    async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
         assert not within.is_empty
         self._backend.met("page", self._partition, limit)
         inside = sorted(k for k in self._entries if within.start <= k and (within.end is None or k < within.end))
-        return [self._entries[key] for key in inside[: min(limit, self._backend.longest_page)]]
+        return StoredPage.of([self._entries[key] for key in inside[: min(limit, self._backend.longest_page)]])
 
     async def close(self) -> None: ...
 

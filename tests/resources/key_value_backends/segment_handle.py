@@ -102,7 +102,7 @@ class Handle:
         """Return all pages of a range, each begun behind the one before."""
         left = KeyRange() if within is None else within
         pages: list[list[StoredEntry]] = []
-        while page := self.run(self.segment.page(left, limit, values=values)):
+        while page := self.run(self.segment.page(left, limit, values=values)).entries():
             pages.append(page)
             left = left.after(page[-1].key)
         return pages
