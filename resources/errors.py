@@ -8,8 +8,7 @@
     |   |-- NullKeyError               a null where a key is needed
     |   |-- MalformedDocumentError     a pointer, manifest or index that can't be read
     |   |-- ManifestMismatchError      stored objects differ from what the manifest lists
-    |   |-- ConditionalWritesUnsupportedError
-    |   |-- ObjectNotFoundError
+    |   |-- ConditionalWritesUnsupportedError, ObjectNotFoundError
     |   |-- ObjectExistsError          put-if-absent met an object
     |   |-- PreconditionFailedError    put-if-match met another ETag
     |   |-- CommitConflictError        somebody else committed: re-read and decide again
@@ -25,8 +24,7 @@
     |   |-- OperatorFailedError        an expression or a function of the application failed
     |   `-- TableError, RecordNotFoundError, TableAccessError
     `-- TransientError                 the same call may succeed later: retry it
-        |-- StoreUnavailableError
-        |-- StreamUnavailableError
+        |-- StoreUnavailableError, StreamUnavailableError
         |-- ApplicationBusyError       another run of the application works: wait for its end
         |-- RunLeaseLostError          the run could not show any more that it lives, or was taken over
         |-- SourceChangedError         files were replaced while they were read
@@ -34,8 +32,7 @@
 
 Every message names the thing, what was found, what was expected and the next step. The same things are fields, so that
 nobody has to read them from the text; one that is not known where the error was raised is None, and a stream is named
-with its system. Retry logic looks at `TransientError` only, so whoever adds an error decides there whether it is
-retried.
+with its system. Retry logic looks at `TransientError` only: whoever adds an error decides there whether it is retried.
 """
 
 from __future__ import annotations
