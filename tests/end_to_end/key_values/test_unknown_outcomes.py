@@ -80,11 +80,8 @@ def test_a_success_is_not_called_a_conflict_even_after_another_writers(world: Wo
 
 
 @pytest.mark.parametrize("trouble", ["lost-before", "lost-after"])
-@pytest.mark.parametrize("kind", WRITES)
-def test_beyond_the_horizon_the_outcome_is_unknown_whether_it_happened_or_not(
-    world: World, kind: str, trouble: Trouble
-):
-    write, key = WRITES[kind]
+def test_beyond_the_horizon_the_outcome_is_unknown_whether_it_happened_or_not(world: World, trouble: Trouble):
+    write, key = WRITES["batch"]
     table = world.table(partitions=1)
     backend = world.backend()
     backend.horizon = 0.3
