@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
@@ -40,7 +41,7 @@ class JsonSerializer:
 
     def from_bytes(self, stored: bytes) -> Any:
         try:
-            return json.loads(stored)
+            return json.loads(stored.decode(), parse_constant=_refused)
         except (ValueError, RecursionError) as error:
             raise unreadable(stored, "JSON", str(error)) from None
 
@@ -66,9 +67,17 @@ class ModelSerializer(Generic[M]):
         if not isinstance(value, self.model):
             raise SerializationError(f"{value!r:.80} is no {self.model.__name__}.", f"Give a {self.model.__name__}.")
         try:
-            return value.model_dump_json(by_alias=True, round_trip=True).encode()
+            stored = value.model_dump_json(by_alias=True, round_trip=True).encode()
+            # pydantic writes these as null, unless the model says otherwise, and would read null.
+            lost = b"null" in stored and self.model.model_config.get("ser_json_inf_nan", "null") == "null"
+            if lost and _not_finite(value.model_dump(round_trip=True)):
+                raise SerializationError(
+                    f"{value!r:.80} would not be read as it was written: JSON has no NaN and no infinity.",
+                    'Give finite numbers, or None; or set ser_json_inf_nan="strings" in the model\'s configuration.',
+                )
         except (PydanticSerializationError, UnicodeEncodeError) as error:
             raise SerializationError(f"{value!r:.80} can't be JSON: {error}.", "Give what JSON has.") from None
+        return stored
 
     def from_bytes(self, stored: bytes) -> M:
         try:
@@ -76,6 +85,18 @@ class ModelSerializer(Generic[M]):
         except ValidationError as error:
             problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
             raise unreadable(stored, f"a {self.model.__name__}", problems) from None
+
+
+def _refused(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _not_finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if isinstance(value, dict):
+        return any(map(_not_finite, value.values()))
+    return isinstance(value, list | tuple | set | frozenset) and any(map(_not_finite, value))
 
 
 def _is_json(value: Any) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, repeat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice, repeat
 from operator import itemgetter
 from typing import Any, NoReturn
 
@@ -39,6 +39,8 @@ HORIZON = 60.0
 _TOKENS_KEPT = 2 * HORIZON  # seconds: the last attempt of a request may begin at its horizon, and wait
 _WRITES_BETWEEN_PRUNING = 256
 _KEYS_AT_ONCE = 1024
+_PAGE_BYTES = 16 << 20  # of values, after which a page ends
+_ROWS_BETWEEN_LOOKS = 64
 _LARGEST_LIMIT = 2**63 - 1  # of an integer in SQLite
 _KEY = itemgetter(0)
 
@@ -103,7 +105,7 @@ class SqliteSegment:
         ends = (within.start,) if within.end is None else (within.start, within.end)
         connection = self._take()
         try:
-            page = _page(connection.execute(query, (self._partition, *ends, min(limit, _LARGEST_LIMIT))))
+            page = _page(connection.execute(query, (self._partition, *ends, min(limit, _LARGEST_LIMIT))), values)
         except sqlite3.Error as error:
             self._failed(connection, error)
         except BaseException:
@@ -224,9 +226,15 @@ class SqliteSegment:
         raise translated(error, self._label) from error
 
 
-def _page(rows: Iterable[Any]) -> StoredPage:
+def _page(rows: Iterator[Any], values: bool) -> StoredPage:
+    """Return the page of these rows, which ends early once its values have many bytes."""
+    flat: list[Any] = []
+    size = 0
     # No row is kept: Python's collector would look at each of them.
-    flat = list(chain.from_iterable(rows))
+    while size < _PAGE_BYTES and (part := list(chain.from_iterable(islice(rows, _ROWS_BETWEEN_LOOKS)))):
+        flat += part
+        if values:
+            size += sum(map(len, part[2::3]))
     return StoredPage(flat[::3], flat[1::3], flat[2::3])
 
 

@@ -47,6 +47,11 @@ class Area(BaseModel, extra="forbid"):
         return self.side**2
 
 
+class Weighed(BaseModel):
+    weight: float | None = None
+    parts: list[dict[str, tuple[float, ...]]] = []
+
+
 class Other(BaseModel):
     id: int
 
@@ -131,6 +136,8 @@ def test_avro_is_what_others_write() -> None:
         (JsonSerializer(), {"\udfff": 1}),
         (ModelSerializer(Order), Other(id=1)),
         (ModelSerializer(Order), {"id": 1}),
+        (ModelSerializer(Weighed), Weighed(weight=float("nan"))),
+        (ModelSerializer(Weighed), Weighed(parts=[{"a": (1.0, float("inf"))}])),
         (AvroSerializer(SCHEMA), {"a": "x", "b": None}),
         (AvroSerializer(SCHEMA), {"a": 1}),
         (AvroSerializer(SCHEMA), {"a": 1, "b": None, "c": 1}),
@@ -150,6 +157,8 @@ def test_what_would_not_be_read_as_it_was_is_refused(serializer: Any, value: Any
         (IntegerSerializer(), b""),
         (JsonSerializer(), b"{"),
         (JsonSerializer(), b"\xff"),
+        (JsonSerializer(), b"NaN"),
+        (JsonSerializer(), '"text"'.encode("utf-16")),
         (ModelSerializer(Order), b'{"id":"x"}'),
         (ModelSerializer(Order), b"5"),
         (AvroSerializer(SCHEMA), b""),
