@@ -21,7 +21,7 @@ from dagster_adjunct.key_value import (
     TableEntry,
     TableKey,
 )
-from tests.end_to_end.key_values.worlds import BACKENDS, World
+from tests.end_to_end.key_values.worlds import BACKENDS, QUICK, World
 
 Place = tuple[str | None, str]
 FAMILY = st.sampled_from(["f", "f", "fa", "é", "\0\1f"])
@@ -242,7 +242,7 @@ def check(world: World, examples: int, steps: int) -> None:
     )
 
 
-@pytest.mark.parametrize("world", BACKENDS, indirect=True)
+@pytest.mark.parametrize("world", QUICK, indirect=True)
 def test_any_history_answers_as_a_dictionary_does(world):
     check(world, 4, 25)
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.end_to_end.key_values.family_history import Operation, check_linearisable
 from tests.end_to_end.key_values.workers import anything
-from tests.end_to_end.key_values.worlds import BACKENDS, SERVERS, World, notes
+from tests.end_to_end.key_values.worlds import BACKENDS, QUICK, SERVERS, World, notes
 from tests.servers.tcp_proxy import Chooser, Trouble
 
 PROCESSES = 8
@@ -36,7 +36,7 @@ def check(operations: list[Operation]) -> None:
     assert sum(after.began < before.ended for before, after in pairwise(ordered)) > 20
 
 
-@pytest.mark.parametrize("world", BACKENDS, indirect=True)
+@pytest.mark.parametrize("world", QUICK, indirect=True)
 def test_what_eight_processes_saw_can_have_happened_one_at_a_time(world):
     check(history(world, 40))
 

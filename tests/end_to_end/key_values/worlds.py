@@ -197,3 +197,5 @@ BACKENDS = [
     pytest.param(_local(objects_in_a_folder), id="objects"),
     pytest.param(_local(objects_in_s3), id="objects-in-s3", marks=[pytest.mark.server, pytest.mark.long]),
 ]
+QUICK = [backend for backend in BACKENDS if backend.id != "dynamodb"]
+"""For what takes DynamoDB Local many seconds; its turn comes where the same is done at length."""

@@ -9,7 +9,7 @@ import pytest
 
 from dagster_adjunct.key_value import BlockingKeyValueTable
 from tests.end_to_end.key_values.killed_writers import KEYS, batches, held_after
-from tests.end_to_end.key_values.worlds import BACKENDS, Table, World, notes
+from tests.end_to_end.key_values.worlds import BACKENDS, QUICK, Table, World, notes
 
 FAMILIES = ("first", "second", "third")
 
@@ -73,7 +73,7 @@ def wait_for_acknowledged(paths) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("world", BACKENDS, indirect=True)
+@pytest.mark.parametrize("world", QUICK, indirect=True)
 def test_no_half_batch_of_a_killed_writer_is_seen_and_nothing_acknowledged_is_lost(world):
     check_kills(world, 2)
 
