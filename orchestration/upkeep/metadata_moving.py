@@ -152,7 +152,7 @@ def move_metadata_back(lake: Lake) -> MetadataMove:
         released = release_all(store, RoutedKeys(BELOW, BUT))
         return MetadataMove("", bool(released), released, back=True)
     _check_idle(lake)
-    KeyValueTableManager(lake).seal(place.scope, place.table)
+    KeyValueTableManager(lake).seal(place.scope, place.table, with_metadata=True)
     objects = objects_in(store, place)
     copied = copy_back(store, objects, routed_keys(place), partial(_are_in, store, place))
     store_metadata_place(store, place, None)

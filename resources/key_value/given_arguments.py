@@ -64,7 +64,7 @@ def chosen_partitions(table: TableId, count: int, given: Sequence[int] | None) -
     if given is None:
         return tuple(range(count))
     chosen = tuple(listed(table, "partitions", given))
-    if any(not isinstance(each, int) or not 0 <= each < count for each in chosen) or len({*chosen}) < len(chosen):
+    if not all(type(each) is int and 0 <= each < count for each in chosen) or len({*chosen}) < len(chosen):
         raise ConfigurationError(
             f"key-value table {table} has no such partitions: {list(chosen)!r:.80}.",
             f"Give different numbers from 0 to {count - 1}.",

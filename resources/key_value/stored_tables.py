@@ -17,15 +17,13 @@ import secrets
 from enum import Enum
 from typing import Any, Literal, TypeVar
 
-from pydantic import AwareDatetime, Field, ValidationError
+from pydantic import AwareDatetime, Field
 
-from dagster_adjunct.resources.errors import MalformedDocumentError
 from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.table_names import TableName
 from dagster_adjunct.resources.key_value.table_segment import TableId
-from dagster_adjunct.resources.stored_documents import StoredDocument, first_problem
-
-FORMAT = 1
+from dagster_adjunct.resources.objects.documents import decode_body
+from dagster_adjunct.resources.stored_documents import StoredDocument
 
 D = TypeVar("D", bound=StoredDocument)
 
@@ -83,18 +81,5 @@ def new_incarnation() -> str:
 
 def parsed(document: type[D], value: Any, where: str) -> D:
     """Return a stored entry. Raises MalformedDocumentError."""
-    number = value.get("format") if isinstance(value, dict) else None
-    if isinstance(number, int) and number > FORMAT:
-        raise MalformedDocumentError(
-            f"{where} is stored in format {number}; this release of Adjunct reads format {FORMAT}.",
-            "Upgrade dagster-adjunct: a newer version wrote this.",
-            document=where,
-        )
-    try:
-        return document.model_validate(value)
-    except ValidationError as error:
-        raise MalformedDocumentError(
-            f"the stored entry of {where} can't be read: {first_problem(error)}.",
-            "Restore the namespace of key-value tables from a backup or an older object version.",
-            document=where,
-        ) from error
+    next_step = "Restore the namespace of key-value tables from a backup or an older object version."
+    return decode_body(document, value, f"the stored entry of {where}", "can't be read", next_step)

@@ -194,11 +194,15 @@ class KeyValueTableManager:
         table = TableName.checked(scope, name)
         return self._change(table, lambda found: decide_update(found, configuration, table))
 
-    def seal(self, scope: str, name: str) -> bool:
+    def seal(self, scope: str, name: str, *, with_metadata: bool = False) -> bool:
         """Have all writes to a table refused from now on, for ever; return False where it is sealed already.
 
-        When this returns, no write is applied any more. Raises ScopeNotFoundError and KeyValueTableNotFoundError.
+        When this returns, no write is applied any more. Raises ScopeNotFoundError and KeyValueTableNotFoundError. The
+        table of the lake's own metadata is not sealed (ConfigurationError), for nothing in the lake could go on, unless
+        it is `with_metadata`, as moving these out of it begins.
         """
+        if not with_metadata:
+            self._check_no_metadata(scope, name, "sealed")
         table = TableName.checked(scope, name)
         return self._change(table, lambda found: decide_seal(found, table))
 
@@ -208,7 +212,7 @@ class KeyValueTableManager:
         Handles that are open meet KeyValueTableNotFoundError, also after a table of this name is created anew. The
         table of the lake's own metadata is not deleted (ConfigurationError).
         """
-        self._check_no_metadata(scope, name)
+        self._check_no_metadata(scope, name, "deleted")
         return self._change(TableName.checked(scope, name), decide_delete)
 
     def forget(self, scope: str, name: str) -> bool:
@@ -217,7 +221,7 @@ class KeyValueTableManager:
         For a backend that is gone for good, or never was, and for an entry that this release can't read. Handles that
         are open go on. Raises ScopeNotFoundError.
         """
-        self._check_no_metadata(scope, name)
+        self._check_no_metadata(scope, name, "deleted")
         table = TableName.checked(scope, name)
 
         def changes(snapshot: Snapshot) -> tuple[dict[str, Any], bool]:
@@ -306,12 +310,12 @@ class KeyValueTableManager:
             # It was deleted before we were done, so we may have made it after that.
             _patiently(lambda: backend.delete(table.id(name), table.partitions))
 
-    def _check_no_metadata(self, scope: str, name: str) -> None:
+    def _check_no_metadata(self, scope: str, name: str, done: str) -> None:
         document = read_lake_document(self.lake.store)
         place = None if document is None else document.metadata
         if place is not None and (place.scope, place.table) == (scope, name):
             raise ConfigurationError(
-                f"{place.words()} holds the metadata of the lake {self.lake.url}: it is not deleted.",
+                f"{place.words()} holds the metadata of the lake {self.lake.url}: it is not {done}.",
                 "Move them back first: adjunct metadata move --back.",
             )
 

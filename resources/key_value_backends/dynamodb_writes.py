@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.backends.dynamodb_connection import code_of, throttled
 from dagster_adjunct.resources.errors import AdjunctError, TableError, TableUnavailableError
+from dagster_adjunct.resources.key_value.ended_tables import sealed_table
 from dagster_adjunct.resources.key_value.table_segment import ConditionsFailed, ReplyLostError, SegmentChange
 from dagster_adjunct.resources.key_value_backends.dynamodb_calls import Patience, TableCalls
 from dagster_adjunct.resources.key_value_backends.dynamodb_layout import Item, SegmentLayout, family_at
@@ -26,7 +27,6 @@ from dagster_adjunct.resources.key_value_backends.dynamodb_transactions import (
     cancellation,
     transaction,
 )
-from dagster_adjunct.resources.key_value_errors import KeyValueTableSealedError
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
@@ -113,7 +113,7 @@ class SegmentWrites:
                 if answer is not Answer.UNDER_WAY:
                     return answer is Answer.APPLIED  # else its token was burnt before
             elif answer.sealed:
-                raise self._sealed()
+                raise sealed_table(self._calls.table, self._calls.label)
             elif not answer.may_pass:
                 burnt = await self._send(burning(self._layout, token, number))
                 if burnt is Answer.APPLIED or (taken and burnt is Answer.TOKEN_TAKEN):
@@ -172,7 +172,7 @@ class SegmentWrites:
     def _check(self, cancelled: Cancelled) -> None:
         """Raise what a cancelled transaction has to say, unless it may be applied when it is tried again at once."""
         if cancelled.sealed:
-            raise self._sealed()
+            raise sealed_table(self._calls.table, self._calls.label)
         label = self._calls.label
         if cancelled.refused is not None:
             raise TableError(f"{label}: a write is refused ({cancelled.refused}).", "Correct it.", table=label)
@@ -182,15 +182,6 @@ class SegmentWrites:
             error = throttled(label, "a transaction was throttled").error
             assert error is not None
             raise error
-
-    def _sealed(self) -> KeyValueTableSealedError:
-        table = self._calls.table
-        return KeyValueTableSealedError(
-            f"{self._calls.label} is sealed: it is read, and not written any more.",
-            "Write to another table.",
-            scope=table.scope,
-            table=table.name,
-        )
 
     def _contended(self) -> TableUnavailableError:
         label = self._calls.label

@@ -10,7 +10,8 @@ from typing import Any
 from psycopg import Connection, sql
 
 from dagster_adjunct.resources.key_value.table_segment import TableId
-from dagster_adjunct.resources.key_value_backends.postgres_key_values import SEALED, physical_name
+from dagster_adjunct.resources.key_value_backends.postgres_key_values import SEALED
+from dagster_adjunct.resources.key_value_backends.sql_table_name import sql_table_name
 
 
 def create(connection: Connection[Any], schema: str, table: TableId) -> None:
@@ -81,13 +82,13 @@ def drop(connection: Connection[Any], schema: str, table: TableId) -> None:
 def _alone(connection: Connection[Any], schema: str, table: TableId) -> None:
     """Keep others who change the same table from doing so until the open transaction ends; wait for nobody for ever."""
     connection.execute("SET LOCAL lock_timeout = '30s'")
-    name = f"{schema}.{physical_name(table)}"
+    name = f"{schema}.{sql_table_name(table)}"
     connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (name,))
 
 
 def _names(schema: str, table: TableId) -> tuple[sql.Identifier, sql.Identifier, sql.Identifier]:
     """Return the names of the entries, of the tokens, and of the function that refuses writes."""
-    name = physical_name(table)
+    name = sql_table_name(table)
     return (
         sql.Identifier(schema, name),
         sql.Identifier(schema, f"{name}_tokens"),

@@ -11,14 +11,13 @@ would change. What that means for each is said beside it.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import lru_cache
 
 from psycopg import sql
 
-from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.key_value.table_segment import TableId
+from dagster_adjunct.resources.key_value_backends.sql_table_name import sql_table_name
 
 SEALED = "KV001"
 """The SQLSTATE of a write to a sealed table; classes that begin with I to Z are free for use."""
@@ -27,19 +26,6 @@ BARE = "substr(address, 5), version, NULL::bytea"
 PAGE_BYTES = 16 << 20
 """Bytes of values after which a page of entries of unknown size ends."""
 _FORGOTTEN_AT_ONCE = 10_000
-_INCARNATION = re.compile(r"[0-9a-f]{16}")
-
-
-def physical_name(table: TableId) -> str:
-    """Return the name of the table with the entries. Raises ConfigurationError for an incarnation that is none."""
-    if not _INCARNATION.fullmatch(table.incarnation):
-        raise ConfigurationError(
-            f"key-value table {table.scope}/{table.name} has the incarnation {table.incarnation!r}: expected 16 "
-            "hexadecimal digits.",
-            "Open it through its manager.",
-            table=f"{table.scope}/{table.name}",
-        )
-    return f"kvt_{table.incarnation}"
 
 
 def quoted(schema: str, name: str) -> str:
@@ -76,7 +62,7 @@ class KeyValueStatements:
     @lru_cache(maxsize=256)
     def of(schema: str, table: TableId) -> KeyValueStatements:
         """Return the statements over the table of this incarnation."""
-        name = physical_name(table)
+        name = sql_table_name(table)
         rows, tokens = quoted(schema, name), quoted(schema, f"{name}_tokens")
         columns = "(address, version, value)"
         first = f"WITH token AS (INSERT INTO {tokens} (token) VALUES ($2::bytea) RETURNING 1)"

@@ -9,10 +9,11 @@ import psycopg
 
 from dagster_adjunct.resources.backends.postgres_connection import translated
 from dagster_adjunct.resources.errors import AdjunctError, TableUnavailableError
+from dagster_adjunct.resources.key_value.ended_tables import deleted_table, sealed_table
 from dagster_adjunct.resources.key_value.table_segment import ReplyLostError, TableId
 from dagster_adjunct.resources.key_value_backends.postgres_key_values import SEALED
 from dagster_adjunct.resources.key_value_backends.postgres_wire import PostgresWire
-from dagster_adjunct.resources.key_value_errors import KeyValueTableNotFoundError, KeyValueTableSealedError
+from dagster_adjunct.resources.key_value_errors import KeyValueTableNotFoundError
 
 _CONFLICTS = ("40001", "40P01")  # serialization failure, deadlock
 _NOT_THERE = ("42P01", "3F000")
@@ -41,12 +42,7 @@ class PostgresSegmentErrors:
         if cut or state == _READ_ONLY:
             await wire.connection.close()
         if state == SEALED:
-            return KeyValueTableSealedError(
-                f"{self.label} is sealed: it is read, and not written any more.",
-                "Write to another table.",
-                scope=self.table.scope,
-                table=self.table.name,
-            )
+            return sealed_table(self.table, self.label)
         if state in _NOT_THERE:
             return self.not_found()
         # The only other row that may be there already is the token, where a repeat of this very request has taken it.
@@ -69,9 +65,4 @@ class PostgresSegmentErrors:
 
     def not_found(self) -> KeyValueTableNotFoundError:
         """Return the error of a table that is not there (any more)."""
-        return KeyValueTableNotFoundError(
-            f"{self.label} at {self.place()} was deleted since it was opened.",
-            "Open it again by its name.",
-            scope=self.table.scope,
-            table=self.table.name,
-        )
+        return deleted_table(self.table, f"{self.label} at {self.place()}")

@@ -131,10 +131,10 @@ class PostgresSegments:
         return PostgresSegment(self._open.here, statements, partition, self.limits, self._errors(table), kept)
 
     def location(self, table: TableId, partition: int) -> str:
-        from dagster_adjunct.resources.key_value_backends.postgres_key_values import physical_name
+        from dagster_adjunct.resources.key_value_backends.sql_table_name import sql_table_name
 
         place = where(self._settings(_label(table)))
-        return f"postgresql://{place}, table {self.schema}.{physical_name(table)}, partition {partition}"
+        return f"postgresql://{place}, table {self.schema}.{sql_table_name(table)}, partition {partition}"
 
     def _change(self, table: TableId, change: Callable[[psycopg.Connection[Any]], T]) -> T:
         """Do something to the schema over a connection of its own."""

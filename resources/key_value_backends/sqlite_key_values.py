@@ -7,30 +7,15 @@ the seal.
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from dataclasses import dataclass
 from functools import lru_cache
 
-from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.key_value.table_segment import TableId
-from dagster_adjunct.resources.key_value_errors import KeyValueTableNotFoundError, KeyValueTableSealedError
+from dagster_adjunct.resources.key_value_backends.sql_table_name import sql_table_name
 
 SEALED = "adjunct: the table is sealed"
-_INCARNATION = re.compile(r"[0-9a-f]{16}")
 _PRUNED_AT_ONCE = 1024
-
-
-def physical_name(table: TableId) -> str:
-    """Return the name of the table with the entries. Raises ConfigurationError for an incarnation that is none."""
-    if not _INCARNATION.fullmatch(table.incarnation):
-        raise ConfigurationError(
-            f"key-value table {table.scope}/{table.name} has the incarnation {table.incarnation!r}: expected 16 "
-            "hexadecimal digits.",
-            "Open it through its manager.",
-            table=f"{table.scope}/{table.name}",
-        )
-    return f"kvt_{table.incarnation}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +38,7 @@ class KeyValueStatements:
     @lru_cache(maxsize=256)
     def of(table: TableId) -> KeyValueStatements:
         """Return the statements over the table of this incarnation."""
-        name = physical_name(table)
+        name = sql_table_name(table)
         one = "WHERE partition = ? AND key = ?"
         oldest = f"SELECT id FROM {name}_tokens ORDER BY id LIMIT {_PRUNED_AT_ONCE}"
         return KeyValueStatements(
@@ -96,7 +81,7 @@ def _value(values: bool) -> str:
 
 def create(connection: sqlite3.Connection, table: TableId) -> None:
     """Make both tables where they are missing, in the transaction that is open."""
-    name = physical_name(table)
+    name = sql_table_name(table)
     connection.execute(
         f"CREATE TABLE IF NOT EXISTS {name} (partition INTEGER NOT NULL, key BLOB NOT NULL, version BLOB NOT NULL, "
         "value BLOB NOT NULL, PRIMARY KEY (partition, key)) WITHOUT ROWID"
@@ -108,7 +93,7 @@ def create(connection: sqlite3.Connection, table: TableId) -> None:
 
 def seal(connection: sqlite3.Connection, table: TableId) -> None:
     """Refuse all writes from the commit of the open transaction on; the table is there."""
-    name = physical_name(table)
+    name = sql_table_name(table)
     connection.execute(
         f"CREATE TRIGGER IF NOT EXISTS {name}_sealed BEFORE INSERT ON {name}_tokens "
         f"BEGIN SELECT RAISE(ABORT, '{SEALED}'); END"
@@ -117,7 +102,7 @@ def seal(connection: sqlite3.Connection, table: TableId) -> None:
 
 def drop(connection: sqlite3.Connection, table: TableId) -> None:
     """Remove both tables, in the transaction that is open."""
-    name = physical_name(table)
+    name = sql_table_name(table)
     connection.execute(f"DROP TABLE IF EXISTS {name}")
     connection.execute(f"DROP TABLE IF EXISTS {name}_tokens")
 
@@ -125,21 +110,4 @@ def drop(connection: sqlite3.Connection, table: TableId) -> None:
 def is_there(connection: sqlite3.Connection, table: TableId) -> bool:
     """Tell whether the table exists."""
     query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
-    return connection.execute(query, (physical_name(table),)).fetchone() is not None
-
-
-def not_found(table: TableId, label: str) -> KeyValueTableNotFoundError:
-    """Return the error of a table that is not there (any more)."""
-    return KeyValueTableNotFoundError(
-        f"{label} was deleted since it was opened.", "Open it again by its name.", scope=table.scope, table=table.name
-    )
-
-
-def sealed(table: TableId, label: str) -> KeyValueTableSealedError:
-    """Return the error of a write to a table that is sealed."""
-    return KeyValueTableSealedError(
-        f"{label} is sealed: it is read, and not written any more.",
-        "Write to another table.",
-        scope=table.scope,
-        table=table.name,
-    )
+    return connection.execute(query, (sql_table_name(table),)).fetchone() is not None

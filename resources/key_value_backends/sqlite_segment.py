@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice, repeat
 from operator import itemgetter
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from dagster_adjunct.resources.key_value.addressing import KeyRange
+from dagster_adjunct.resources.key_value.ended_tables import deleted_table, sealed_table
 from dagster_adjunct.resources.key_value.table_segment import (
     ABSENT,
     ANYTHING,
@@ -31,8 +32,6 @@ from dagster_adjunct.resources.key_value_backends.sqlite_key_values import (
     SEALED,
     KeyValueStatements,
     is_there,
-    not_found,
-    sealed,
 )
 
 HORIZON = 60.0
@@ -44,6 +43,7 @@ _ROWS_BETWEEN_LOOKS = 64
 _LARGEST_LIMIT = 2**63 - 1  # of an integer in SQLite
 _KEY = itemgetter(0)
 
+T = TypeVar("T")
 _Execute = Callable[..., sqlite3.Cursor]
 
 
@@ -65,54 +65,34 @@ class SqliteSegment:
         self._writes = 0
 
     async def apply(self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False) -> None:
-        connection = self._take()
-        try:
+        write = self._again if repeated else self._write
+
+        def transaction(connection: FileConnection) -> dict[int, bytes | None] | None:
             execute = connection.execute
             self._connections.begin(connection)
-            failing = (self._again if repeated else self._write)(execute, changes, token)
+            failing = write(execute, changes, token)
             if failing is None:
                 self._commit(execute)
             else:
                 execute("ROLLBACK")
-        except sqlite3.Error as error:
-            self._failed(connection, error)
-        except BaseException:
-            self._connections.give_after_error(connection)
-            raise
-        self._connections.give(connection)
-        if failing:
+            return failing
+
+        if failing := self._lent(transaction):
             raise ConditionsFailed(failing)
 
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
-        sql, partition = self._sql, self._partition
-        connection = self._take()
-        try:
-            if len(keys) == 1:
-                row = connection.execute(sql.get if values else sql.get_version, (partition, keys[0])).fetchone()
-                found = {} if row is None else {keys[0]: StoredEntry._make(row)}
-            else:
-                found = self._found(connection.execute, keys, values)
-        except sqlite3.Error as error:
-            self._failed(connection, error)
-        except BaseException:
-            self._connections.give_after_error(connection)
-            raise
-        self._connections.give(connection)
+        if len(keys) == 1:
+            query, asked = self._sql.get if values else self._sql.get_version, (self._partition, keys[0])
+            row = self._lent(lambda connection: connection.execute(query, asked).fetchone())
+            return [None if row is None else StoredEntry._make(row)]
+        found = self._lent(lambda connection: self._found(connection.execute, keys, values))
         return list(map(found.get, keys))
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
         query = self._sql.page(values, within.end is not None)
         ends = (within.start,) if within.end is None else (within.start, within.end)
-        connection = self._take()
-        try:
-            page = _page(connection.execute(query, (self._partition, *ends, min(limit, _LARGEST_LIMIT))), values)
-        except sqlite3.Error as error:
-            self._failed(connection, error)
-        except BaseException:
-            self._connections.give_after_error(connection)
-            raise
-        self._connections.give(connection)
-        return page
+        asked = (self._partition, *ends, min(limit, _LARGEST_LIMIT))
+        return self._lent(lambda connection: _page(connection.execute(query, asked), values))
 
     async def close(self) -> None:
         """Close the file as far as nobody uses it, for all tables of the same backend."""
@@ -206,11 +186,21 @@ class SqliteSegment:
             execute("COMMIT")
         return found
 
-    def _take(self) -> FileConnection:
+    def _lent(self, ask: Callable[[FileConnection], T]) -> T:
+        """Return what `ask` gets from a connection, which goes back; after an error, with nothing open in it."""
         try:
-            return self._connections.take()
+            connection = self._connections.take()
         except sqlite3.Error as error:
             raise translated(error, self._label) from error
+        try:
+            answer = ask(connection)
+        except sqlite3.Error as error:
+            self._failed(connection, error)
+        except BaseException:
+            self._connections.give_after_error(connection)
+            raise
+        self._connections.give(connection)
+        return answer
 
     def _failed(self, connection: FileConnection, error: sqlite3.Error) -> NoReturn:
         """Give the connection back and raise what an error means; nothing that was asked for has happened."""
@@ -220,9 +210,9 @@ class SqliteSegment:
             gone = False  # what is known is the first error
         self._connections.give_after_error(connection)
         if gone:
-            raise not_found(self._table, self._label) from error
+            raise deleted_table(self._table, self._label) from error
         if error.sqlite_errorcode == sqlite3.SQLITE_CONSTRAINT_TRIGGER and SEALED in str(error):
-            raise sealed(self._table, self._label) from error
+            raise sealed_table(self._table, self._label) from error
         raise translated(error, self._label) from error
 
 

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from dagster_adjunct.resources.errors import ConfigurationError, TableAccessError
+from dagster_adjunct.resources.key_value.ended_tables import deleted_table
 from dagster_adjunct.resources.key_value.table_segment import SegmentLimits, TableId, TableSegment
 from dagster_adjunct.resources.key_value_backends import sqlite_key_values
+from dagster_adjunct.resources.key_value_backends.sql_table_name import sql_table_name
 from dagster_adjunct.resources.key_value_backends.sqlite_connections import SqliteConnections, translated
-from dagster_adjunct.resources.key_value_backends.sqlite_key_values import is_there, not_found, physical_name
+from dagster_adjunct.resources.key_value_backends.sqlite_key_values import is_there
 from dagster_adjunct.resources.key_value_backends.sqlite_segment import HORIZON, SqliteSegment
 
 _LIMITS = SegmentLimits(value=2**29)
@@ -75,7 +77,7 @@ class SqliteSegments:
     def seal(self, table: TableId, partitions: int) -> None:
         def change(connection: sqlite3.Connection) -> None:
             if not is_there(connection, table):
-                raise not_found(table, self._label(table))
+                raise deleted_table(table, self._label(table))
             sqlite_key_values.seal(connection, table)
 
         self._change(table, change)
@@ -88,7 +90,7 @@ class SqliteSegments:
         return SqliteSegment(self._connections, table, partition, self.limits, self._label(table))
 
     def location(self, table: TableId, partition: int) -> str:
-        return f"{self.path}, table {physical_name(table)}, partition {partition}"
+        return f"{self.path}, table {sql_table_name(table)}, partition {partition}"
 
     def _change(self, table: TableId, change: Callable[[sqlite3.Connection], None]) -> None:
         """Do something to the schema in one transaction, which is alone with the file."""

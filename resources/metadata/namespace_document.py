@@ -12,13 +12,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
-from dagster_adjunct.resources.stored_documents import StoredDocument, first_problem
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.objects.documents import FORMAT, decode_body
+from dagster_adjunct.resources.stored_documents import StoredDocument
 
 PAGE_BYTES = 256 * 1024
-FORMAT = 1
 
 Entries = Mapping[str, Any]
 
@@ -41,21 +41,8 @@ class NamespaceDocument(StoredDocument):
     @classmethod
     def parse(cls, body: Mapping[str, Any], where: str) -> NamespaceDocument:
         """Return the document that a commit holds. Raises MalformedDocumentError."""
-        number = body.get("format")
-        if isinstance(number, int) and number > FORMAT:
-            raise MalformedDocumentError(
-                f"{where} has format {number}; this release of Adjunct reads format {FORMAT}.",
-                "Upgrade dagster-adjunct: a newer version wrote this.",
-                document=where,
-            )
-        try:
-            return cls.model_validate(body)
-        except ValidationError as error:
-            raise MalformedDocumentError(
-                f"{where} is no namespace of format {FORMAT}: {first_problem(error)}.",
-                "Restore that object from a backup or an older object version.",
-                document=where,
-            ) from error
+        next_step = "Restore that object from a backup or an older object version."
+        return decode_body(cls, body, where, f"is no namespace of format {FORMAT}", next_step)
 
     def page_of(self, key: str) -> int:
         """Return which page holds this key, or would."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
@@ -140,17 +141,34 @@ def decode(cls: type[D], data: bytes, where: str, next_step: str) -> D:
             ) from None
         format_found, newest = _format_of(data), ROUTED_FORMAT if cls is LakeDocument else FORMAT
         if isinstance(format_found, int) and format_found > newest:
-            raise MalformedDocumentError(
-                f"{where} has format {format_found}; this release of Adjunct reads format {newest}.",
-                "Upgrade dagster-adjunct: a newer version wrote this.",
-                document=where,
-            ) from None
+            raise _of_newer_release(where, format_found, newest) from None
         raise MalformedDocumentError(
             f"{where} is no {cls.__name__.lower()} of format {FORMAT}: {first_problem(error)} "
             f"({len(data)} bytes found).",
             next_step,
             document=where,
         ) from None
+
+
+def decode_body(cls: type[D], body: object, where: str, problem: str, next_step: str) -> D:
+    """Return the document that a commit holds as `body`, or raise `MalformedDocumentError`: it `problem`, and why."""
+    found = body.get("format") if isinstance(body, Mapping) else None
+    if isinstance(found, int) and found > FORMAT:
+        raise _of_newer_release(where, found, FORMAT)
+    try:
+        return cls.model_validate(body)
+    except ValidationError as error:
+        raise MalformedDocumentError(
+            f"{where} {problem}: {first_problem(error)}.", next_step, document=where
+        ) from error
+
+
+def _of_newer_release(where: str, found: int, newest: int) -> MalformedDocumentError:
+    return MalformedDocumentError(
+        f"{where} has format {found}; this release of Adjunct reads format {newest}.",
+        "Upgrade dagster-adjunct: a newer version wrote this.",
+        document=where,
+    )
 
 
 def _format_of(data: bytes) -> object:

@@ -316,11 +316,14 @@ def test_what_is_left_of_them_is_collected_and_no_commit_gets_there_afterwards(l
     assert json.loads((folder / "applications/busy/CURRENT").read_bytes())["kind"] == "moved"
 
 
-def test_the_table_of_a_lakes_metadata_is_not_deleted(lake: Lake, folder: Path) -> None:
+def test_the_table_of_a_lakes_metadata_is_neither_sealed_nor_deleted(lake: Lake, folder: Path) -> None:
     move_metadata(lake, "lake", "meta")
     manager = KeyValueTableManager(open_lake(folder))
     with pytest.raises(ConfigurationError, match="holds the metadata of"):
         manager.delete("lake", "meta")
+    with pytest.raises(ConfigurationError, match="not sealed"):
+        manager.seal("lake", "meta")
+    commit(open_lake(folder), 7)
     move_metadata_back(open_lake(folder))
     assert KeyValueTableManager(open_lake(folder)).delete("lake", "meta")
 

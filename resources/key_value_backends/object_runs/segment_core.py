@@ -17,6 +17,7 @@ from dagster_adjunct.resources.errors import (
     TableUnavailableError,
 )
 from dagster_adjunct.resources.key_value.addressing import KeyRange
+from dagster_adjunct.resources.key_value.ended_tables import deleted_table, sealed_table
 from dagster_adjunct.resources.key_value.table_segment import StoredEntry, StoredPage, TableId
 from dagster_adjunct.resources.key_value_backends.object_runs.commit_tokens import holds_any
 from dagster_adjunct.resources.key_value_backends.object_runs.pointer_object import PointerObject, Standing
@@ -94,21 +95,13 @@ class SegmentCore:
         return found
 
     def gone(self) -> KeyValueTableNotFoundError:
-        return KeyValueTableNotFoundError(
-            f"the key-value table {self.table.scope}/{self.table.name} was deleted since it was opened (at "
-            f"{self.pointer.key!r} in {self.pointer.store.url}).",
-            "Open it anew, if there is one of this name again.",
-            scope=self.table.scope,
-            table=self.table.name,
-        )
+        return deleted_table(self.table, f"{self._label()} at {self.pointer.key!r} in {self.pointer.store.url}")
 
     def sealed(self) -> KeyValueTableSealedError:
-        return KeyValueTableSealedError(
-            f"the key-value table {self.table.scope}/{self.table.name} is sealed: it takes no writes any more.",
-            "Write into another table; reads go on.",
-            scope=self.table.scope,
-            table=self.table.name,
-        )
+        return sealed_table(self.table, self._label())
+
+    def _label(self) -> str:
+        return f"key-value table {self.table}"
 
     def lost_run(self, error: ObjectNotFoundError | None) -> MalformedDocumentError:
         key = None if error is None else error.key

@@ -193,6 +193,7 @@ def test_an_empty_batch_does_nothing(table: Table, backend: ScriptedSegments) ->
         (lambda t: next(t.keys("f", page_size=0), None), "page_size=0"),
         (lambda t: next(t.all_keys(partitions=[4]), None), "no such partitions"),
         (lambda t: next(t.all_keys(partitions=[1, 1]), None), "no such partitions"),
+        (lambda t: next(t.all_keys(partitions=[True]), None), "no such partitions"),
     ],
 )
 def test_what_a_table_does_not_take_is_refused_before_it_is_sent(

@@ -204,7 +204,7 @@ def test_an_entry_that_cannot_be_read_is_told_of_and_stops_no_other(manager: Key
     namespace.transact(lambda _: ({"plant/newer": {"format": 9}}, None), by="a newer release")
     machines, newer = manager.list("plant")
     assert (machines.problem, newer.state) == (None, None)
-    assert "in format 9; this release of Adjunct reads format 1" in str(newer.problem)
+    assert "has format 9; this release of Adjunct reads format 1" in str(newer.problem)
     with pytest.raises(MalformedDocumentError, match="Upgrade dagster-adjunct"):
         manager.delete("plant", "newer")
     assert [manager.forget("plant", "newer"), manager.forget("plant", "newer")] == [True, False]

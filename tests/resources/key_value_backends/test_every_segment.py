@@ -450,21 +450,3 @@ def test_a_segment_is_used_from_several_event_loops_and_after_it_was_closed(hand
     assert in_a_loop_of_its_own() == b"red"
     handle.run(handle.segment.close())
     assert handle.value(PEAR) == b"green"
-
-
-def test_what_does_not_wait_never_suspends(backend, table):
-    if backend.waits:  # it has said so
-        return
-
-    def driven(coroutine):
-        try:
-            coroutine.send(None)
-        except StopIteration as stop:
-            return stop.value
-        raise AssertionError("it suspends")
-
-    handle = Handle(backend.open(table, 0), driven)
-    [version] = handle.write(put(APPLE, b"red"))
-    assert handle.refused(insert(APPLE)) == {0: version}
-    assert handle.entries() == handle.get(APPLE)
-    driven(handle.segment.close())

@@ -407,3 +407,12 @@ def test_a_page_ends_early_where_its_values_are_large(handle, monkeypatch):
     pages = handle.pages(limit=20)
     assert [entry.key for page in pages for entry in page] == keys
     assert [len(page) for page in pages] == [4, 4, 20, 20, 2]
+
+
+def test_it_does_not_wait_and_so_never_suspends(path, handle):
+    """`driven`, by which all of these tests run it, would say so."""
+    assert not SqliteSegments(path).waits
+    [version] = handle.write(put(APPLE, b"red"))
+    assert handle.refused(insert(APPLE)) == {0: version}
+    assert handle.entries() == handle.get(APPLE)
+    driven(handle.segment.close())
