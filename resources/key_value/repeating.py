@@ -1,4 +1,4 @@
-"""Requests to a segment that are sent again: what certainly did nothing, and what nobody knows of (rule 20).
+"""Requests to a segment that are sent again: what certainly did nothing, and what nobody knows of.
 
 The first attempt is made by the caller; only what failed comes here.
 """

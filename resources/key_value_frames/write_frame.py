@@ -13,6 +13,7 @@ from dagster_adjunct.resources.key_value.key_value_table import KeyValueTable
 from dagster_adjunct.resources.key_value.serializers import BytesSerializer
 from dagster_adjunct.resources.key_value_frames.column_forms import ColumnForm, form_of
 from dagster_adjunct.resources.key_value_frames.partition_load import PartitionLoad
+from dagster_adjunct.resources.schemas.quoted_columns import column as sql_column
 from dagster_adjunct.resources.spark.spark_errors import from_document, to_document, unwrapped, wrapped
 
 if TYPE_CHECKING:
@@ -53,8 +54,6 @@ def write_key_value_table(
     Raises SchemaMismatchError for columns of other types, rows without a value and keys that come twice; NullKeyError;
     and what a table raises of a write. Rows may have been written by then.
     """
-    from pyspark.sql import functions as F
-
     keys, values = form_of(table.key_serializer), form_of(table.value_serializer)
     named = {"key": (key, keys.type), "value": (value, values.type)}
     if family is not None:
@@ -62,7 +61,7 @@ def write_key_value_table(
     columns = [_column(frame, table, of, kind).alias(name) for name, (of, kind) in named.items()]
     order = "" if order_by is None else f", order {_type(frame, table, order_by)}"
     if order_by is not None:
-        columns.append(F.col(_quoted(order_by)).alias("order"))
+        columns.append(sql_column(order_by).alias("order"))
     addressed = frame.select(*columns).mapInArrow(
         _addressing(table, keys, values), f"partition int, table_key binary, value binary{order}"
     )
@@ -76,19 +75,16 @@ def write_key_value_table(
 
 
 def _column(frame: DataFrame, table: KeyValueTable[Any, Any], name: str, kind: str) -> Any:
-    from pyspark.sql import functions as F
-
     found = _type(frame, table, name)
-    column = F.col(_quoted(name))
     if kind == "bigint" and found in _INTEGERS:
-        return column.cast("bigint")
+        return sql_column(name).cast("bigint")
     if found != kind:
         raise SchemaMismatchError(
             f"key-value table {table.id}: column {name!r} of the frame is {found}; expected {kind}.",
             "Cast it, or make JSON of it with to_json(…), or open the table with another serializer.",
             column=name,
         )
-    return column
+    return sql_column(name)
 
 
 def _type(frame: DataFrame, table: KeyValueTable[Any, Any], name: str) -> str:
@@ -99,10 +95,6 @@ def _type(frame: DataFrame, table: KeyValueTable[Any, Any], name: str) -> str:
             column=name,
         )
     return str(frame.schema[name].dataType.simpleString())
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _addressing(
