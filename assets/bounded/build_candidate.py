@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection
+from dagster_adjunct.assets.declaration.version_times import told_time
 from dagster_adjunct.assets.versions.build_attempts import (
     AttemptRenewal,
     attempts,
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.bounded.advancing_members import Member, Unit
     from dagster_adjunct.assets.sources.version_source import Delivery
+    from dagster_adjunct.assets.versions.manifest import BoundedManifest
+    from dagster_adjunct.assets.versions.sealed_version import VersionRef
     from dagster_adjunct.resources.bucketing.bucket_files import Generation
 
 _FOOTERS = 1024 * 1024
@@ -122,6 +125,9 @@ def build_candidate(member: Member, delivery: Delivery, spark: Callable[[], Spar
 def _build(member: Member, delivery: Delivery, attempt: Attempt, spark: Callable[[], SparkSession]) -> SealedVersion:
     source, spec, manifest = member.source, member.spec, member.manifest
     what = f"dataset {spec.name!r}, version {delivery.version!r}"
+    valid_from = None
+    if spec.valid_from is not None:
+        valid_from = told_time(spec.name, spec.valid_from, delivery.version, delivery.valid_from)
     generation = attempt.generation(manifest.next_generation)
     records = source.check(delivery, spark)
     counters: dict[str, int] = {"read": records or 0}
@@ -170,6 +176,7 @@ def _build(member: Member, delivery: Delivery, attempt: Attempt, spark: Callable
         digest=_digest(generation),
         offsets=dict(delivery.ranges),
         counters=counters,
+        valid_from=valid_from,
     )
 
 
@@ -202,11 +209,24 @@ def _equal_to(member: Member, new: SealedVersion) -> str | None:
         ref = named[-1] if named else None
     else:
         ref = manifest.ref(manifest.head) if manifest.head else None
-    if ref is None or ref.rows != new.rows:
+    if ref is None or ref.rows != new.rows or not _goes_on(manifest, ref, new):
         return None
     served = manifest.version
     old = served if served is not None and served.id == ref.id else member.log.read_version(ref)
     return old.id if old.layout == new.layout and _facts(old) == _facts(new) and _digested(new) else None
+
+
+def _goes_on(manifest: BoundedManifest, before: VersionRef, new: SealedVersion) -> bool:
+    """Whether the version before stands for what a new one of the same content says of its time, too.
+
+    It does where it is valid by then, and no other version begins in between.
+    """
+    if new.valid_from is None:
+        return before.valid_from is None
+    if before.valid_from is None or before.valid_from > new.valid_from:
+        return False
+    begun = [ref.valid_from for ref in manifest.versions if ref.state == "sealed" and ref.id != before.id]
+    return not any(time is not None and before.valid_from <= time <= new.valid_from for time in begun)
 
 
 def _facts(version: SealedVersion) -> list[tuple[int, int, int | None]]:
@@ -231,6 +251,7 @@ def _fingerprint(member: Member, delivery: Delivery) -> str | None:
         "schema": member.source.schema.to_json(),
         "duplicates": member.spec.duplicates,
         "extractor": repr(member.spec.extractor),
+        "valid_from": [member.spec.valid_from, *map(str, delivery.valid_from)],
         "number": member.manifest.next_number,
         "generation": member.manifest.next_generation,
     }

@@ -72,6 +72,7 @@ def _ref(built: Built, document: str | None, refused: Built | None) -> VersionRe
         bytes=0 if version is None else sum(generation.size for generation in version.generations),
         reason=reason,
         verdicts=version.verdicts if refused is not None and version is not None else (),
+        valid_from=None if version is None else version.valid_from,
     )
 
 

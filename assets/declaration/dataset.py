@@ -21,9 +21,11 @@ from dagster_adjunct.assets.declaration.following_changes import (
     DeadLetters,
     DeltaCompaction,
     Following,
+    History,
     OnLostOffset,
 )
 from dagster_adjunct.assets.declaration.validator import check_validators
+from dagster_adjunct.assets.declaration.version_times import check_valid_from
 from dagster_adjunct.resources.declared_place import Place, caller
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.names import check_name, split_stream_name
@@ -55,7 +57,8 @@ class AdjunctDataset:
     For bounded datasets: `extractor` makes entries of records; `duplicates` says whether several records of one
     key are resolved to the last one or refuse the version; `validators` decide what may be published; members of
     one `version_set` switch together; `versions` makes them partitions in Dagster; `discard` says what is kept;
-    `on_damage="previous"` lets a reader that meets a damaged file fall back to the previous sealed version.
+    `on_damage="previous"` lets a reader that meets a damaged file fall back to the previous sealed version;
+    `valid_from` says what tells the time since when a version is valid (see `version_times.py`), None: nothing does.
     For unbounded ones: `following` says how the change stream becomes a table. Raises ConfigurationError.
     """
 
@@ -77,6 +80,7 @@ class AdjunctDataset:
     versions: VersionPartitions | None = None
     discard: DiscardPolicy = field(default_factory=DiscardPolicy)
     on_damage: Literal["fail", "previous"] = "fail"
+    valid_from: str | None = None
     following: Following = field(default_factory=Following)
     column_descriptions: tuple[tuple[str, str], ...] = ()
     sensitive: tuple[str, ...] = ()
@@ -105,6 +109,8 @@ class AdjunctDataset:
                 )
         self._check_spread()
         self._check_types()
+        if self.valid_from is not None:
+            check_valid_from(self.name, self.valid_from)
         check_validators(f"dataset {self.name!r}", self.validators)
         self._check_columns("sensitive", self.sensitive)
         self._check_columns("column_descriptions", tuple(name for name, _ in self.column_descriptions))
@@ -247,6 +253,7 @@ def bounded_dataset(
     versions: VersionPartitions | None = None,
     discard: DiscardPolicy | None = None,
     on_damage: Literal["fail", "previous"] = "fail",
+    valid_from: str | None = None,
     description: str = "",
     owners: str | Sequence[str] = (),
     group: str | None = None,
@@ -255,11 +262,15 @@ def bounded_dataset(
 ) -> AdjunctDataset:
     """Return a dataset that arrives in versions: on a stream ("lake.planes"), as files, or from a query.
 
-    `discard` unless given keeps the newest three versions, and all of them where they are partitions in Dagster.
+    `discard` unless given keeps the newest three versions, and all of them where they are partitions in Dagster or
+    valid over time. `valid_from` says what tells since when a version is valid: "name" (its name is a day or a time),
+    "marker" (what ends it says so), or a pattern of its name such as "%Y-%m-%d".
     Give exactly one of `partitions` and `broadcast=True`. `partition_by` is the whole key unless given. See
     AdjunctDataset for the rest.
     """
     spread = spread_by(name, key, partitions, partition_by, broadcast)
+    # Partitions in Dagster stay until somebody says otherwise: a backfill of a month is no garbage, nor is the past.
+    policy = DiscardPolicy(keep=3 if versions is None and valid_from is None else None) if discard is None else discard
     return AdjunctDataset(
         name,
         "bounded",
@@ -276,9 +287,9 @@ def bounded_dataset(
         duplicates=duplicates,
         validators=tuple(validators),
         versions=versions,
-        # Partitions in Dagster stay until somebody says otherwise: a backfill of a month is no garbage.
-        discard=DiscardPolicy(keep=3 if versions is None else None) if discard is None else discard,
+        discard=policy,
         on_damage=on_damage,
+        valid_from=valid_from,
         column_descriptions=descriptions(name, column_descriptions),
         sensitive=names(sensitive),
     )
@@ -306,6 +317,8 @@ def unbounded_dataset(
     persistent: bool = True,
     chunk: int | None = None,
     freshness: timedelta | None = None,
+    history: History | None = None,
+    valid_from: str | None = None,
     discard: DiscardPolicy | None = None,
     description: str = "",
     owners: str | Sequence[str] = (),
@@ -317,7 +330,8 @@ def unbounded_dataset(
 
     Give exactly one of `partitions` and `broadcast=True`. `partition_by` is the whole key unless given. What the
     change stream's records are, and how the table recovers, is in `Following`. `discard` says how long earlier
-    commits can be read (its grace, and at least the newest `keep` commits).
+    commits can be read (its grace, and at least the newest `keep` commits). With `history` the table keeps the entries
+    of each key over time, each valid from what its column `valid_from` says, or from its record's time.
     """
     spread = spread_by(name, key, partitions, partition_by, broadcast)
     try:
@@ -332,6 +346,8 @@ def unbounded_dataset(
             compaction=DeltaCompaction() if compaction is None else compaction,
             persistent=persistent,
             freshness=freshness,
+            history=history,
+            valid_from=valid_from,
             **({} if chunk is None else {"chunk": chunk}),
         )
     except ConfigurationError as error:

@@ -87,10 +87,16 @@ class QuerySource:
 
 @dataclass(frozen=True, slots=True)
 class OwnedBy:
-    """What the batches of one application send: the input of a local table, whose columns are `schema`."""
+    """What the batches of one application send: the input of a local table, whose columns are `schema`.
+
+    `expires` is the column, a timestamp, of a table of state that says when a row is gone; None where none ever is.
+    `kept_for` says what an operator keeps it for, in words.
+    """
 
     application: str
     schema: Schema
+    expires: str | None = None
+    kept_for: str = ""
 
     def __str__(self) -> str:
         return f"application {self.application}"

@@ -13,6 +13,7 @@ from dagster_adjunct.resources.names import check_name, split_stream_name
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.initial_load import InitialLoad
 
+History = timedelta | Literal["all"]
 OnLostOffset = Literal["rebuild", "fail", "serve_stale"]
 _CHUNK = 20_000_000
 
@@ -70,7 +71,9 @@ class Following:
     what becomes of changes that can't be read or have no key. `initial` is a bulk snapshot to begin with. `max_age`
     is how long a table stays valid since it was last confirmed caught up. `on_lost_offset` says what happens when
     the stream does not reach back to the next offset. `persistent=False` keeps the table for one run only. `chunk` is
-    the most records that one commit takes in. `freshness` is what Dagster warns by.
+    the most records that one commit takes in. `freshness` is what Dagster warns by. `history` keeps the entries of
+    each key over time: for how long below the newest time, or "all"; None keeps the newest only. `valid_from` names the
+    column (timestamp or date) that says since when an entry is valid, None for the record's time.
     """
 
     changes: ChangeFormat = field(default_factory=Upserts)
@@ -84,6 +87,8 @@ class Following:
     persistent: bool = True
     chunk: int = _CHUNK
     freshness: timedelta | None = None
+    history: History | None = None
+    valid_from: str | None = None
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -132,6 +137,43 @@ class Following:
                 'a table of one run can\'t have on_lost_offset="serve_stale": nothing is stored that could be served.',
                 "Declare rebuild or fail, or persistent=True.",
                 argument="on_lost_offset",
+            )
+
+        self._check_history()
+
+    def _check_history(self) -> None:
+        """Refuse a history that is none, and what can't be declared beside one."""
+        history, column = self.history, self.valid_from
+        if history is not None and history != "all" and not (isinstance(history, timedelta) and history > timedelta(0)):
+            raise ConfigurationError(
+                f'history is {history!r}: expected a timedelta of more than nothing, or "all".',
+                "Write timedelta(days=90), say.",
+                argument="history",
+            )
+        if column is not None and (not isinstance(column, str) or not column or column.startswith("__")):
+            raise ConfigurationError(
+                f"valid_from is {column!r}: expected the name of a column.",
+                "Leave it out, and an entry is valid from its record's time.",
+                argument="valid_from",
+            )
+        if column is not None and history is None:
+            raise ConfigurationError(
+                f"valid_from is {column!r}, and no history is kept: nothing would be told by it.",
+                'Declare history=timedelta(…) or "all", or drop valid_from.',
+                argument="valid_from",
+            )
+        if history is not None and self.keep_tombstones is not None:
+            raise ConfigurationError(
+                f"keep_tombstones is {self.keep_tombstones!r} beside a history, which says itself how long deletions "
+                "are remembered.",
+                "Drop keep_tombstones.",
+                argument="keep_tombstones",
+            )
+        if history is not None and not self.persistent:
+            raise ConfigurationError(
+                "a table of one run can't keep a history: it would begin anew in each.",
+                "Drop history, or persistent=False.",
+                argument="history",
             )
 
     def _check_types(self) -> None:

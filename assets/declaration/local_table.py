@@ -41,8 +41,12 @@ def local_table(
     group: str | None = None,
     column_descriptions: Mapping[str, str] | None = None,
     sensitive: str | Sequence[str] = (),
+    expires: str | None = None,
+    kept_for: str = "",
 ) -> AdjunctDataset:
     """Return the table `name` of an application, with these columns; see `Application.local_table`.
+
+    With `expires`, a timestamp column, it is a table of an operator's state, and `kept_for` says for what.
 
     Raises ConfigurationError.
     """
@@ -61,7 +65,7 @@ def local_table(
     return AdjunctDataset(
         name,
         "unbounded",
-        OwnedBy(application, schema),
+        OwnedBy(application, schema, expires, kept_for),
         key,
         partition_by or key,
         partitions,

@@ -10,9 +10,12 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dagster_adjunct.assets.exchange.files_over_time import SHOWN, timed, whole_table_files
 from dagster_adjunct.assets.exchange.stream_view import StreamView, arrow_filter, polars_filter, sql_filter
+from dagster_adjunct.assets.reading.entries_over_time import EntriesAt, EntriesOverTime
 from dagster_adjunct.assets.reading.open_dataset import Dataset
 from dagster_adjunct.assets.reading.stored_files import StoredFile, files_of
+from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.objects.arrow_fs import arrow_filesystem, location
 from dagster_adjunct.resources.schemas.schema import arrow_type
@@ -24,28 +27,41 @@ if TYPE_CHECKING:
     import pyarrow
     import pyarrow.dataset
 
-    from dagster_adjunct.assets.reading.version_reader import VersionReader
-
 T = TypeVar("T")
+Held = VersionReader | StreamView | EntriesOverTime | EntriesAt
+View = Dataset | Held
+"""What is handed over: a dataset or one version of it, a stream at a moment, or entries at other times than now."""
 
 
-def lent(view: Dataset | VersionReader | StreamView, hand_over: Callable[[VersionReader | StreamView], T]) -> T:
+def lent(view: View, hand_over: Callable[[Held], T]) -> T:
     """Return what `hand_over` makes of a view; the version of an open dataset stays held until that is closed."""
-    return view.lend(hand_over) if isinstance(view, Dataset) else hand_over(view)
+    if isinstance(view, Dataset):
+        return view.lend(hand_over)
+    if isinstance(view, EntriesAt) and timed(view) is None:
+        return hand_over(view.read)  # of versions, the one that was valid then
+    return hand_over(view)
 
 
-def parquet_files(view: Dataset | VersionReader | StreamView) -> list[str]:
+def parquet_files(view: View) -> list[str]:
     """Return where the Parquet files are: paths for a lake in a folder, s3:// addresses on S3.
 
     Their rows are all entries of a version, each once, or all records of a stream. Those of a change stream's table
     have two columns more, `__position` and `__tombstone` (false in each); a stream's have more that begin with `__`.
-    Raises DatasetError for a version whose files have to be merged first and for a stream of which records are
-    replaced, and ConfigurationError for a lake in memory.
+    Those of `Dataset.over_time()` are the rows of a table with history, deletions too, and have `__valid_from`,
+    `__valid_to` and `__first`. Raises DatasetError for a version whose files have to be merged first, for a stream of
+    which records are replaced, and where files hold rows of other times; and ConfigurationError for a lake in memory.
     """
     return lent(view, _files)
 
 
-def _files(view: VersionReader | StreamView) -> list[str]:
+def _files(view: Held) -> list[str]:
+    over_time = timed(view)
+    if over_time is not None and not over_time.whole:
+        raise DatasetError(
+            f"dataset {view.dataset!r} keeps a history: its files hold rows of other times, too, and files can't tell.",
+            "Hand it over by pyarrow_dataset, duckdb_view or polars_frame; or take all rows: dataset.over_time().",
+            dataset=view.dataset,
+        )
     if isinstance(view, StreamView) and view.replaced:
         raise DatasetError(
             f"stream {view.stream!r}: its files hold records that a replay has replaced, and files can't tell.",
@@ -55,26 +71,29 @@ def _files(view: VersionReader | StreamView) -> list[str]:
     return _paths(view)
 
 
-def _paths(view: VersionReader | StreamView) -> list[str]:
+def _paths(view: Held) -> list[str]:
     return [location(stored.store, stored.key) for stored in whole_files(view)]
 
 
-def pyarrow_dataset(view: Dataset | VersionReader | StreamView) -> pyarrow.dataset.Dataset:
+def pyarrow_dataset(view: View) -> pyarrow.dataset.Dataset:
     """Return a `pyarrow.dataset` over exactly the version's or stream's files, with the columns of `view.schema`.
 
     Those of a stream are followed by `__tombstone` and `__epoch` (null for 0). Where records of it are replaced they
-    are left out, and the columns that tell it follow. No file is opened before it is read. Raises as `parquet_files`
-    does, but not for what is replaced.
+    are left out, and the columns that tell it follow. So do `__valid_from`, `__valid_to` and `__tombstone` where rows
+    are over time: of these are given what is valid (at the moment), each interval as it is stored. No file is opened
+    before it is read. Raises as `parquet_files` does, but not for what is replaced.
     """
     return lent(view, _dataset)
 
 
-def _dataset(view: VersionReader | StreamView) -> pyarrow.dataset.Dataset:
+def _dataset(view: Held) -> pyarrow.dataset.Dataset:
+    if (over_time := timed(view)) is not None:
+        return over_time.dataset()
     whole = _whole_dataset(view)
     return whole.filter(arrow_filter(view)) if isinstance(view, StreamView) and view.replaced else whole
 
 
-def _whole_dataset(view: VersionReader | StreamView) -> pyarrow.dataset.FileSystemDataset:
+def _whole_dataset(view: Held) -> pyarrow.dataset.FileSystemDataset:
     import pyarrow as pa
     from pyarrow import dataset
 
@@ -91,7 +110,7 @@ def _whole_dataset(view: VersionReader | StreamView) -> pyarrow.dataset.FileSyst
     return dataset.FileSystemDataset(fragments, schema, parquet, filesystem=filesystem)
 
 
-def duckdb_view(connection: duckdb.DuckDBPyConnection, view: Dataset | VersionReader | StreamView, name: str) -> None:
+def duckdb_view(connection: duckdb.DuckDBPyConnection, view: View, name: str) -> None:
     """Create, or replace, a view of this name over the version or stream; it lives as long as the connection.
 
     Over a version's files in a folder DuckDB reads them itself. On S3, and for a stream, they are read through
@@ -101,7 +120,10 @@ def duckdb_view(connection: duckdb.DuckDBPyConnection, view: Dataset | VersionRe
     lent(view, lambda held: _create_view(connection, held, name))
 
 
-def _create_view(connection: duckdb.DuckDBPyConnection, view: VersionReader | StreamView, name: str) -> None:
+def _create_view(connection: duckdb.DuckDBPyConnection, view: Held, name: str) -> None:
+    if (over_time := timed(view)) is not None:
+        over_time.create_view(connection, name)
+        return
     files, where = _paths(view), "true"
     if (
         files
@@ -123,7 +145,7 @@ def _create_view(connection: duckdb.DuckDBPyConnection, view: VersionReader | St
     connection.execute(f"CREATE OR REPLACE TEMP VIEW {_quoted(name)} AS {query}")
 
 
-def polars_frame(view: Dataset | VersionReader | StreamView) -> polars.LazyFrame:
+def polars_frame(view: View) -> polars.LazyFrame:
     """Return a Polars LazyFrame over the version or stream, with the columns of `view.schema`.
 
     Over a version's files in a folder Polars reads them itself; on S3, and for a stream, through pyarrow. Raises as
@@ -133,7 +155,9 @@ def polars_frame(view: Dataset | VersionReader | StreamView) -> polars.LazyFrame
     return lent(view, lambda held: _lazy_frame(polars, held))
 
 
-def _lazy_frame(polars: Any, view: VersionReader | StreamView) -> polars.LazyFrame:
+def _lazy_frame(polars: Any, view: Held) -> polars.LazyFrame:
+    if (over_time := timed(view)) is not None:
+        return over_time.polars_frame(polars)
     if isinstance(view, StreamView):
         records = polars_filter(view, polars.scan_pyarrow_dataset(_whole_dataset(view)))
         records = records.with_columns(polars.col(EPOCH).fill_null(0))
@@ -146,14 +170,15 @@ def _lazy_frame(polars: Any, view: VersionReader | StreamView) -> polars.LazyFra
     return frame  # type: ignore[no-any-return]
 
 
-def columns_of(view: VersionReader | StreamView) -> dict[str, str]:
+def columns_of(view: Held) -> dict[str, str]:
     """Return the columns that other engines see, with their types."""
     if isinstance(view, StreamView):
         return view.columns
-    return {field.name: field.type for field in view.schema.fields}
+    more = SHOWN if timed(view) is not None else {}
+    return {**{field.name: field.type for field in view.schema.fields}, **more}
 
 
-def arrow_schema_of(view: VersionReader | StreamView) -> pyarrow.Schema:
+def arrow_schema_of(view: Held) -> pyarrow.Schema:
     """Return the same as Arrow's schema."""
     import pyarrow as pa
 
@@ -174,10 +199,12 @@ def engine(module: str, *, extra: str) -> Any:
         ) from error
 
 
-def whole_files(view: VersionReader | StreamView) -> list[StoredFile]:
+def whole_files(view: Held) -> list[StoredFile]:
     """Return the files, whose rows are all entries or records. Raises DatasetError where they have to be merged."""
     if isinstance(view, StreamView):
         return list(view.files)
+    if isinstance(view, EntriesOverTime | EntriesAt) or view.sealed.history is not None:
+        return whole_table_files(view if isinstance(view, VersionReader) else view.reader)
     sealed = view.sealed
     stored = f"dataset {view.dataset!r}, version {view.version}: of the {sealed.stored_rows} rows in its "
     if len(sealed.generations) > 1:
@@ -197,12 +224,12 @@ def whole_files(view: VersionReader | StreamView) -> list[StoredFile]:
     return files_of(view.store, view.dataset, sealed)
 
 
-def _has_all_columns(view: VersionReader | StreamView) -> bool:
+def _has_all_columns(view: Held) -> bool:
     """Whether the files have the version's columns as they are; those of a change stream's table may be older.
 
     Where a column was added or widened since, pyarrow reads it as it is now; others do not.
     """
-    if isinstance(view, StreamView):  # not worth opening each of many files
+    if not isinstance(view, VersionReader):  # not worth opening each of many files
         return False
     if not view.sealed.positioned:
         return True

@@ -11,7 +11,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dagster_adjunct.assets.exchange.files_over_time import SHOWN, timed
 from dagster_adjunct.assets.exchange.handover import (
+    Held,
+    View,
     arrow_schema_of,
     columns_of,
     engine,
@@ -20,7 +23,10 @@ from dagster_adjunct.assets.exchange.handover import (
     whole_files,
 )
 from dagster_adjunct.assets.exchange.stream_view import StreamView
+from dagster_adjunct.assets.reading.entries_over_time import EntriesAt, EntriesOverTime
+from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
+from dagster_adjunct.assets.versions.kept_history import FIRST
 from dagster_adjunct.assets.versions.sealed_version import POSITION, TOMBSTONE
 from dagster_adjunct.assets.versions.version_holds import hold, let_go
 from dagster_adjunct.resources.errors import (
@@ -42,8 +48,6 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyspark.sql import SparkSession
 
-    from dagster_adjunct.assets.reading.open_dataset import Dataset
-    from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.resources.objects.lake import Lake
 
 DATASET, VERSION, NAME = "adjunct.dataset", "adjunct.version", "adjunct.version-name"
@@ -51,7 +55,7 @@ GARBAGE = "gc.enabled"
 _COMPACTIONS = 3
 _HIDDEN = {
     name: 2_147_000_000 + place
-    for place, name in enumerate(dict.fromkeys((POSITION, TOMBSTONE, *(name for name, _ in HIDDEN))))
+    for place, name in enumerate(dict.fromkeys((POSITION, TOMBSTONE, *(name for name, _ in HIDDEN), FIRST)))
 }
 """Field ids that no table comes to by itself, below those that Iceberg keeps for its own."""
 _TYPES = {"tinyint": "int", "smallint": "int", "bigint": "long", "timestamp": "timestamptz"}
@@ -103,7 +107,7 @@ class IcebergSnapshot:
 
 
 def register_in_iceberg(
-    view: Dataset | VersionReader | StreamView,
+    view: View,
     catalog: Catalog,
     identifier: str,
     *,
@@ -124,10 +128,14 @@ def register_in_iceberg(
     return lent(view, lambda held: _register(held, catalog, identifier, dict(properties or {})))
 
 
-def _register(
-    view: VersionReader | StreamView, catalog: Catalog, identifier: str, properties: dict[str, str]
-) -> IcebergSnapshot:
+def _register(view: Held, catalog: Catalog, identifier: str, properties: dict[str, str]) -> IcebergSnapshot:
     lake = lake_in(view.store)
+    if timed(view) is not None and not isinstance(view, EntriesOverTime):
+        raise DatasetError(
+            f"dataset {view.dataset!r} keeps a history: its files hold rows of other times, too.",
+            "Register all rows, dataset.over_time(), and choose by __valid_from, __valid_to and __tombstone there.",
+            dataset=view.dataset,
+        )
     if not isinstance(view, StreamView):
         _check_sealed(view, lake)
     paths = tuple(parquet_files(view))
@@ -168,7 +176,8 @@ def publish_to_iceberg(
             compact_dataset(lake, dataset, spark, by=by, level="major")
             opened.refresh()
         # Changes that are committed faster than they are compacted are refused by name.
-        return register_in_iceberg(opened, catalog, table.identifier)
+        keeps_history = opened.sealed.history is not None
+        return register_in_iceberg(opened.over_time() if keeps_history else opened, catalog, table.identifier)
 
 
 def release_from_iceberg(lake: Lake, dataset: str, identifier: str) -> tuple[str, ...]:
@@ -179,7 +188,7 @@ def release_from_iceberg(lake: Lake, dataset: str, identifier: str) -> tuple[str
     return _let_go(lake, dataset, _holder(identifier), ())
 
 
-def _hold(lake: Lake, view: VersionReader | StreamView, holder: str) -> None:
+def _hold(lake: Lake, view: Held, holder: str) -> None:
     if isinstance(view, StreamView):
         stream_holds.hold(lake, view.stream, view.stream_id, view.version, view.attempts, holder=holder)
     else:
@@ -198,7 +207,7 @@ def _holder(identifier: str) -> str:
     return f"Iceberg table {identifier}"
 
 
-def _check_sealed(view: VersionReader | StreamView, lake: Lake) -> None:
+def _check_sealed(view: Held, lake: Lake) -> None:
     manifest = DatasetLog(lake, view.dataset).read()[1]
     ref = manifest.ref(view.version) if manifest is not None else None
     if ref is not None and ref.state != "sealed":
@@ -210,7 +219,7 @@ def _check_sealed(view: VersionReader | StreamView, lake: Lake) -> None:
         )
 
 
-def _table(view: VersionReader | StreamView, catalog: Catalog, identifier: str) -> Table:
+def _table(view: Held, catalog: Catalog, identifier: str) -> Table:
     from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, TableAlreadyExistsError
 
     try:
@@ -237,7 +246,7 @@ def _table(view: VersionReader | StreamView, catalog: Catalog, identifier: str) 
     return table
 
 
-def _check_columns(view: VersionReader | StreamView, table: Table, identifier: str) -> None:
+def _check_columns(view: Held, table: Table, identifier: str) -> None:
     """Refuse a version without a column of the table, or with another type, unless it was in the table before."""
     theirs = {field.name: str(field.field_type) for field in table.schema().fields}
     mine = {name: _iceberg_type(kind) for name, kind in columns_of(view).items()}
@@ -253,14 +262,12 @@ def _check_columns(view: VersionReader | StreamView, table: Table, identifier: s
         )
 
 
-def _commit(
-    view: VersionReader | StreamView, table: Table, identifier: str, paths: tuple[str, ...], properties: dict[str, str]
-) -> None:
+def _commit(view: Held, table: Table, identifier: str, paths: tuple[str, ...], properties: dict[str, str]) -> None:
     from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, ValidationException
     from pyiceberg.table import TableProperties
 
     summary = {**properties, DATASET: view.dataset, VERSION: view.version}
-    if not isinstance(view, StreamView) and view.sealed.name is not None:
+    if isinstance(view, VersionReader) and view.sealed.name is not None:
         summary[NAME] = view.sealed.name
     leaving = [task.file for task in table.scan().plan_files()]
     try:
@@ -292,9 +299,7 @@ def _commit(
         ) from error
 
 
-def _data_files(
-    view: VersionReader | StreamView, table: Table, transaction: Transaction, paths: tuple[str, ...]
-) -> list[DataFile]:
+def _data_files(view: Held, table: Table, transaction: Transaction, paths: tuple[str, ...]) -> list[DataFile]:
     """Return what Iceberg is to know of the files, from their footers."""
     from pyiceberg.io.pyarrow import parquet_files_to_data_files
 
@@ -313,7 +318,7 @@ def _data_files(
     return found
 
 
-def _name_mapping(view: VersionReader | StreamView, metadata: TableMetadata) -> str:
+def _name_mapping(view: Held, metadata: TableMetadata) -> str:
     """Return the table's mapping of names to fields, which readers want to have for each column of a file.
 
     The columns that a change stream's table has beside its own are mapped to fields that the table has not, so that
@@ -327,7 +332,7 @@ def _name_mapping(view: VersionReader | StreamView, metadata: TableMetadata) -> 
     return NameMapping([*mapping.root, *hidden]).model_dump_json()
 
 
-def _with_hidden(view: VersionReader | StreamView, metadata: TableMetadata) -> TableMetadata:
+def _with_hidden(view: Held, metadata: TableMetadata) -> TableMetadata:
     """Return the table's metadata as if it had the hidden columns too: only to look at files, never committed."""
     from pyiceberg.schema import Schema
     from pyiceberg.types import BooleanType, IntegerType, LongType, NestedField, StringType, TimestamptzType
@@ -349,17 +354,21 @@ def _with_hidden(view: VersionReader | StreamView, metadata: TableMetadata) -> T
     return metadata.model_copy(update={"schemas": [wide], "properties": {**metadata.properties, **unseen}})
 
 
-def _what(view: VersionReader | StreamView) -> str:
+def _what(view: Held) -> str:
     return f"{_whose(view)}{' at commit' if isinstance(view, StreamView) else ', version'} {view.version}"
 
 
-def _whose(view: VersionReader | StreamView) -> str:
+def _whose(view: Held) -> str:
     return f"stream {view.stream!r}" if isinstance(view, StreamView) else f"dataset {view.dataset!r}"
 
 
-def _hidden(view: VersionReader | StreamView) -> dict[str, str]:
+def _hidden(view: Held) -> dict[str, str]:
     """Return the columns that the files have beside those of the dataset, with their types."""
-    return view.hidden if isinstance(view, StreamView) else dict(view.sealed.layout.hidden)
+    if isinstance(view, StreamView):
+        return view.hidden
+    if isinstance(view, EntriesOverTime | EntriesAt):
+        return {name: kind for name, kind in view.reader.sealed.layout.hidden if name not in SHOWN}
+    return dict(view.sealed.layout.hidden)
 
 
 def _versions(table: Table) -> set[str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.reading.arrow_comparison import key_codes
 from dagster_adjunct.assets.reading.stored_files import StoredFile, files_of
+from dagster_adjunct.assets.versions.kept_history import VALID_FROM
 from dagster_adjunct.assets.versions.sealed_version import POSITION, TOMBSTONE
 from dagster_adjunct.resources.bucketing.files_before_evolution import as_laid_out, columns_problem
 
@@ -37,7 +38,9 @@ def read_entries(view: VersionReader, bucket: int | None, *, threads: bool = Tru
                 tables.append(read_stored_file(stored, sealed.layout, threads=threads))
                 generations.append(generation.id)
     rows = pa.concat_tables(tables) if tables else sealed.layout.arrow_schema().empty_table()
-    if sealed.positioned:
+    if sealed.history is not None:
+        rows = _current(rows, [(table.num_rows, id) for table, id in zip(tables, generations, strict=True)], sealed.key)
+    elif sealed.positioned:
         rows = _newest(rows, [(table.num_rows, id) for table, id in zip(tables, generations, strict=True)], sealed.key)
     return rows.select(sealed.columns.names)
 
@@ -57,6 +60,23 @@ def _decoded(stored: StoredFile, layout: BucketLayout, threads: bool) -> pa.Tabl
     if problem := columns_problem(file.schema_arrow, layout):
         raise stored.damaged(problem)
     return as_laid_out(file.read(use_threads=threads).replace_schema_metadata(), layout)
+
+
+def _current(rows: pa.Table, files: list[tuple[int, int]], key: tuple[str, ...]) -> pa.Table:
+    """Return the row of each key with the highest (moment, position, generation), unless it is a tombstone."""
+    import numpy as np
+
+    if not rows.num_rows:
+        return rows
+    generation = np.repeat([id for _, id in files], [count for count, _ in files])
+    codes = key_codes([rows.column(name) for name in key]).dictionary_encode().unify_dictionaries()
+    number = np.concatenate([chunk.indices.to_numpy() for chunk in codes.chunks])
+    moment = rows.column(VALID_FROM).cast("int64").to_numpy()
+    order = np.lexsort((generation, rows.column(POSITION).to_numpy(), moment, number))
+    last = np.append(np.diff(number[order]) != 0, True)
+    kept = np.zeros(rows.num_rows, dtype=bool)
+    kept[order[last]] = True
+    return rows.filter(kept & ~rows.column(TOMBSTONE).to_numpy())
 
 
 def _newest(rows: pa.Table, files: list[tuple[int, int]], key: tuple[str, ...]) -> pa.Table:

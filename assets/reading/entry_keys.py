@@ -61,11 +61,10 @@ def key_from_text(what: str, fields: Sequence[Field], texts: Sequence[str]) -> t
     return coerce_key(what, fields, tuple(values))
 
 
-def decode_key(fields: Sequence[Field], encoded: Sequence[Any]) -> tuple[Any, ...]:
-    """Return a key that `encode_key` wrote into a manifest."""
+def decode_key(types: Sequence[str], encoded: Sequence[Any]) -> tuple[Any, ...]:
+    """Return a key of columns of these types that `encode_key` wrote into a manifest."""
     return tuple(
-        _parser(field.type)(value) if isinstance(value, str) else value
-        for field, value in zip(fields, encoded, strict=True)
+        _parser(kind)(value) if isinstance(value, str) else value for kind, value in zip(types, encoded, strict=True)
     )
 
 

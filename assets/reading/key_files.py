@@ -59,8 +59,8 @@ class KeyFiles:
         self._layout, self._cache = layout, cache
         self._place = f"{store.url}/{generation.folder}"
         self._as = layout.ddl  # a version whose columns have changed since reads the same files as others do, otherwise
-        self._key = tuple(layout.schema.field(name) for name in layout.key)
-        self._plain = tuple(to_plain(field.type) for field in self._key)
+        self._key, self._types = layout.key, layout.key_types
+        self._plain = tuple(to_plain(kind) for kind in self._types)
         self._files = {
             file.bucket: (
                 StoredFile(store, what, generation.folder, file),
@@ -85,6 +85,24 @@ class KeyFiles:
         rows = self._group_at(file, footer, key)[1]
         row = rows.find(key)
         return None if row is None else (rows, row)
+
+    def find_all(self, bucket: int, prefix: Key) -> Iterator[tuple[RowGroup, int, int]]:
+        """Yield (row group, first row, row after the last) of the keys that begin so, in their order."""
+        found = self._files.get(bucket)
+        if found is None:
+            return
+        file, least, greatest = found
+        width = len(prefix)
+        if prefix < least[:width] or (greatest and prefix > greatest[:width]):
+            return
+        footer = self._footer(file)
+        group = footer.group_of(prefix)
+        while group < len(footer.starts) and footer.starts[group][:width] <= prefix:
+            rows = self._group(file, footer, group)
+            first, after = rows.range_of(prefix)
+            if after > first:
+                yield rows, first, after
+            group += 1
 
     def scan(self, bucket: int, start: Key, end: Key | None) -> Iterator[tuple[RowGroup, int, int]]:
         """Yield (row group, first row, row after the last) of the keys from `start` on and less than `end`.
@@ -148,7 +166,7 @@ class KeyFiles:
         if stored is not None:
             return Footer(metadata, tuple(self._stored(key) for key in json.loads(stored)), True)
         columns = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
-        first = columns.index(self._key[0].name)
+        first = columns.index(self._key[0])
         starts: list[Key] = []
         for group in range(metadata.num_row_groups):
             stats = metadata.row_group(group).column(first).statistics
@@ -161,7 +179,7 @@ class KeyFiles:
         """Return a key of the manifest in stored form; () where it has none."""
         if encoded is None:
             return ()
-        values = decode_key(self._key, encoded)
+        values = decode_key(self._types, encoded)
         return tuple(plain(value) for plain, value in zip(self._plain, values, strict=True))
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import WeakMethod
 
 from dagster_adjunct.assets.reading.entries_in_order import EntriesInOrder
+from dagster_adjunct.assets.reading.entries_over_time import EntriesAt, EntriesOverTime
 from dagster_adjunct.assets.reading.served_version import OnDamage, ServedVersion
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_operations import VersionOperations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.reading.diff_versions import VersionDiff
     from dagster_adjunct.assets.reading.file_cache import FileCache
+    from dagster_adjunct.assets.reading.rows_of_key import Validity
     from dagster_adjunct.assets.reading.verify_version import VerifyReport
     from dagster_adjunct.assets.reading.version_reader import Entry, VersionReader
     from dagster_adjunct.assets.versions.dataset_log import DatasetLog
@@ -110,6 +112,17 @@ class Dataset(VersionOperations):
         """
         return self._served.answer(lambda reader: reader.get(key))
 
+    def history_of(self, key: object) -> list[Validity]:
+        """Return what was valid of a key and when, oldest first: deletions have no entry, and end what was before.
+
+        Neighbours of the same content are joined, and what had ended before the history's edge is left out. Of a
+        bounded dataset all versions are looked into that say their time, and held until `close`. Raises DatasetError
+        without history, and what `get` raises.
+        """
+        if not self.sealed.positioned:
+            return self._served.lend_over_time().history_of(key)
+        return self._served.answer(lambda reader: reader.history_of(key))
+
     def get_all(self, keys: Iterable[K]) -> dict[K, Entry]:
         """Return the entries of those keys that have one, all of one version, under the keys as they were given."""
         wanted = list(keys)
@@ -133,6 +146,22 @@ class Dataset(VersionOperations):
         closed. Raises ManifestMismatchError when the stored files are not exactly those of the manifest.
         """
         return self._served.lend(lambda reader: reader.frame(spark))
+
+    def valid_at(self, moment: datetime) -> EntriesAt:
+        """Return the entries that were valid at a moment (with its zone), by what the dataset knows of it now.
+
+        For Spark its `frame(spark)`; other engines take it as they take a dataset. What it reads stays held until
+        `close`. A table with history is read as it is opened here; of a bounded dataset the version counts that was
+        valid then, of all that are retained. Raises DatasetError without history, and for what lies before it.
+        """
+        return EntriesAt(self._served.lend_over_time(), moment)
+
+    def over_time(self) -> EntriesOverTime:
+        """Return all entries over time: each with since when and until when it was valid, for Spark or other engines.
+
+        What is read, held and raised is as for `valid_at`.
+        """
+        return EntriesOverTime(self._served.lend_over_time())
 
     def lend(self, read: Callable[[VersionReader], T]) -> T:
         """Return what `read` makes of the version for an engine that reads its files later, held until `close`."""

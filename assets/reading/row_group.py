@@ -39,7 +39,7 @@ class RowGroup:
         self.size: int = table.nbytes
         columns = {name: _one_array(table.column(name)) for name in layout.columns}
         self._values = {name: _reader(column) for name, column in columns.items()}
-        self._keys = [_searchable(columns[name], layout.schema.field(name).type) for name in layout.key]
+        self._keys = [_searchable(columns[name], kind) for name, kind in zip(layout.key, layout.key_types, strict=True)]
 
     def key(self, row: int) -> tuple[Plain, ...]:
         """Return the key of this row."""
@@ -62,6 +62,13 @@ class RowGroup:
             if index < last:
                 high = bisect_right(column, value, low, high)
         return low
+
+    def range_of(self, prefix: tuple[Plain, ...]) -> tuple[int, int]:
+        """Return the first row whose key begins so, and the row after the last; the same number where none does."""
+        low, high = 0, self.rows
+        for column, value in zip(self._keys, prefix, strict=False):
+            low, high = bisect_left(column, value, low, high), bisect_right(column, value, low, high)
+        return low, high
 
     def value(self, name: str, row: int) -> Any:
         return self._values[name](row)

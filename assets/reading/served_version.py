@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from dagster_adjunct.assets.reading.version_in_use import Held, Holding
 from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.reading.versions_over_time import VersionsOverTime
 from dagster_adjunct.assets.versions.choose_version import previous
 from dagster_adjunct.assets.versions.dataset_log import redirect_of
 from dagster_adjunct.assets.versions.leases import check_not_doomed, check_retained
-from dagster_adjunct.assets.versions.manifest import as_bounded
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest, as_bounded
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     DatasetError,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.reading.file_cache import FileCache
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+    from dagster_adjunct.assets.versions.leases import Lease
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.resources.objects.commit_log import Commit
 
@@ -57,6 +59,7 @@ class ServedVersion:
         self._avoided: str | None = None  # the version served, while an earlier one is read because of its damage
         self._answered = self._closed = False
         self._lent: list[Held] = []
+        self._over_time: dict[tuple[str, ...], Lease] = {}
         self._commit: Commit | None = None
         self._fixed = None if fixed is None else fixed.version
         first: VersionReader | AdjunctError
@@ -136,6 +139,26 @@ class ServedVersion:
                 self._keep(held)
                 return answer
 
+    def lend_over_time(self) -> VersionReader | VersionsOverTime:
+        """Return what reads the dataset over time, all held until `close`: its table, or the versions of it."""
+        if isinstance(self._stored.require_manifest(), UnboundedManifest):
+            return self.lend(lambda reader: reader)
+        for tried in range(_TRIES):
+            reader = self._stored.over_time()
+            assert isinstance(reader, VersionsOverTime)
+            if reader.versions in self._over_time:
+                return reader
+            try:
+                lease = self._holding.hold_all(reader.versions)
+            except VersionDiscardedError:  # in between: those that are left are read
+                if tried + 1 == _TRIES:
+                    raise
+                continue
+            if lease is not None:
+                self._over_time[reader.versions] = lease
+            return reader
+        raise AssertionError("unreachable")
+
     def enter(self, *, leased: bool) -> Held:
         """Return the version for a call, which leaves it in the end."""
         while True:
@@ -183,8 +206,11 @@ class ServedVersion:
             self._closed = True
             self._holding.end(self._was_closed())
             lent, self._lent = self._lent, []
+            over_time, self._over_time = self._over_time, {}
         for held in lent:
             self.leave(held)
+        for lease in over_time.values():
+            lease.release()
 
     def _keep(self, held: Held) -> None:
         """Let this call go on until the dataset is closed; one call a version is enough."""

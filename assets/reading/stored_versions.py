@@ -6,7 +6,7 @@ or a batch does, or says what was discarded where a file is missing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from dagster_adjunct.assets.reading.no_version import (
 )
 from dagster_adjunct.assets.reading.version_operations import VersionOperations
 from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.reading.versions_over_time import VersionsOverTime, refs_over_time
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import check_not_doomed
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, UnboundedManifest, as_bounded
@@ -144,6 +145,22 @@ class StoredVersions(VersionOperations):
         if isinstance(manifest, UnboundedManifest):
             return self._reader(served)
         return self._reader(chosen_version(self.log, current, manifest, served.id))
+
+    def over_time(self, versions: Sequence[str] | None = None) -> VersionReader | VersionsOverTime:
+        """Return what reads the dataset over time: its table with history, or the versions that say their time.
+
+        `versions` are ids, as `version` and `versions` of what this returned: an open batch meets exactly what it met
+        first. None: the version served, or all that are retained, sealed and not withdrawn. Raises DatasetError
+        where no version says its time, and as `version_of_batch`.
+        """
+        manifest = self.require_manifest()
+        if isinstance(manifest, UnboundedManifest):
+            return self.require_current() if versions is None else self.version_of_batch(versions[0])
+        if versions is None:
+            sealed = [self.log.read_version(ref) for ref in refs_over_time(manifest)]
+        else:
+            sealed = [self.version_of_batch(version).sealed for version in versions]
+        return VersionsOverTime(self._lake.store, self.name, sealed)
 
     def version_of_batch(self, version: str) -> VersionReader:
         """Return the version of this id that an open batch was begun with.

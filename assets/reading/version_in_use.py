@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -93,6 +94,10 @@ class Holding:
         with self.moving:
             self._replace(None, why)
 
+    def hold_all(self, versions: Sequence[str]) -> Lease | None:
+        """Return a lease on these versions; None without leases. Raises VersionDiscardedError."""
+        return self._acquire(*versions) if self.leases else None
+
     def drop(self) -> None:
         """Let go of the version, waiting for nothing: nobody is left who could enter it. What was lent stays leased."""
         held, self._held = self._held, None
@@ -106,9 +111,9 @@ class Holding:
         if before is not None and idle:
             _let_go(before)
 
-    def _acquire(self, version: str) -> Lease:
+    def _acquire(self, *versions: str) -> Lease:
         try:
-            return Lease.acquire(self._lake, self._name, [version], holder=self._holder)
+            return Lease.acquire(self._lake, self._name, versions, holder=self._holder)
         except ConfigurationError as error:
             raise DatasetError(
                 f"dataset {self._name!r}: a reader could not write its lease: {error.problem}",

@@ -17,6 +17,9 @@ from dagster_adjunct.assets.reading.entry_keys import coerce_key
 from dagster_adjunct.assets.reading.file_cache import FileCache
 from dagster_adjunct.assets.reading.key_files import Key, KeyFiles
 from dagster_adjunct.assets.reading.key_ranges import key_range
+from dagster_adjunct.assets.reading.rows_of_key import Validity, history_of_key, newest_row, without_history
+from dagster_adjunct.assets.reading.rows_over_time import RowsOverTime
+from dagster_adjunct.assets.versions.kept_history import FIRST, VALID_FROM, VALID_TO, moment_of
 from dagster_adjunct.assets.versions.sealed_version import POSITION, TOMBSTONE, SealedVersion
 from dagster_adjunct.resources.bucketing.hashing import bucketer
 from dagster_adjunct.resources.schemas.plain_values import to_plain
@@ -95,9 +98,29 @@ class VersionReader:
         from dagster_adjunct.resources.bucketing.bucketed_tables import bucketed_frame
 
         rows = bucketed_frame(spark, self._store, self._what, self._layout, self.sealed.generations)
-        if self.sealed.positioned:
+        if self.sealed.history is not None:
+            rows = RowsOverTime(self.sealed, rows, _BROADCAST_ROWS).current()
+        elif self.sealed.positioned:
             rows = self._merged(rows)
         return rows.select(*[column(name) for name in self.schema.names])
+
+    @unwrapped()
+    def history_frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
+        """Return all rows over time of a version with history, each with the interval in which it is valid.
+
+        A bucketed scan with the columns of `schema`, `__valid_from`, `__valid_to` (null: open), `__first` (no row of
+        the key comes before) and `__tombstone` (from here on there is no entry). The intervals of a key touch each
+        other. Raises DatasetError for a version without history, and ManifestMismatchError as `frame` does.
+        """
+        spark = session_of(spark)
+        from dagster_adjunct.resources.bucketing.bucketed_tables import bucketed_frame
+
+        if self.sealed.history is None:
+            raise without_history(self.dataset)
+        rows = bucketed_frame(spark, self._store, self._what, self._layout, self.sealed.generations)
+        rows = RowsOverTime(self.sealed, rows, _BROADCAST_ROWS).intervals()
+        hidden = (VALID_FROM, VALID_TO, FIRST, TOMBSTONE)
+        return rows.select(*[column(name) for name in self.schema.names], *hidden)
 
     def _merged(self, rows: DataFrame) -> DataFrame:
         """Return the newest row of each key that is not deleted.
@@ -156,6 +179,19 @@ class VersionReader:
         found = {index: self._find(values) for _, values, index in placed}
         return {key: entry for index, (key, _) in enumerate(wanted) if (entry := found[index]) is not None}
 
+    def history_of(self, key: object) -> list[Validity]:
+        """Return what was valid of a key and when, oldest first: deletions have no entry, and end what was before.
+
+        Neighbours that say the same are joined. What had ended before the history's edge is left out. Raises
+        DatasetError for a version without history, and what `get` raises.
+        """
+        if self.sealed.history is None:
+            raise without_history(self.dataset)
+        values = self._stored(key)
+        edge = None if self.sealed.edge is None else moment_of(self.sealed.edge)
+        told_by = self.sealed.history.valid_from
+        return history_of_key(self._generations, self._bucket(values), values, self._names, edge, told_by)
+
     def items(self, prefix: object = None, *, start: object = None, end: object = None) -> Iterator[tuple[Any, Entry]]:
         """Yield (key, entry) in the order of keys; a key of several columns is a tuple.
 
@@ -183,6 +219,9 @@ class VersionReader:
         """Return the row with the highest (position, generation) in any generation, unless it is a tombstone."""
         bucket = self._bucket(key)
         names = self._names
+        if self.sealed.history is not None:
+            newest = newest_row(self._generations, bucket, key)
+            return None if newest is None else newest.entry(names)
         if not self.sealed.positioned:
             for files in self._generations:
                 found = files.find(bucket, key)
@@ -204,9 +243,15 @@ class VersionReader:
             return
         names = self._names
         for key, same in groupby(heapq.merge(*scans, key=itemgetter(0)), key=itemgetter(0)):
-            _, _, newest = max(same, key=lambda found: (found[2].get(POSITION, 0), found[1]))
+            _, _, newest = max(same, key=self._rank)
             if not newest.get(TOMBSTONE):
                 yield key, {name: newest[name] for name in names}
+
+    def _rank(self, found: tuple[tuple[Any, ...], int, Entry]) -> tuple[Any, ...]:
+        """Return what tells the row that counts of a key: over time its moment, then (position, generation)."""
+        _, generation, row = found
+        moment = () if self.sealed.history is None else (row[VALID_FROM],)
+        return (*moment, row.get(POSITION, 0), generation)
 
     def _scan(
         self, files: KeyFiles, bucket: int, first: Key, after: Key | None

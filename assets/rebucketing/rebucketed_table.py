@@ -18,9 +18,11 @@ from dagster_adjunct.assets.rebucketing.rebucketed_files import rebucketed
 from dagster_adjunct.assets.unbounded.next_served_version import retire, without_large_footers
 from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, forget_attempt
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
+from dagster_adjunct.assets.versions.kept_history import told
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import Change, DatasetManifest, UnboundedManifest
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout_of
+from dagster_adjunct.resources.bucketing.write_over_time import OverTime
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -127,7 +129,8 @@ class _Rewriting:
     # -- writing
 
     def _write(self, version: SealedVersion) -> None:
-        layout = layout_of(version.columns, version.key, version.partition_by, self.partitions, positioned=True)
+        over_time = version.history is not None
+        layout = layout_of(version.columns, version.key, version.partition_by, self.partitions, True, over_time)
         store, what = self.log.lake.store, f"dataset {self.log.name!r}, version {version.id}"
         for generation in version.generations:
             if generation.folder in self.made or not generation.files:
@@ -139,7 +142,8 @@ class _Rewriting:
             stored = [StoredFile(store, what, generation.folder, file) for file in generation.files]
             # Readers look there whether tombstones were left out.
             left_out = all(_LEFT_OUT in file.stats for file in generation.files)
-            options = WriteOptions(what, last_per_key=True, drop_tombstones=left_out)
+            as_it_is = None if version.history is None else OverTime(told=told(generation))
+            options = WriteOptions(what, last_per_key=True, drop_tombstones=left_out, over_time=as_it_is)
             files = rebucketed(self.log, stored, layout, attempt, generation.id, options)
             new = attempt.generation(generation.id, files)
             self.made[generation.folder] = attempt, new

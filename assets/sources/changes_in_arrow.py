@@ -14,10 +14,11 @@ from dagster_adjunct.assets.declaration.changes.problem_texts import YEARS, date
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection, PythonExtractor, hiding
 from dagster_adjunct.assets.declaration.following_changes import DeadLetters
 from dagster_adjunct.assets.sources.dead_letters import DEAD_LETTERS
-from dagster_adjunct.assets.sources.decode_changes import DELETION_OF_NOTHING, RAW, bad_change, schema_of_rows
+from dagster_adjunct.assets.sources.decode_changes import DELETION_OF_NOTHING, RAW, bad_change, schema_of_rows, timeless
 from dagster_adjunct.assets.sources.json_of_records import has_json, json_of_records
 from dagster_adjunct.assets.sources.order_by_column import too_late
 from dagster_adjunct.assets.sources.records_in_process import refuse_in_process, what_needs_spark
+from dagster_adjunct.assets.versions.kept_history import VALID_FROM
 from dagster_adjunct.assets.versions.sealed_version import POSITION
 from dagster_adjunct.resources.streams.interface.stream_system import META, OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
 
@@ -59,9 +60,11 @@ class ArrowDecoder:
 
         if horizon is None:
             return changes, None
-        late = pc.fill_null(pc.less_equal(changes.column(POSITION), horizon), False)
+        over_time = VALID_FROM in changes.column_names
+        places = changes.column(VALID_FROM).cast("int64") if over_time else changes.column(POSITION)
+        late = pc.fill_null(pc.less_equal(places, horizon), False)
         if isinstance(on_bad_change, DeadLetters):
-            reasons = [too_late(horizon) if is_late else None for is_late in late.to_pylist()]
+            reasons = [too_late(horizon, over_time) if is_late else None for is_late in late.to_pylist()]
             return with_problems(changes, reasons), None
         count = int(pc.sum(late).as_py() or 0)
         return changes.filter(pc.or_(pc.invert(late), pc.is_valid(changes.column(PROBLEM)))), lambda: count
@@ -98,6 +101,8 @@ def decode_in_arrow(source: Source, records: pa.Table, positions_from: int = 0) 
         rows = _with(rows, ORDER, position_in_arrow(rows, order, columns))
         unordered = rows.column(ORDER).is_null().to_pylist()
         rows = with_problems(rows, [f"no value to order by: {order!r} is null" if none else None for none in unordered])
+    if following.history is not None:
+        rows = _with_time(rows, following.valid_from)
     if spec.extractor is not None:
         rows = _within_years(_extracted(spec, rows, schema, what), schema)
     for name in spec.key:
@@ -110,6 +115,15 @@ def position_in_arrow(rows: pa.Table, name: str, schema: Schema) -> pa.ChunkedAr
     """Return the position that each value of the ordering column stands for: microseconds, days, or the number."""
     values = rows.column(name)
     return values.cast("int32").cast("int64") if schema.field(name).type == "date" else values.cast("int64")
+
+
+def _with_time(rows: pa.Table, name: str | None) -> pa.Table:
+    """Return the rows with the time since when they are valid, of this column or the record's; none is a problem."""
+    import pyarrow as pa
+
+    times = rows.column(TIMESTAMP if name is None else name).cast(pa.timestamp("us", tz="UTC"))
+    rows = _with(rows, VALID_FROM, times)
+    return with_problems(rows, [timeless(name) if none else None for none in times.is_null().to_pylist()])
 
 
 def with_problems(changes: pa.Table, reasons: Sequence[str | None]) -> pa.Table:
@@ -130,6 +144,8 @@ def _as_changes(spec: AdjunctDataset, rows: pa.Table, schema: Schema, positions_
     columns = {name: rows.column(name) for name in (*schema.names, *META)}
     columns[POSITION] = pc.add(rows.column(OFFSET), positions_from) if by_offset else rows.column(ORDER)
     columns[PROBLEM] = pa.array(reasons, pa.string())
+    if spec.following.history is not None:
+        columns[VALID_FROM] = rows.column(VALID_FROM)
     if RAW in rows.column_names:
         columns[RAW] = rows.column(RAW)
     return pa.table(columns)

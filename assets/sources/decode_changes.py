@@ -19,12 +19,13 @@ from dagster_adjunct.assets.declaration.extractors.extractor import (
     hiding,
 )
 from dagster_adjunct.assets.sources.entries_of_records import schema_of_entries
+from dagster_adjunct.assets.versions.kept_history import VALID_FROM
 from dagster_adjunct.assets.versions.sealed_version import POSITION
 from dagster_adjunct.resources.errors import BadChangeError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.spark_errors import refusal
-from dagster_adjunct.resources.streams.interface.stream_system import META, OFFSET, PARTITION, TOMBSTONE
+from dagster_adjunct.resources.streams.interface.stream_system import META, OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -57,6 +58,7 @@ def schema_of_rows(spec: AdjunctDataset, stream_schema: Schema) -> Schema:
     """
     what, following = _what(spec), spec.following
     rows = following.changes.schema(stream_schema, what)
+    _check_valid_from(rows, following.valid_from, what)
     path = following.order_by
     if path is None:
         return rows
@@ -76,6 +78,18 @@ def schema_of_rows(spec: AdjunctDataset, stream_schema: Schema) -> Schema:
             "Name one of them; of Debezium's envelopes also source.lsn, source.ts_ms, ts_ms and their like.",
         )
     return rows
+
+
+def _check_valid_from(rows: Schema, name: str | None, what: str) -> None:
+    if name is None:
+        return
+    kind = rows.field(name, f"{what}: valid_from names {name!r}, and the record").type
+    if kind not in ("date", "timestamp"):
+        raise SchemaMismatchError(
+            f"{what}: valid_from names the column {name!r}, which is {kind}: expected a timestamp or a date.",
+            "Name another column, or leave valid_from out: an entry is valid from its record's time then.",
+            column=name,
+        )
 
 
 def decode_changes(
@@ -109,6 +123,8 @@ def decode_changes(
         rows = rows.withColumn(ORDER, position_of(rows, order_by))
     if order_by is not None:
         rows = _with_problem(rows, F.when(F.col(ORDER).isNull(), F.lit(f"no value to order by: {order_by!r} is null")))
+    if following.history is not None:
+        rows = _with_time(rows, following.valid_from)
     if spec.extractor is not None:
         rows = _within_years(_extracted(spec, rows, entry_schema, what), entry_schema)
     null_key = [F.when(column(name).isNull(), F.lit(f"null key column {name!r}")) for name in spec.key]
@@ -121,6 +137,7 @@ def decode_changes(
         *META,
         F.col(OFFSET if order_by is None else ORDER).alias(POSITION),
         telling(F.col(PROBLEM), values=not hidden).alias(PROBLEM),
+        *([F.col(VALID_FROM)] if following.history is not None else []),
         *raw,
     )
 
@@ -172,6 +189,20 @@ def _extracted(spec: AdjunctDataset, rows: DataFrame, entry_schema: Schema, what
     if kept:
         return entries
     return _with_problem(entries, F.when(F.col(TOMBSTONE), F.lit(DELETION_OF_NOTHING)))
+
+
+def _with_time(rows: DataFrame, name: str | None) -> DataFrame:
+    """Return the rows with the time since when they are valid, of this column or the record's; none is a problem."""
+    from pyspark.sql import functions as F
+
+    rows = rows.withColumn(VALID_FROM, column(name).cast("timestamp") if name is not None else F.col(TIMESTAMP))
+    return _with_problem(rows, F.when(F.col(VALID_FROM).isNull(), F.lit(timeless(name))))
+
+
+def timeless(name: str | None) -> str:
+    """Return the reason for a change that does not say since when it is valid."""
+    whose = "the record has none" if name is None else f"{name!r} is null"
+    return f"no time from which it is valid: {whose}"
 
 
 def _within_years(changes: DataFrame, schema: Schema) -> DataFrame:

@@ -73,6 +73,7 @@ class Complete:
             },
             redelivered,
             content=self,
+            valid_from=tuple(sorted({cut.marker.valid_from for cut in self.segments if cut.marker.valid_from})),
         )
 
 

@@ -139,7 +139,8 @@ class FileVersions:
         if promise.problem:
             raise MarkerConflictError(
                 f"{what}: the completion object {self._marker(folder)} {promise.problem}.",
-                "Write it empty, or as a JSON object with rows and checksum, and deliver under a new version name.",
+                "Write it empty, or as a JSON object with rows, checksum and valid_from, and deliver under a new "
+                "version name.",
             )
         if not folder.files and promise.rows != 0:
             place = "/".join(filter(None, [self._source.url.rstrip("/"), folder.path]))
@@ -329,6 +330,7 @@ class FileVersions:
             markers=self._known.delivered(folder, promise.rows),
             content=(folder, promise),
             identity=repr((self._source, folder)),
+            valid_from=() if promise.valid_from is None else (promise.valid_from,),
         )
 
     # -- what is in it

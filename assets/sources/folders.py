@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from dagster_adjunct.assets.declaration.discard_policy import natural_order
 from dagster_adjunct.resources.files import FoundFile
@@ -24,11 +25,15 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What a completion object says of the files; `problem` says why it can't be understood."""
+    """What a completion object says of the files; `problem` says why it can't be understood.
+
+    `valid_from` is since when the version is valid; a time without its zone is UTC.
+    """
 
     rows: int | None = None
     checksum: str | None = None
     problem: str = ""
+    valid_from: datetime | None = None
 
 
 def folders_in(files: list[FoundFile], complete: str) -> list[Folder]:
@@ -70,7 +75,12 @@ def promise_in(data: bytes) -> Promise:
         return Promise(problem=f"says rows {rows!r}: expected a whole number")
     if checksum is not None and not isinstance(checksum, str):
         return Promise(problem=f"says checksum {checksum!r}: expected a text")
-    return Promise(rows, checksum)
+    valid_from = promised.get("valid_from")
+    try:
+        told = None if valid_from is None else datetime.fromisoformat(valid_from)
+    except (ValueError, TypeError):
+        return Promise(problem=f"says valid_from {valid_from!r}: expected a time such as 2026-01-31T00:00:00Z")
+    return Promise(rows, checksum, valid_from=told if told is None or told.tzinfo else told.replace(tzinfo=UTC))
 
 
 def _by_name(files: Iterable[FoundFile]) -> tuple[FoundFile, ...]:

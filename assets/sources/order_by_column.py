@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.changes.change_formats import PROBLEM
 from dagster_adjunct.assets.declaration.following_changes import DeadLetters
+from dagster_adjunct.assets.versions.kept_history import VALID_FROM, moment_of
 from dagster_adjunct.assets.versions.sealed_version import POSITION
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def without_late(
 ) -> tuple[DataFrame, Callable[[], int] | None]:
     """Return the changes above the horizon, and what counts the others once the job has run.
 
+    The horizon is a position, and of rows over time a moment, in microseconds.
     Late ones can't be told from what a deletion that is forgotten would beat. With dead letters they become a problem
     of theirs instead.
     """
@@ -46,15 +48,19 @@ def without_late(
 
     if horizon is None:
         return changes, None
-    late = F.col(POSITION) <= F.lit(horizon)
+    over_time = VALID_FROM in changes.columns
+    late = (F.unix_micros(VALID_FROM) if over_time else F.col(POSITION)) <= F.lit(horizon)
+    # A row without a time is refused for that.
+    late = F.coalesce(late, F.lit(False)) if over_time else late
     if isinstance(on_bad_change, DeadLetters):
-        reason = F.lit(too_late(horizon))
+        reason = F.lit(too_late(horizon, over_time))
         return changes.withColumn(PROBLEM, F.coalesce(F.col(PROBLEM), F.when(late, reason))), None
     observed = Observation()
     counted = changes.observe(observed, F.coalesce(F.sum(late.cast("long")), F.lit(0)).alias("late"))
     return counted.where(~late | F.col(PROBLEM).isNotNull()), lambda: int(observed.get["late"])
 
 
-def too_late(horizon: int) -> str:
-    """Return the reason for a change at or below this position."""
-    return f"it comes too late: deletions up to position {horizon} are forgotten"
+def too_late(horizon: int, over_time: bool = False) -> str:
+    """Return the reason for a change at or below this position; of rows over time it is a moment in microseconds."""
+    place = f"{moment_of(horizon):%Y-%m-%d %H:%M:%S.%f} UTC" if over_time else f"position {horizon}"
+    return f"it comes too late: deletions up to {place} are forgotten"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dagster_adjunct.assets.versions.deliveries import Lost, MarkerFacts
@@ -27,7 +28,8 @@ class Delivery:
     records dropped before it, `lost` what retention took before it was read. `notes` tell of what was not taken, and
     `stream` which stream this is. `copies` are deliveries that lie there anew with the same contents: by name, what
     their markers are now. `content` is the source's own. `identity` tells files from any others, so that a build of
-    them that died after it was finished is taken up; "" where nothing does.
+    them that died after it was finished is taken up; "" where nothing does. `valid_from` are the times that its markers
+    say it is valid from: one, none, or by mistake several.
     """
 
     version: str
@@ -41,6 +43,7 @@ class Delivery:
     stream: str | None = None
     content: Any = None
     identity: str = ""
+    valid_from: tuple[datetime, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,10 @@ from dagster_adjunct.assets.unbounded.next_ranges import next_ranges, reaches_ta
 from dagster_adjunct.assets.unbounded.next_served_version import with_version
 from dagster_adjunct.assets.unbounded.write_changes import write_changes
 from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, forget_attempt
+from dagster_adjunct.assets.versions.kept_history import newest_valid_from
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
 from dagster_adjunct.assets.writing.write_generation import add
+from dagster_adjunct.resources.bucketing.write_over_time import OverTime
 from dagster_adjunct.resources.errors import CommitConflictError
 
 if TYPE_CHECKING:
@@ -81,13 +83,23 @@ def apply_ranges(
     generation = attempt.generation(progress.manifest.next_generation)
     records = advance.source.count(ranges) if ranges else 0
     counters = {"read": records}
-    running, tombstones = progress.running, not _makes_base(advance, progress)
+    running, begins = progress.running, _begins(advance, progress)
+    over_time = _over_time(advance, progress, begins)
+    # By a column's order a deletion must beat what comes after it with a lower value, also in a base; over time it ends
+    # what was there.
+    tombstones = not begins or advance.spec.following.order_by is not None or over_time is not None
     try:
         with AttemptRenewal(context.lake, name, attempt.id, context.by):
             with advance.stages("build"):
                 if records:
                     progress, generation, counted = write_changes(
-                        advance, progress, attempt, ranges, keep_tombstones=tombstones, rewinding=rewinding
+                        advance,
+                        progress,
+                        attempt,
+                        ranges,
+                        keep_tombstones=tombstones,
+                        over_time=over_time,
+                        rewinding=rewinding,
                     )
                     counted["deleted"] += sum(int(file.stats.get("tombstones", 0)) for file in generation.files)
                     counted.pop("conflicting", None)  # of a change stream nothing else is expected
@@ -102,13 +114,17 @@ def apply_ranges(
     return replace(progress, counters=add(dict(progress.counters), counters)), records
 
 
-def _makes_base(advance: Advance, progress: Progress) -> bool:
-    """Whether what is written next is a base, which needs no tombstones.
+def _over_time(advance: Advance, progress: Progress, begins: bool) -> OverTime | None:
+    """Return how rows over time are written, None for a table without history: a base says where each row ends."""
+    if advance.spec.following.history is None:
+        return None
+    version = progress.manifest.version
+    served = () if progress.running or version is None else version.generations
+    return OverTime(told=begins, newest=newest_valid_from(served))
 
-    By a column's order a deletion must beat what comes after it with a lower value, also in a base.
-    """
-    if advance.spec.following.order_by is not None:
-        return False
+
+def _begins(advance: Advance, progress: Progress) -> bool:
+    """Whether what is written next is a base: nothing is below it."""
     if progress.running:
         return not progress.bootstrap.building
     version = progress.manifest.version

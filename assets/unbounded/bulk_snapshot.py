@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -10,16 +10,18 @@ from uuid import uuid4
 from dagster_adjunct.assets.declaration.initial_load import no_offset, positions
 from dagster_adjunct.assets.unbounded.next_served_version import table_layout
 from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, forget_attempt
+from dagster_adjunct.assets.versions.kept_history import VALID_FROM
 from dagster_adjunct.assets.versions.sealed_version import POSITION
 from dagster_adjunct.assets.writing.generation_writer import SPARK
 from dagster_adjunct.assets.writing.write_generation import write_generation
+from dagster_adjunct.resources.bucketing.write_over_time import OverTime
 from dagster_adjunct.resources.errors import AdjunctError, DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.schemas.schema import widens
-from dagster_adjunct.resources.streams.interface.stream_system import TOMBSTONE
+from dagster_adjunct.resources.streams.interface.stream_system import TIMESTAMP, TOMBSTONE
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from dagster_adjunct.assets.declaration.initial_load import Snapshot
     from dagster_adjunct.assets.sources.opened_stream import Source
@@ -58,17 +60,22 @@ def load_snapshot(
             position = F.lit(_INITIAL_POSITION).cast("bigint")
             if order is not None and order in source.schema.names:
                 position = F.coalesce(position_of(rows, order), position)
+            placed = rows.withColumn(POSITION, position).withColumn(TOMBSTONE, F.lit(False))
+            layout = table_layout(source)
+            if spec.following.history is not None:
+                placed = placed.withColumn(VALID_FROM, _valid_from(source, start, spark))
             generation, counters = write_generation(
                 context.lake,
                 attempt,
                 number,
-                table_layout(source),
-                rows.withColumn(POSITION, position).withColumn(TOMBSTONE, F.lit(False)),
+                layout,
+                placed,
                 SPARK,
                 what=f"dataset {spec.name!r}, bulk snapshot",
-                order_by=(*spec.key, POSITION),
+                order_by=(*layout.key, POSITION),
                 keep_tombstones=False,
                 partitioned=False,
+                over_time=None if spec.following.history is None else OverTime(told=True),
             )
     if counters["superseded"]:
         raise DatasetError(
@@ -78,6 +85,32 @@ def load_snapshot(
             dataset=spec.name,
         )
     return generation, start
+
+
+def _valid_from(source: Source, start: Mapping[SystemStreamPartition, str], spark: SparkSession) -> Column:
+    """Return since when the rows of a snapshot are valid: by their column, else since before all changes that follow.
+
+    That is the time of the oldest record from the snapshot's position on, so that a change never comes before the row
+    that it changes; of now where there is none.
+    """
+    from pyspark.sql import functions as F
+
+    from dagster_adjunct.resources.schemas.quoted_columns import column
+
+    name = source.spec.following.valid_from
+    if name is not None and name in source.schema.names:
+        return column(name).cast("timestamp")
+    if name is not None:
+        raise DatasetError(
+            f"dataset {source.spec.name!r}: the rows of its bulk snapshot don't say since when they are valid: "
+            f"valid_from names {name!r}, which is not stored.",
+            "Store that column too, or leave valid_from out.",
+            dataset=source.spec.name,
+        )
+    ends = source.system.upcoming(source.ssps)
+    ranges = {ssp: (offset, ends[ssp]) for ssp, offset in start.items() if source.system.compare(offset, ends[ssp]) < 0}
+    oldest = source.read(spark, ranges).agg(F.min(TIMESTAMP)).first() if ranges else None
+    return F.lit(oldest[0]) if oldest is not None and oldest[0] is not None else F.current_timestamp()
 
 
 def check_position(snapshot: Snapshot, source: Source, what: str) -> dict[SystemStreamPartition, str]:

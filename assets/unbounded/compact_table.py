@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.unbounded.compaction_plan import CompactionPlan, Level, plan_compaction
+from dagster_adjunct.assets.unbounded.compaction_plan import CompactionPlan, Level, plan_compaction, plan_state
 from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
 from dagster_adjunct.assets.unbounded.merge_generations import Merged, merge, reach_down_to
 from dagster_adjunct.assets.unbounded.next_served_version import retire
@@ -99,7 +99,8 @@ def _compact(
     if version is None:
         why = "there is no version to compact yet: its bootstrap is not finished"
         return CompactionReport(manifest.name, "nothing", why), None
-    plan = plan_compaction(version, policy, level)
+    of_state = manifest.declaration.expires is not None and level is None
+    plan = plan_state(version, policy) if of_state else plan_compaction(version, policy, level)
     if plan is None:
         return CompactionReport(manifest.name, "nothing", f"nothing to compact in {_told(version)}"), None
     # The inputs may be replaced, and then discarded, while they are read.
@@ -204,9 +205,11 @@ def _replaced(
         "number": number,
         "sealed_at": now,
         "generations": generations,
-        "rows": merged.generation.rows - merged.tombstones if exact else None,
+        "rows": merged.entries if exact else None,
         "counters": merged.counters,
     }
+    if merged.pruned is not None and fresh.version.history is not None:
+        facts["history"] = fresh.version.history.after(pruned=merged.pruned)
     version = fresh.version.after(**facts)
     horizon = max((at for at in (fresh.horizon, merged.horizon) if at is not None), default=None)
     change = Change(action="compact", version=version.id, reason=f"{plan.level}: {plan.reason}")

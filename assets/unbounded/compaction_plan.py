@@ -74,6 +74,19 @@ def plan_compaction(
     return CompactionPlan("minor", tuple(_newest(deltas, policy.deltas)), f"there are {len(deltas)} deltas")
 
 
+def plan_state(version: SealedVersion, policy: DeltaCompaction) -> CompactionPlan | None:
+    """Return what to compact of a table of state: small generations, as soon as there are too many.
+
+    There is no base, and nothing makes one: what stays would be rewritten for what goes, and a generation goes whole
+    when its last row has expired.
+    """
+    generations = [generation for generation in version.generations if generation.files]
+    if len(generations) < policy.deltas:
+        return None
+    why = f"there are {len(generations)} generations"
+    return CompactionPlan("minor", tuple(_newest(generations, policy.deltas)), why)
+
+
 def _newest(deltas: Sequence[Generation], limit: int) -> Sequence[Generation]:
     """Return the deltas to merge so that fewer than `limit` are left, and no large one for a small one's sake."""
     taken = min(len(deltas), len(deltas) - limit + 2)

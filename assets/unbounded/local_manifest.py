@@ -14,6 +14,7 @@ from dagster_adjunct.assets.versions.sealed_version import SealedVersion
 from dagster_adjunct.assets.versions.unbounded_state import Bootstrap
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.evolution import refused_changes
+from dagster_adjunct.resources.times import microseconds
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -45,6 +46,19 @@ def schema_of(spec: AdjunctDataset) -> Schema:
     """Return the columns that a local table is declared with."""
     assert isinstance(spec.input, OwnedBy), "other datasets have the columns of their input"
     return spec.input.schema
+
+
+def expires_of(spec: AdjunctDataset) -> str | None:
+    """Return the column that says when a row of a table of state is gone; None for other tables."""
+    return spec.input.expires if isinstance(spec.input, OwnedBy) else None
+
+
+def has_expired(generation: Generation, watermark: datetime | None) -> bool:
+    """Whether all rows of a generation of state are gone at this watermark; not where a file does not tell."""
+    if watermark is None or not generation.files:
+        return False
+    reached = microseconds(watermark)
+    return all("range" in file.stats and file.stats["range"][1] <= reached for file in generation.files)
 
 
 def first_manifest(spec: AdjunctDataset, schema: Schema, now: datetime) -> UnboundedManifest:

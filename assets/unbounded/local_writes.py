@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,12 +20,14 @@ from dagster_adjunct.assets.unbounded.local_manifest import (
     Parent,
     check_columns,
     counted,
+    expires_of,
     first_manifest,
+    has_expired,
     keeps_deletions,
     schema_of,
     serving,
 )
-from dagster_adjunct.assets.unbounded.next_served_version import without_large_footers
+from dagster_adjunct.assets.unbounded.next_served_version import retire, without_large_footers
 from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, forget_attempt
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
@@ -122,6 +125,7 @@ class LocalWrites:
             order_by=(*self._spec.key, *order_by),
             keep_tombstones=bool(self._on_top_of()),
             partitioned=partitioned,
+            range_of=expires_of(self._spec),
         )
         counters.pop("conflicting", None)  # of changes nothing else is expected
         tombstones = keeps_deletions(generation)
@@ -135,26 +139,41 @@ class LocalWrites:
         self._generations.append(without_large_footers(generation))
         return {"rows": sent.rows, **counters}
 
-    def reader(self) -> VersionReader:
-        """Return the pinned version with what the batch has sent so far on top; it may hold nothing."""
-        generations = self._on_top_of() or [self._log.attempt().generation(1)]
+    def reader(self, *, sends: bool = True) -> VersionReader:
+        """Return the pinned version with what the batch has sent so far on top; it may hold nothing.
+
+        Without `sends` it is the version alone, with the columns that are declared now.
+        """
+        generations = self._on_top_of(sends=sends) or [self._log.attempt().generation(1)]
         shown = self._pinned.id if self._pinned is not None else "v000000-begun"
         number = self._pinned.number if self._pinned is not None else 1
         version = serving(self._spec, generations, number=number, id=shown, now=self._lake.now(), counters={})
         return VersionReader(self._lake.store, self._spec.name, version)
 
-    def _on_top_of(self) -> list[Generation]:
+    def _on_top_of(self, *, sends: bool = True) -> list[Generation]:
         """Return the generations with rows of the pinned version and of the batch, oldest first."""
         before = self._pinned.generations if self._pinned is not None else ()
-        return [generation for generation in (*before, *self._generations) if generation.files]
+        mine = self._generations if sends else ()
+        return [generation for generation in (*before, *mine) if generation.files]
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+        return self._spec.name
+
+    @property
+    def sent(self) -> tuple[int, ...]:
+        """The numbers of the generations that the batch has sent so far."""
+        return tuple(generation.id for generation in self._generations if generation.files)
 
     # -- the commit
 
-    def commit(self) -> tuple[str | None, bool]:
+    def commit(self, watermark: datetime | None = None) -> tuple[str | None, bool]:
         """Commit what was sent, once for (application, batch); return the version served, and whether it was in before.
 
-        Raises ProducerConflictError where the batch has committed something else, and CommitConflictError where a
-        later batch has committed, or the table was changed by more than a compaction.
+        Of a table of state, generations are dropped all of whose rows have expired at `watermark`. Raises
+        ProducerConflictError where the batch has committed something else, and CommitConflictError where a later batch
+        has committed, or the table was changed by more than a compaction.
         """
         begun = self._begin()
         commit_id = self._log.attempt().id
@@ -164,7 +183,7 @@ class LocalWrites:
                 assert seen.manifest is not None
                 served = seen.manifest.version
                 return lambda: (None if served is None else served.id, True)
-            after = self._after(begun, seen, commit_id)
+            after = self._after(begun, seen, commit_id, watermark)
 
             def commit() -> tuple[str | None, bool]:
                 self._committed = True  # or it is not known: then the files may be needed
@@ -218,7 +237,7 @@ class LocalWrites:
             )
         return True
 
-    def _after(self, begun: Parent, seen: Parent, commit_id: str) -> UnboundedManifest:
+    def _after(self, begun: Parent, seen: Parent, commit_id: str, watermark: datetime | None) -> UnboundedManifest:
         """Return the manifest with this batch in it; one that has sent nothing leaves the version as it is."""
         now, spec = self._lake.now(), self._spec
         if seen.next_generation != begun.next_generation:
@@ -230,7 +249,11 @@ class LocalWrites:
         manifest = seen.manifest or first_manifest(spec, self._schema, now)
         before = None if self._pinned is None else self._pinned.id
         written = Written(
-            application=self._batch.application, batch=self._batch.number, sends=tuple(self._sends), before=before
+            application=self._batch.application,
+            batch=self._batch.number,
+            sends=tuple(self._sends),
+            before=before,
+            watermark=watermark,
         )
         old = manifest.version.generations if manifest.version is not None else ()
         if self._pinned is None and any(generation.files for generation in old):
@@ -249,15 +272,17 @@ class LocalWrites:
             written=written,
             change=Change(action="batch", reason=str(self._batch)),
         )
-        if not mine and manifest.version is not None:
+        before_it = [generation for generation in old if generation.files]
+        stay = [generation for generation in before_it if not has_expired(generation, watermark)]
+        if not mine and manifest.version is not None and len(stay) == len(before_it):
             return after
-        generations = (*(generation for generation in old if generation.files), *mine)
+        generations = (*stay, *mine)
         if not generations:
             generations = (self._log.attempt().generation(after.next_generation),)
             after = after.after(next_generation=after.next_generation + 1)
         number = seen.number + 1
         version = serving(spec, generations, number=number, id=f"v{number:06d}-{commit_id}", now=now, counters=counters)
-        return after.after(version=version)
+        return retire(after, version, now)
 
 
 def _placed(rows: DataFrame | pa.Table, position: int) -> DataFrame | pa.Table:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.assets.sources.entries_of_records import kept_history
+from dagster_adjunct.assets.versions.kept_history import current_rows
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout_of
 from dagster_adjunct.assets.versions.unbounded_state import Retired
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.sources.opened_stream import Source
     from dagster_adjunct.assets.unbounded.commit_table import Advance
     from dagster_adjunct.assets.versions.dataset_log import Attempt
+    from dagster_adjunct.assets.versions.kept_history import KeptHistory
     from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout, Generation
     from dagster_adjunct.resources.objects.commit_log import Commit
 
@@ -46,8 +49,9 @@ def with_version(
         partitions=spec.partitions,
         positioned=True,
         order_by=spec.following.order_by,
+        history=_history(spec, manifest, generations),
         generations=generations,
-        rows=generations[0].rows if len(generations) == 1 and not _keeps_deletions(spec, generations[0]) else None,
+        rows=_entries(spec, generations),
         offsets={ssp: (manifest.bootstrap.start[ssp], end) for ssp, end in manifest.offsets.items()},
         counters=dict(counters),
     )
@@ -73,9 +77,27 @@ def without_large_footers(generation: Generation) -> Generation:
 def table_layout(source: Source) -> BucketLayout:
     """Return how the rows of a table lie in files, by its declaration of now."""
     spec = source.spec
-    return layout_of(source.schema, spec.key, spec.partition_by, spec.partitions, positioned=True)
+    over_time = spec.following.history is not None
+    return layout_of(source.schema, spec.key, spec.partition_by, spec.partitions, positioned=True, over_time=over_time)
 
 
-def _keeps_deletions(spec: AdjunctDataset, generation: Generation) -> bool:
-    """Whether rows of a generation may be deletions, which are no entries."""
-    return spec.following.order_by is not None or any(file.stats.get("tombstones") for file in generation.files)
+def _entries(spec: AdjunctDataset, generations: tuple[Generation, ...]) -> int | None:
+    """Return how many entries these generations come to, None where they have to be merged to know."""
+    if len(generations) > 1:
+        return None
+    if spec.following.history is not None:
+        return current_rows(generations[0])
+    deleted = any(file.stats.get("tombstones") for file in generations[0].files)
+    return None if deleted or spec.following.order_by is not None else generations[0].rows
+
+
+def _history(
+    spec: AdjunctDataset, manifest: UnboundedManifest, generations: tuple[Generation, ...]
+) -> KeptHistory | None:
+    """Return the history as declared, with what was pruned of the rows that are still served."""
+    history, before = kept_history(spec), manifest.version
+    if history is None or before is None or before.history is None:
+        return history
+    served = {generation.folder for generation in before.generations}
+    goes_on = any(generation.folder in served for generation in generations)
+    return history.after(pruned=before.history.pruned) if goes_on else history

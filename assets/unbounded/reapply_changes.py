@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.sources.opened_stream import Ranges
     from dagster_adjunct.assets.unbounded.rewind_plan import RewindPlan
+    from dagster_adjunct.assets.versions.sealed_version import SealedVersion
     from dagster_adjunct.resources.objects.object_store import ObjectStore
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
@@ -79,6 +80,16 @@ class Rewinding:
         if isinstance(spec.following.on_bad_change, DeadLetters):
             return with_reasons, None
         return in_time, lambda: late
+
+    def onto_history(
+        self, changes: Rows, table: TableRows[Rows], store: ObjectStore, spec: AdjunctDataset, version: SealedVersion
+    ) -> Rows:
+        """Return the changes as they are written over rows over time: in the place of what has their key and moment."""
+        if spec.following.order_by is not None:
+            return changes
+        what = f"dataset {spec.name!r}, version {version.id}"
+        stored = table.stored(store, what, version.layout, version.generations)
+        return table.at_stored_positions(changes, stored, version.layout.key)
 
     def recorded(self, after: UnboundedManifest, system: StreamSystem) -> UnboundedManifest:
         """Return the manifest with this rewind in it: its startpoints, and from and up to where the table has read."""

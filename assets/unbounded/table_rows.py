@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ class TableRows(Protocol[Rows]):
 
         Counted are "keys", what is "forgotten", and the "tombstones" that stay.
         """
+        ...
+
+    def not_expired(self, rows: Rows, expires: str, watermark: datetime) -> Rows:
+        """Return the rows whose time, in the column `expires`, the watermark has not reached."""
         ...
 
     def at_stored_positions(self, changes: Rows, stored: Rows, key: tuple[str, ...]) -> Rows:

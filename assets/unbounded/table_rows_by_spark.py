@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING
@@ -67,6 +68,11 @@ class SparkRows:
             count(tombstone & ~gone, "tombstones"),
         )
         return watched.where(~gone), lambda: {name: int(value) for name, value in observed.get.items()}
+
+    def not_expired(self, rows: DataFrame, expires: str, watermark: datetime) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        return rows.where(column(expires) > F.lit(watermark))
 
     def at_stored_positions(self, changes: DataFrame, stored: DataFrame, key: tuple[str, ...]) -> DataFrame:
         from pyspark.sql import functions as F

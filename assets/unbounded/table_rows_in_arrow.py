@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration.changes.change_formats import PROBLEM
@@ -13,6 +14,7 @@ from dagster_adjunct.assets.sources.changes_in_arrow import with_problems
 from dagster_adjunct.assets.sources.order_by_column import too_late
 from dagster_adjunct.assets.versions.sealed_version import POSITION
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION, TOMBSTONE
+from dagster_adjunct.resources.times import microseconds
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,6 +62,11 @@ class ArrowRows:
         ]
         counts = {"keys": len(last), "forgotten": sum(gone), "tombstones": sum(deleted) - sum(gone)}
         return _where(winners, [not mark for mark in gone]), lambda: counts
+
+    def not_expired(self, rows: pa.Table, expires: str, watermark: datetime) -> pa.Table:
+        import pyarrow.compute as pc
+
+        return rows.filter(pc.greater(rows.column(expires).cast("int64"), microseconds(watermark)))
 
     def at_stored_positions(self, changes: pa.Table, stored: pa.Table, key: tuple[str, ...]) -> pa.Table:
         import pyarrow as pa

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.unbounded.reapply_changes import Rewinding
     from dagster_adjunct.assets.versions.dataset_log import Attempt
     from dagster_adjunct.resources.bucketing.bucket_files import Generation
+    from dagster_adjunct.resources.bucketing.write_over_time import OverTime
 
 
 def write_changes(
@@ -37,6 +38,7 @@ def write_changes(
     ranges: Ranges,
     *,
     keep_tombstones: bool,
+    over_time: OverTime | None = None,
     rewinding: Rewinding | None,
 ) -> tuple[Progress, Generation, dict[str, int]]:
     """Write the changes of these ranges; return the generation that they make, and counters.
@@ -48,12 +50,15 @@ def write_changes(
     what = f"dataset {spec.name!r}"
     engine = engine_of(advance.context.spark)
     changes = engine.decoder.read_changes(source, ranges, positions_from=manifest.positions_from)
-    if rewinding is not None:
-        changes, late = rewinding.onto(changes, engine.table, advance.context.lake.store, spec, manifest)
+    store, version = advance.context.lake.store, manifest.version
+    if rewinding is not None and spec.following.history is None:
+        changes, late = rewinding.onto(changes, engine.table, store, spec, manifest)
     else:
         # A table that is built anew has forgotten no deletion yet.
         horizon = None if progress.running else manifest.horizon
         changes, late = engine.decoder.without_late(changes, horizon, spec.following.on_bad_change)
+        if rewinding is not None and version is not None:
+            changes = rewinding.onto_history(changes, engine.table, store, spec, version)
     quarantined = 0
     if isinstance(spec.following.on_bad_change, DeadLetters):
         changes, letters = engine.decoder.split_problems(changes, spec)
@@ -61,17 +66,19 @@ def write_changes(
             progress, quarantined = _quarantine(advance, progress, letters, ranges, rewinding)
     else:
         changes = engine.decoder.refuse_problems(changes, spec.name)
+    layout = table_layout(source)
     generation, counters = write_generation(
         advance.context.lake,
         attempt,
         progress.manifest.next_generation,
-        table_layout(source),
+        layout,
         changes,
         engine.writer,
         what=what,
-        order_by=(*spec.key, POSITION, *(source.tie_break if rewinding is None else (OFFSET, PARTITION))),
+        order_by=(*layout.key, POSITION, *(source.tie_break if rewinding is None else (OFFSET, PARTITION))),
         keep_tombstones=keep_tombstones,
         partitioned=source.copartitioned and rewinding is None,
+        over_time=over_time,
     )
     counters |= {"quarantined": quarantined} if quarantined else {}
     counters |= {"late": late()} if late is not None else {}

@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import AwareDatetime, Field, model_validator
 
 from dagster_adjunct.assets.versions.document_base import Document, Offset, StoredGeneration, StoredSchema
+from dagster_adjunct.assets.versions.kept_history import HISTORY, VALID_FROM, KeptHistory, newest_valid_from
 from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout
 from dagster_adjunct.resources.schemas.schema import Schema
 
@@ -31,7 +32,8 @@ class SealedVersion(Document):
     and the deltas after it, oldest first. `rows` is exact, and None where deltas have to be merged to know.
     `digest` is the sum of the rows' hashes modulo 2**64. `offsets` are the ranges [start, end) of the input
     that this version took in, by stream partition. `positioned` says that rows carry their position: their input
-    offset or, with `order_by`, that column's value.
+    offset or, with `order_by`, that column's value. `history` says that its rows are over time: of each key those of
+    all times, told apart by `__valid_from`.
     """
 
     id: str = Field(pattern=r"^v\d{6,}-[A-Za-z0-9][A-Za-z0-9_-]*$")
@@ -44,12 +46,14 @@ class SealedVersion(Document):
     partitions: int | None = Field(default=None, ge=1)
     positioned: bool
     order_by: str | None = None
+    history: KeptHistory | None = None
     generations: tuple[StoredGeneration, ...] = Field(min_length=1)
     rows: int | None = Field(default=None, ge=0)
     digest: int | None = None
     offsets: dict[str, tuple[Offset, Offset]]
     counters: dict[str, int] = Field(default_factory=dict)
     verdicts: tuple[Verdict, ...] = ()
+    valid_from: AwareDatetime | None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -71,7 +75,13 @@ class SealedVersion(Document):
     @property
     def layout(self) -> BucketLayout:
         """How the rows lie in files; a broadcast copy is one file."""
-        return layout_of(self.columns, self.key, self.partition_by, self.partitions, self.positioned)
+        over_time = self.history is not None
+        return layout_of(self.columns, self.key, self.partition_by, self.partitions, self.positioned, over_time)
+
+    @property
+    def edge(self) -> int | None:
+        """The earliest moment that a history is exact for, in microseconds since the epoch; None: there is none."""
+        return None if self.history is None else self.history.edge(newest_valid_from(self.generations))
 
     @property
     def stored_rows(self) -> int:
@@ -80,10 +90,20 @@ class SealedVersion(Document):
 
 
 def layout_of(
-    columns: Schema, key: tuple[str, ...], partition_by: tuple[str, ...], partitions: int | None, positioned: bool
+    columns: Schema,
+    key: tuple[str, ...],
+    partition_by: tuple[str, ...],
+    partitions: int | None,
+    positioned: bool,
+    over_time: bool = False,
 ) -> BucketLayout:
-    """Return how a version's rows lie in files; `partitions` None is one file."""
+    """Return how a version's rows lie in files; `partitions` None is one file.
+
+    Rows over time are unique by key and `__valid_from`, and sorted by them.
+    """
     hidden = ((POSITION, "bigint"), (TOMBSTONE, "boolean")) if positioned else ()
+    if over_time:
+        return BucketLayout(columns, partition_by, partitions or 1, (*key, VALID_FROM), (*hidden, *HISTORY))
     return BucketLayout(columns, partition_by, partitions or 1, key, hidden)
 
 
@@ -92,7 +112,8 @@ class VersionRef(Document):
 
     `document` is the object that holds its SealedVersion, None for a version that was refused before it was
     built. `folders` are those of its generations. `reason` says why it was rejected, withdrawn or forced.
-    `replaced` is the version that the switch (or force) that made this one the head took the place of.
+    `replaced` is the version that the switch (or force) that made this one the head took the place of. `valid_from`
+    is since when its entries are valid, where its dataset declares what tells that.
     """
 
     id: str
@@ -107,6 +128,7 @@ class VersionRef(Document):
     reason: str = ""
     verdicts: tuple[Verdict, ...] = ()
     replaced: str | None = None
+    valid_from: AwareDatetime | None = None
 
 
 def version_number(version: str) -> int:

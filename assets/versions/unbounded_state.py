@@ -49,7 +49,8 @@ class Written(Document):
     """The last batch that has written a local table, with each of its `sends` in the order of the application.
 
     `before` is the version that it was begun with, None where there was none. `undone` says that the batch was given
-    up, and the table is as it was before it: what is committed late of that batch changes nothing.
+    up, and the table is as it was before it: what is committed late of that batch changes nothing. `watermark` is, of a
+    table of state, up to where rows have expired.
     """
 
     application: str
@@ -57,6 +58,7 @@ class Written(Document):
     sends: tuple[Sent, ...] = ()
     before: str | None = None
     undone: bool = False
+    watermark: AwareDatetime | None = None
 
 
 class Decision(Document):

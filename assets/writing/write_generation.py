@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.versions.dataset_log import Attempt
@@ -13,6 +14,7 @@ from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.errors import DatasetError, SchemaMismatchError
 
 if TYPE_CHECKING:
+    from dagster_adjunct.resources.bucketing.write_over_time import OverTime
     from dagster_adjunct.resources.objects.lake import Lake
 
 # How many keys or records an error names.
@@ -32,24 +34,35 @@ def write_generation(
     keep_tombstones: bool,
     partitioned: bool,
     refuse_conflicting: bool = False,
+    range_of: str | None = None,
+    over_time: OverTime | None = None,
 ) -> tuple[Generation, dict[str, int]]:
     """Write the last row of each key into one file a bucket; return the generation that they make, and counters.
 
     `order_by` puts the rows of one key next to each other, the one that counts last. Counted are the rows that a
     later one of their key superseded, those of them that said something else ("conflicting", left out where there
-    are none), and, where tombstones are not kept, the keys that ended deleted. With `refuse_conflicting` rows of one
-    key that contradict each other are a SchemaMismatchError, which names keys.
+    are none), and, where tombstones are not kept, the keys that ended deleted; of rows `over_time` also those that
+    correct the past, are before the edge, or forgotten. With `refuse_conflicting` rows of one key that contradict each
+    other are a SchemaMismatchError, which names keys. `range_of` is a timestamp column whose range stands with each
+    file.
     """
     empty = attempt.generation(number)
-    options = write_options(what, keep_tombstones=keep_tombstones, refuse_conflicting=refuse_conflicting)
+    options = write_options(
+        what, keep_tombstones=keep_tombstones, refuse_conflicting=refuse_conflicting, range_of=range_of
+    )
+    options = replace(options, over_time=over_time)
     files = writer(rows, lake.store, empty.folder, layout, options, order_by=order_by, partitioned=partitioned)
     return generation_of(attempt, number, layout, files, what=what, refuse_conflicting=refuse_conflicting)
 
 
-def write_options(what: str, *, keep_tombstones: bool, refuse_conflicting: bool) -> WriteOptions:
+def write_options(
+    what: str, *, keep_tombstones: bool, refuse_conflicting: bool, range_of: str | None = None
+) -> WriteOptions:
     """Return how the rows of a generation are written."""
     named = NAMED if refuse_conflicting else 0
-    return WriteOptions(what, last_per_key=True, drop_tombstones=not keep_tombstones, name_conflicting=named)
+    return WriteOptions(
+        what, last_per_key=True, drop_tombstones=not keep_tombstones, name_conflicting=named, range_of=range_of
+    )
 
 
 def generation_of(
@@ -74,6 +87,12 @@ def generation_of(
         )
     if not counters["conflicting"]:
         del counters["conflicting"]
+    for name in ("corrections", "pruned", "forgotten"):
+        if count := sum(int(file.stats.get(name, 0)) for file in files):
+            counters[name] = count
+    highest = [int(file.stats["forgotten_to"]) for file in files if "forgotten_to" in file.stats]
+    if highest:
+        counters["forgotten_to"] = max(highest)  # no count, but nothing of such a file may be left
     return attempt.generation(number, [file for file in files if file.rows]), counters
 
 
@@ -94,6 +113,7 @@ def check_declaration(name: str, stored: Declaration, declared: Declaration) -> 
             ("partition_by", stored.partition_by, declared.partition_by),
             ("partitions", stored.partitions or "broadcast", declared.partitions or "broadcast"),
             ("number of input partitions", stored.input_partitions, declared.input_partitions),
+            ("history", *(_history(declaration) for declaration in (stored, declared))),
         )
         if old != new
     ]
@@ -106,6 +126,13 @@ def check_declaration(name: str, stored: Declaration, declared: Declaration) -> 
             + (f" Partitions can be changed in place: adjunct dataset repartition {name} --partitions N." * in_place),
             dataset=name,
         )
+
+
+def _history(declaration: Declaration) -> str:
+    """Return whose times rows are kept by; how far back may change."""
+    if declaration.history is None:
+        return "none"
+    return f"by {declaration.history.valid_from or 'the time of the record'}"
 
 
 def _told(value: object) -> str:

@@ -99,7 +99,8 @@ class BucketLayout:
 
     `schema` is what users see; `hidden` are the record's own columns (`__offset`, …) stored beside it, as
     (name, Spark type). `bucket_by` are hashed into `partitions` buckets (empty: one file for all). `key` is
-    unique in the end, checked for nulls, and its range stands in the manifest; empty for streams.
+    unique in the end, checked for nulls, and its range stands in the manifest; empty for streams. It may end in
+    hidden columns.
     """
 
     schema: Schema
@@ -117,6 +118,12 @@ class BucketLayout:
     @property
     def columns(self) -> tuple[str, ...]:
         return (*self.schema.names, *(name for name, _ in self.hidden))
+
+    @property
+    def key_types(self) -> tuple[str, ...]:
+        """The types of the key's columns."""
+        hidden = dict(self.hidden)
+        return tuple(hidden.get(name) or self.schema.field(name).type for name in self.key)
 
     @property
     def ddl(self) -> str:

@@ -22,6 +22,7 @@ from dagster_adjunct.resources.bucketing.bucket_files import (
     pack_footer,
 )
 from dagster_adjunct.resources.bucketing.order_of_keys import check_order
+from dagster_adjunct.resources.bucketing.write_over_time import VALID_FROM, OverTime, Timeline
 from dagster_adjunct.resources.errors import ManifestMismatchError, NullKeyError, ObjectExistsError
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ class WriteOptions:
     texts: none unless it is wanted, for stats are kept. `number_rows` adds `__row`, counted
     from 0. `range_of` is a timestamp column whose least and greatest value stand in the stats, as
     microseconds since the epoch, with the number of its nulls. `differing` are two integer columns: in how many rows
-    they differ, null counting as 0, stands in the stats.
+    they differ, null counting as 0, stands in the stats. `over_time` is for rows over time, whose layout's key ends in
+    `__valid_from`: of that the range stands in the stats as well.
     """
 
     what: str
@@ -58,6 +60,7 @@ class WriteOptions:
     number_rows: bool = False
     range_of: str | None = None
     differing: tuple[str, str] | None = None
+    over_time: OverTime | None = None
 
 
 class BucketFileWriter:
@@ -89,6 +92,9 @@ class BucketFileWriter:
         self._range: tuple[int, int] | None = None
         self._range_nulls = 0
         self._differing = 0
+        over_time = options.over_time
+        self._over_time = None if over_time is None else Timeline(layout.key[:-1], over_time)
+        self._range_of = options.range_of if over_time is None else VALID_FROM
 
     def write(self, batch: pa.Table) -> None:
         """Take rows in order; columns are the layout's, and `__digest` where Spark sent it."""
@@ -101,17 +107,20 @@ class BucketFileWriter:
             batch = pa.concat_tables([self._held, batch]) if self._held is not None else batch
             self._held = batch.slice(batch.num_rows - 1)
             batch = self._without_superseded(batch)
-        self._take(batch)
+        self._pass(batch)
 
     def finish(self) -> BucketFile | None:
         """Close and upload the file; None, or facts without a name, when no row is left to store."""
         try:
             if self._held is not None:
-                self._take(self._held)
+                self._pass(self._held)
+            if self._over_time is not None and (rest := self._over_time.rest()) is not None:
+                self._take(rest)
             self._flush()
             if self._writer is None:
                 # Nothing is stored where all keys were deleted, but their number counts.
-                return BucketFile(self._bucket, "", 0, 0, "", stats=self._stats()) if self._deleted else None
+                stats = self._stats()
+                return BucketFile(self._bucket, "", 0, 0, "", stats=stats) if self._emptied(stats) else None
             facts = {
                 "rows": self._rows,
                 "min_key": self._min,
@@ -126,6 +135,10 @@ class BucketFileWriter:
             return self._upload(facts)
         finally:
             self.discard()
+
+    def _emptied(self, stats: dict[str, Any]) -> bool:
+        """Whether there were rows, and all were left out."""
+        return bool(self._deleted or stats.get("pruned") or stats.get("forgotten"))
 
     def discard(self) -> None:
         """Drop the local file; what was uploaded stays."""
@@ -187,6 +200,9 @@ class BucketFileWriter:
             if len(self._conflicting_keys) == self._options.name_conflicting:
                 return
 
+    def _pass(self, batch: pa.Table) -> None:
+        self._take(batch if self._over_time is None or not batch.num_rows else self._over_time.take(batch))
+
     def _take(self, batch: pa.Table) -> None:
         import pyarrow.compute as pc
 
@@ -205,8 +221,8 @@ class BucketFileWriter:
             with np.errstate(over="ignore"):
                 part = int(batch.column(DIGEST).to_numpy().view(np.uint64).sum(dtype=np.uint64))
             self._digest = ((self._digest or 0) + part) % 2**64
-        if self._options.range_of:
-            times = batch.column(self._options.range_of)
+        if self._range_of:
+            times = batch.column(self._range_of)
             self._range_nulls += times.null_count
             bounds = pc.min_max(times.cast("int64")).as_py()
             if bounds["min"] is not None:
@@ -275,6 +291,8 @@ class BucketFileWriter:
             stats["range_nulls"] = self._range_nulls
         if self._differing:
             stats["differing"] = self._differing
+        if self._over_time is not None:
+            stats |= self._over_time.stats()
         return stats
 
     def _upload(self, facts: dict[str, Any]) -> BucketFile:

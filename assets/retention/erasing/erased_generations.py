@@ -22,6 +22,7 @@ from dagster_adjunct.assets.retention.erasing.rewriting import (
     rewrite_generation,
 )
 from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, attempt_key
+from dagster_adjunct.assets.versions.kept_history import current_rows
 from dagster_adjunct.assets.versions.manifest import Change, DatasetManifest, UnboundedManifest, as_unbounded
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout_of
 from dagster_adjunct.assets.versions.stored_manifest import manifest_from, stored_body
@@ -194,7 +195,10 @@ class Regenerating:
         """Return the served version with the new generations; those without a row left are not needed."""
         new = [self.regenerated[g.folder].new if g.folder in self.regenerated else g for g in version.generations]
         rows = version.rows
-        if rows is not None:
+        if version.history is not None:
+            left = [generation for generation in new if generation.files] or new[:1]
+            rows = current_rows(left[0]) if len(left) == 1 else None
+        elif rows is not None:
             rows -= sum(made.live for made in hit)
         elif len(version.generations) > 1 and version.order_by is None and not any(g.files for g in new[1:]):
             rows = new[0].rows  # a base alone, which has no tombstones
@@ -240,5 +244,12 @@ def _in_use(manifest: UnboundedManifest) -> Iterator[tuple[BucketLayout, Generat
         yield from ((manifest.version.layout, generation) for generation in manifest.version.generations)
     bootstrap, declared = manifest.bootstrap, manifest.declaration
     if bootstrap.columns is not None:
-        layout = layout_of(bootstrap.columns, declared.key, declared.partition_by, declared.partitions, positioned=True)
+        layout = layout_of(
+            bootstrap.columns,
+            declared.key,
+            declared.partition_by,
+            declared.partitions,
+            positioned=True,
+            over_time=declared.history is not None,
+        )
         yield from ((layout, generation) for generation in bootstrap.building)

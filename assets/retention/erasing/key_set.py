@@ -58,7 +58,8 @@ class KeySet:
         """Whether a key lies in the range that the manifest lists for this file."""
         if file.min_key is None or file.max_key is None:
             return True
-        least, greatest = decode_key(self.fields, file.min_key), decode_key(self.fields, file.max_key)
+        types = [field.type for field in self.fields]  # rows over time have their moment behind the key
+        least, greatest = (decode_key(types, end[: len(types)]) for end in (file.min_key, file.max_key))
         return any(least <= key <= greatest for key in self.keys)
 
     def rows_in(self, table: pa.Table) -> list[int]:
@@ -72,13 +73,23 @@ class KeySet:
         return [row for row in likely if tuple(column[row].as_py() for column in columns) in self.keys]
 
     def listed_as(self, stored: object) -> bool:
-        """Whether a value of a stored document is one of these keys, as manifests write keys."""
-        return isinstance(stored, list) and tuple(stored) in _encoded(self)
+        """Whether a value of a stored document is one of these keys as manifests write them, alone or with a moment."""
+        if not isinstance(stored, list):
+            return False
+        own = stored[:-1] if len(stored) > len(self.fields) and _is_moment(stored[-1]) else stored
+        return tuple(own) in _encoded(self)
 
     def named_in(self, *values: Any) -> bool:
         """Whether words, or JSON-able values, name one of these keys: every part of it, as a word of its own."""
         text = "\n".join(_texts(values))
         return bool(text) and any(all(_named(forms, text) for forms in key) for key in _forms_of(self))
+
+
+def _is_moment(value: object) -> bool:
+    try:
+        return isinstance(value, str) and dt.datetime.fromisoformat(value).tzinfo is not None
+    except ValueError:
+        return False
 
 
 @lru_cache(maxsize=8)

@@ -23,6 +23,7 @@ from dagster_adjunct.resources.bucketing.bucket_files import (
     bucket_file_name,
 )
 from dagster_adjunct.resources.bucketing.files_before_evolution import as_laid_out
+from dagster_adjunct.resources.bucketing.write_over_time import TOLD, VALID_FROM, OverTime
 from dagster_adjunct.resources.bucketing.writer import BucketFileWriter, WriteOptions
 from dagster_adjunct.resources.errors import ObjectExistsError
 
@@ -134,7 +135,9 @@ def _write_without(stored: StoredFile, layout: BucketLayout, keys: KeySet, folde
     import numpy as np
 
     file = stored.open()
-    writer = BucketFileWriter(stored.store, folder, stored.file.bucket, layout, WriteOptions(stored.what))
+    over_time = OverTime(told=bool(stored.file.stats.get(TOLD))) if VALID_FROM in layout.key else None
+    options = WriteOptions(stored.what, over_time=over_time)
+    writer = BucketFileWriter(stored.store, folder, stored.file.bucket, layout, options)
     try:
         for group in range(file.num_row_groups):
             rows = stored.reading(partial(file.read_row_group, group, columns=list(layout.columns)))

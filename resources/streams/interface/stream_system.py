@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
 from dagster_adjunct.resources.errors import ConfigurationError
@@ -111,7 +111,8 @@ class Marker:
     It takes one offset and is no record. `rows` counts the partition's records of the version where the producer
     told, or since the marker before where the stream `counted` them itself. A `checksum` as `records_checksum`
     gives it (r2-…) is that of the partition's records, and is compared with them; one of any other form is the
-    producer's own, compared only when the marker comes again.
+    producer's own, compared only when the marker comes again. `valid_from` is since when the version is valid, where
+    the producer told.
     """
 
     ssp: SystemStreamPartition
@@ -120,6 +121,7 @@ class Marker:
     rows: int | None = None
     checksum: str | None = None
     counted: bool = False
+    valid_from: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,8 @@ class StreamSystem(ABC):
     appends_by_one_task: bool = False
     # Whether `records_between` answers without reading the records.
     counts_unread: bool = False
+    # Whether reading few of the columns costs less than reading all: then they may be read more than once.
+    reads_columns: bool = False
     # Whether `read_arrow` gives records without Spark.
     reads_arrow: bool = False
     # The kinds of startpoints ("oldest", "upcoming", "timestamp", "specific") that the system can't resolve.

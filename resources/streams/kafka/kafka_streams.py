@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import (
@@ -231,6 +231,7 @@ class KafkaStreams(NumberedOffsets):
         partitions: Sequence[int] | None = None,
         rows: Mapping[int, int] | None = None,
         checksum: str | None = None,
+        valid_from: datetime | None = None,
     ) -> AppendResult:
         """Add an end-of-dataset marker to these partitions (default: all) and nothing else."""
         from dagster_adjunct.resources.streams.kafka.produce import append_markers
@@ -244,6 +245,7 @@ class KafkaStreams(NumberedOffsets):
             partitions=partitions,
             rows=rows,
             checksum=checksum,
+            valid_from=valid_from,
         )
 
     def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:

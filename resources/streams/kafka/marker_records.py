@@ -1,16 +1,17 @@
 """End-of-dataset markers in Kafka: records without key and value that only say, in a header, which version ends.
 
 Anyone may write one: a header `adjunct-end-of-dataset` that holds JSON, as in `{"version": "v7", "rows": 1200}`, with
-`rows` (of that partition) and `checksum` as they are known. Kafka keeps no index of headers, so finding markers reads
-the records: some 100,000 a second.
+`rows` (of that partition), `checksum` and `valid_from` (a time with its zone) as they are known. Kafka keeps no index
+of headers, so finding markers reads the records: some 100,000 a second.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from dagster_adjunct.resources.errors import MalformedDocumentError
 from dagster_adjunct.resources.stored_documents import first_problem
@@ -32,11 +33,15 @@ class _Said(BaseModel):
     version: str = Field(min_length=1)
     rows: int | None = Field(default=None, ge=0)
     checksum: str | None = None
+    valid_from: AwareDatetime | None = None
 
 
-def marker_text(version: str, rows: int | None = None, checksum: str | None = None) -> bytes:
+def marker_text(
+    version: str, rows: int | None = None, checksum: str | None = None, valid_from: datetime | None = None
+) -> bytes:
     """Return what the header of a marker says."""
-    return _Said(version=version, rows=rows, checksum=checksum).model_dump_json(exclude_none=True).encode()
+    said = _Said(version=version, rows=rows, checksum=checksum, valid_from=valid_from)
+    return said.model_dump_json(exclude_none=True).encode()
 
 
 def marker_in(message: Message, ssp: SystemStreamPartition) -> Marker:
@@ -49,9 +54,9 @@ def marker_in(message: Message, ssp: SystemStreamPartition) -> Marker:
         raise MalformedDocumentError(
             f"{ssp}: the end-of-dataset marker at offset {message.offset()} says {(header or b'')[:200]!r}: "
             f"{first_problem(error)}.",
-            'Write markers as {"version": "v7"}, and with "rows" and "checksum" as they are known.',
+            'Write markers as {"version": "v7"}, and with "rows", "checksum" and "valid_from" as they are known.',
         ) from error
-    return Marker(ssp, str(message.offset()), body.version, body.rows, body.checksum)
+    return Marker(ssp, str(message.offset()), body.version, body.rows, body.checksum, valid_from=body.valid_from)
 
 
 def markers(

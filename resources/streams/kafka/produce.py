@@ -10,12 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.schemas.quoted_columns import quoted
 from dagster_adjunct.resources.spark.spark_errors import unwrapped, wrapped
+from dagster_adjunct.resources.streams.interface.marker_times import micros_of_marker
 from dagster_adjunct.resources.streams.interface.stream_system import (
     EPOCH,
     RECORD_META,
@@ -115,13 +117,16 @@ def append_markers(
     partitions: Sequence[int] | None = None,
     rows: Mapping[int, int] | None = None,
     checksum: str | None = None,
+    valid_from: datetime | None = None,
 ) -> AppendResult:
     """Add an end-of-dataset marker to these partitions (default: all) and nothing else.
 
-    `rows` tells the records of the version by partition, for the reader to check.
+    `rows` tells the records of the version by partition, for the reader to check; `valid_from` (with its zone) is
+    since when it is valid.
     """
     check_producer(producer, sequence)
     check_name("version", version)
+    micros_of_marker(version, valid_from)
     facts = system.topic(stream)
     chosen = range(facts.partitions) if partitions is None else sorted(set(partitions))
     unfit = [p for p in chosen if not 0 <= p < facts.partitions or (rows is not None and p not in rows)]
@@ -131,7 +136,7 @@ def append_markers(
             "row count.",
             "Name partitions that the stream has, with a count for each of them or none at all.",
         )
-    markers = {p: marker_text(version, None if rows is None else rows[p], checksum) for p in chosen}
+    markers = {p: marker_text(version, None if rows is None else rows[p], checksum, valid_from) for p in chosen}
     what = _append(system, facts, producer, sequence, markers, {})
     before = system.admin.upcoming(facts.topic, range(facts.partitions))
     return _result(system, what, _send(facts)(what, []), before)

@@ -25,16 +25,19 @@ class NewMarker:
 
     `rows` is by partition; "delivered" is how many records stand between the partition's marker before (or its first
     offset) and this one. None is the same, of a producer that says nothing: such a marker may come again alone.
+    `valid_from` is in microseconds.
     """
 
     version: str
     partitions: tuple[int, ...]
     rows: Mapping[int, int] | str | None = None
     checksum: str | None = None
+    valid_from: int | None = None
 
     def content(self) -> list[object]:
         rows = sorted(self.rows.items()) if isinstance(self.rows, Mapping) else self.rows
-        return [self.version, list(self.partitions), rows, self.checksum]
+        said = [] if self.valid_from is None else [self.valid_from]
+        return [self.version, list(self.partitions), rows, self.checksum, *said]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,8 @@ def _segment(state: StreamState, append: Append, appended: int) -> Segment:
             offset = offsets[partition]
             marker = append.marker
             rows = _marker_rows(marker, partition, offset - state.marked_until[partition])
-            markers.append(MarkerEntry(partition, offset, marker.version, rows, marker.checksum, marker.rows is None))
+            said = (marker.checksum, marker.rows is None, marker.valid_from)
+            markers.append(MarkerEntry(partition, offset, marker.version, rows, *said))
             offsets[partition] += 1
     return Segment(
         id=state.next_segment,

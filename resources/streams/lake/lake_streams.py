@@ -21,6 +21,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, ObjectExistsErr
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.objects.removal import is_deleted
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.marker_times import micros_of_marker
 from dagster_adjunct.resources.streams.interface.stream_system import AppendResult, StreamInfo, StreamSystem
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.appending import Append, NewMarker, decide_append
@@ -62,6 +63,7 @@ class LakeStreams(LakeReads):
     evolves = True
     appends_alone = True
     counts_unread = True
+    reads_columns = True
     keeps_positions = True
     appends_by_one_task = True
     reads_arrow = True
@@ -145,6 +147,7 @@ class LakeStreams(LakeReads):
         producer: str,
         sequence: int,
         end_of_dataset: str | None = None,
+        valid_from: datetime | None = None,
         order_by: Sequence[str] = (),
         partitioned: bool = False,
         consumed: Mapping[SystemStreamPartition, str] | None = None,
@@ -157,8 +160,9 @@ class LakeStreams(LakeReads):
         `__tombstone` (boolean), `__timestamp` and `__epoch` (int). The records of a partition keep the order of a
         table, or get that of `order_by` in a frame (columns that only serve the order are left out). A table is written
         without Spark. `end_of_dataset` ends a version: a marker follows in every partition, with the number of its
-        records since its marker before. `partitioned=True` says that partition i of the frame holds exactly the
-        stream's partition i. `consumed` is not kept here. `sources` says what ranges all records were made of; each
+        records since its marker before; `valid_from` (with its zone) is since when that version is valid.
+        `partitioned=True` says that partition i of the frame holds exactly the stream's partition i. `consumed` is not
+        kept here. `sources` says what ranges all records were made of; each
         then has the columns of POSITION, which are left out otherwise. With `one_task` one task writes all
         partitions of a frame of few records, instead of one each.
 
@@ -169,6 +173,7 @@ class LakeStreams(LakeReads):
         check_producer(producer, sequence)
         if end_of_dataset is not None:
             check_name("version", end_of_dataset)
+        valid_micros = micros_of_marker(end_of_dataset, valid_from)
         while True:
             _, state = self.state(stream)
             append, files = written(
@@ -179,6 +184,7 @@ class LakeStreams(LakeReads):
                 producer,
                 sequence,
                 end_of_dataset,
+                valid_micros,
                 order_by,
                 partitioned,
                 self.now_ms(),
@@ -206,15 +212,17 @@ class LakeStreams(LakeReads):
         partitions: Sequence[int] | None = None,
         rows: Mapping[int, int] | None = None,
         checksum: str | None = None,
+        valid_from: datetime | None = None,
     ) -> AppendResult:
         """Add an end-of-dataset marker to these partitions (default: all) and nothing else.
 
         `version` is the name that the version gets, which has no id before it is sealed. `rows` tells the records of
         the version by partition, for the reader to check; without it, each marker says how many the stream holds
-        since the partition's marker before.
+        since the partition's marker before. `valid_from` (with its zone) is since when the version is valid.
         """
         check_producer(producer, sequence)
         check_name("version", version)
+        valid_micros = micros_of_marker(version, valid_from)
         _, state = self.state(stream)
         count = state.declaration.partitions
         chosen = tuple(range(count)) if partitions is None else tuple(sorted(set(partitions)))
@@ -223,7 +231,7 @@ class LakeStreams(LakeReads):
                 f"marker {version!r}: partitions {list(chosen)} are not all of {stream!r}, which has {count}.",
                 "Name partitions that the stream has.",
             )
-        marker = NewMarker(version, chosen, None if rows is None else dict(rows), checksum)
+        marker = NewMarker(version, chosen, None if rows is None else dict(rows), checksum, valid_micros)
         started = self.now_ms()
         digest = content_digest((), marker.content())
         append = Append(stream, producer, sequence, digest, f"{started:013d}", started, (), marker, state.id)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.spark.given_session import session_of
+from dagster_adjunct.resources.streams.interface.marker_times import time_of_micros
 from dagster_adjunct.resources.streams.interface.numbered_offsets import NumberedOffsets, parse_offset
 from dagster_adjunct.resources.streams.interface.stream_system import POSITION, Epochs, Marker, OffsetRange
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
@@ -137,6 +138,14 @@ class LakeReads(StreamStates, NumberedOffsets):
             }
         ssps = [SystemStreamPartition(self.name, stream, p) for p in ends]
         return [
-            Marker(ssps[entry.partition], str(entry.offset), entry.version, entry.rows, entry.checksum, entry.counted)
+            Marker(
+                ssps[entry.partition],
+                str(entry.offset),
+                entry.version,
+                entry.rows,
+                entry.checksum,
+                entry.counted,
+                None if entry.valid_from is None else time_of_micros(entry.valid_from),
+            )
             for entry in markers_in(state, self.pages_of(stream), spans)
         ]

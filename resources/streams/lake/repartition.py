@@ -64,6 +64,7 @@ class Barrier:
     checksum: str | None
     astray: int | None
     appended: int
+    valid_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +106,8 @@ def cuts_of(stream: str, segments: Sequence[Segment], partitions: int) -> list[C
             told = [marker.rows for marker in markers]
             astray = sum(abs(rows - count) for rows, count in zip(told, counts, strict=True) if rows is not None)
             appended = max(in_partition[epoch][1] for in_partition in marked)
-            barrier = Barrier(markers[0].version, markers[0].checksum, None if None in told else astray, appended)
-            result.append(barrier)
+            first, wrong = markers[0], None if None in told else astray
+            result.append(Barrier(first.version, first.checksum, wrong, appended, first.valid_from))
             starts = [end + 1 for end in ends]
     return result
 
@@ -295,7 +296,8 @@ def _after(
             if step.astray is not None:
                 counted[0] += step.astray  # what was not whole does not become whole
             told = counted if step.astray is not None else [None] * n
-            markers = tuple(MarkerEntry(p, base[p], step.version, told[p], step.checksum) for p in range(n))
+            said = (step.checksum, False, step.valid_from)
+            markers = tuple(MarkerEntry(p, base[p], step.version, told[p], *said) for p in range(n))
             at = marked = tuple(offset + 1 for offset in base)
             counted = [0] * n
             attempt = f"{streams.now_ms():013d}"

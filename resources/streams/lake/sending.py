@@ -29,6 +29,7 @@ def written(
     producer: str,
     sequence: int,
     end_of_dataset: str | None,
+    valid_from: int | None,
     order_by: Sequence[str],
     partitioned: bool,
     started: int,
@@ -54,7 +55,9 @@ def written(
         data, lake.store, folder, declaration, what, tuple(order_by), partitioned=partitioned, one_task=one_task
     )
     partitions = tuple(range(declaration.partitions))
-    marker = NewMarker(end_of_dataset, partitions, "delivered") if end_of_dataset is not None else None
+    marker = None
+    if end_of_dataset is not None:
+        marker = NewMarker(end_of_dataset, partitions, "delivered", valid_from=valid_from)
     facts = [(file.bucket, file.rows, file.sha256 if file.digest is None else file.digest) for file in files]
     digest = content_digest(facts, marker.content() if marker else ())
     entries = tuple(FileEntry.of(file) for file in files)

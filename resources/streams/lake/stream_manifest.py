@@ -131,7 +131,10 @@ class FileEntry(NamedTuple):
 
 
 class MarkerEntry(NamedTuple):
-    """One end-of-dataset marker; `counted` says that its producer left `rows` to the stream."""
+    """One end-of-dataset marker; `counted` says that its producer left `rows` to the stream.
+
+    `valid_from` is since when the version is valid, in microseconds since the epoch, where the producer told.
+    """
 
     partition: Count
     offset: Count
@@ -139,6 +142,7 @@ class MarkerEntry(NamedTuple):
     rows: Count | None
     checksum: str | None
     counted: bool = False
+    valid_from: int | None = None
 
 
 class Segment(StoredDocument):

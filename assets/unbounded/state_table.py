@@ -1,0 +1,118 @@
+"""Tables of state: what an operator keeps from batch to batch, each row until its time.
+
+A table of state is a local table that an operator writes and nobody declares. Each batch commits a generation of it.
+One whose last row has expired is dropped whole, with the commit of the batch whose watermark has reached it: what stays
+is not rewritten for that. Small generations are merged between batches, without the rows that have expired.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.declaration.dataset_inputs import OwnedBy
+from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
+from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
+from dagster_adjunct.assets.declaration.local_table import local_table
+from dagster_adjunct.assets.sources.entries_of_records import declaration_of
+from dagster_adjunct.assets.unbounded.compact_table import compact_due
+from dagster_adjunct.assets.unbounded.local_manifest import check_columns
+from dagster_adjunct.assets.unbounded.local_table import undo_batch
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest, as_unbounded
+from dagster_adjunct.assets.writing.write_generation import check_declaration
+from dagster_adjunct.resources.errors import DatasetError
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.unbounded.state_spec import StateSpec
+    from dagster_adjunct.assets.writing.write_context import WriteContext
+    from dagster_adjunct.resources.objects.lake import Lake
+
+# Nobody reads an earlier state but the batch that was begun with it, which holds it.
+_NO_LONGER = DiscardPolicy(keep=1, grace=timedelta(0))
+_COMPACTION = DeltaCompaction()
+_RETIRED = 8
+"""So many dropped or merged generations are deleted together."""
+
+
+def state_name(application: str, name: str) -> str:
+    """Return the name of the dataset that this state of an application is."""
+    return f"{application}-{name}"
+
+
+def state_dataset(application: str, name: str, spec: StateSpec) -> AdjunctDataset:
+    """Return the local table that keeps this state. Raises ConfigurationError for a key that can't be compared."""
+    return local_table(
+        state_name(application, name),
+        application=application,
+        key=spec.key,
+        schema=spec.schema,
+        partitions=spec.partitions,
+        partition_by=spec.partition_by,
+        compaction=_COMPACTION,
+        discard=_NO_LONGER,
+        description=f"What an operator of application {application} keeps until its time.",
+        expires=spec.expires,
+        kept_for=spec.kept_for,
+    )
+
+
+def check_state(lake: Lake, dataset: AdjunctDataset) -> None:
+    """Refuse state that what is stored can't be gone on with, saying what differs. Raises DatasetError."""
+    stored = DatasetLog(lake, dataset.name).read()[1]
+    if stored is not None:
+        assert isinstance(dataset.input, OwnedBy)
+        manifest = as_unbounded(stored)
+        _check_kept_for(dataset, manifest)
+        check_declaration(dataset.name, manifest.declaration, declaration_of(dataset, dataset.input.schema))
+        check_columns(dataset, manifest)
+
+
+def _check_kept_for(dataset: AdjunctDataset, manifest: UnboundedManifest) -> None:
+    """Refuse what was kept for something else: another bound or window would judge its rows by other times."""
+    assert isinstance(dataset.input, OwnedBy)
+    stored, declared = manifest.declaration.kept_for, dataset.input.kept_for
+    if stored != declared:
+        raise DatasetError(
+            f"state {dataset.name!r} was kept for another operator than is declared: {stored!r}, and now {declared!r}.",
+            "Undo the change, or give the operator another name, under which it begins with what it reads from then "
+            f"on. To begin anew under this one: adjunct dataset delete {dataset.name} --reason ….",
+            dataset=dataset.name,
+        )
+
+
+def tend_state(context: WriteContext, name: str) -> bool:
+    """Merge small generations of a table of state where that is due; return whether files wait to be deleted."""
+    manifest = context.log(name).read()[1]
+    if not isinstance(manifest, UnboundedManifest):
+        return False
+    compacted = compact_due(context, name, _COMPACTION)
+    return len((compacted[1] if compacted is not None else manifest).retired) >= _RETIRED
+
+
+def undo_state(context: WriteContext, name: str, application: str, batch: int) -> None:
+    """Take out what a batch that was given up has written to a table of state; nothing where there is no such table."""
+    manifest = context.log(name).read()[1]
+    if isinstance(manifest, UnboundedManifest) and manifest.version is not None:
+        undo_batch(context, _as_stored(manifest), application, batch)
+
+
+def _as_stored(manifest: UnboundedManifest) -> AdjunctDataset:
+    """Return the declaration that a table of state was stored with."""
+    declared, version = manifest.declaration, manifest.version
+    assert version is not None
+    assert version.partitions is not None
+    assert declared.owner is not None
+    return local_table(
+        manifest.name,
+        application=declared.owner,
+        key=version.key,
+        schema=version.columns,
+        partitions=version.partitions,
+        partition_by=version.partition_by,
+        compaction=_COMPACTION,
+        discard=_NO_LONGER,
+        expires=declared.expires,
+        kept_for=declared.kept_for,
+    )

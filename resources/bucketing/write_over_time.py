@@ -1,0 +1,143 @@
+"""Rows over time, as they are written: told where each one ends, and rid of what lies before the history's edge.
+
+The rows of one key stand next to each other in the order of `__valid_from`, each moment once:
+
+    key  valid_from  tombstone      valid_to  first
+    a    1           no             4         yes
+    a    4           yes            9         no      deleted from 4 to 9
+    a    9           no             -         no      valid now
+    b    2           no             -         yes
+
+Where the edge is 5, a's first row goes: it had ended before. Its second one, valid at the edge, becomes the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+VALID_FROM = "__valid_from"
+VALID_TO = "__valid_to"
+FIRST = "__first"
+TOLD = "told"
+_TOMBSTONE = "__tombstone"
+
+
+@dataclass(frozen=True, slots=True)
+class OverTime:
+    """How rows over time are written; all moments are microseconds since the epoch.
+
+    `told` says in each row where it ends, and which is its key's first; else both stay null, as in a delta. With it
+    rows that ended at or before `edge` go, and keys whose last row is a tombstone at or below `forget`. Rows below
+    `newest` are counted: they correct the past.
+    """
+
+    told: bool = False
+    edge: int | None = None
+    forget: int | None = None
+    newest: int | None = None
+
+
+class Timeline:
+    """Takes a file's rows batch by batch, in order and each moment of a key once; gives them as they are stored."""
+
+    def __init__(self, key: tuple[str, ...], options: OverTime) -> None:
+        self._key, self._options = key, options
+        self._held: pa.Table | None = None
+        self._follows_kept = False
+        self._pruned = self._forgotten = self._corrections = self._current = 0
+        self._forgotten_to: int | None = None
+
+    def take(self, batch: pa.Table) -> pa.Table:
+        """Return the rows that are done: where ends are told, all but the last, which waits for what comes after it."""
+        import pyarrow as pa
+
+        if self._options.newest is not None:
+            self._corrections += int((_micros(batch) < self._options.newest).sum())
+        if not self._options.told:
+            return _completed(batch, pa.nulls(batch.num_rows, _moment()), pa.nulls(batch.num_rows, pa.bool_()))
+        rows = batch if self._held is None else pa.concat_tables([self._held, batch])
+        self._held = rows.slice(rows.num_rows - 1)
+        return self._told(rows, rows.num_rows - 1)
+
+    def rest(self) -> pa.Table | None:
+        """Return the row that waits, once nothing comes after it; None where there is none."""
+        held, self._held = self._held, None
+        return None if held is None else self._told(held, 1)
+
+    def stats(self) -> dict[str, Any]:
+        """Return what was counted, as a file's facts have it; `current` are the rows that are entries now."""
+        counts = {"corrections": self._corrections, "pruned": self._pruned, "forgotten": self._forgotten}
+        counts = {name: count for name, count in counts.items() if count}
+        if self._forgotten_to is not None:
+            counts["forgotten_to"] = self._forgotten_to
+        return {TOLD: True, "current": self._current, **counts} if self._options.told else {TOLD: False, **counts}
+
+    def _told(self, rows: pa.Table, count: int) -> pa.Table:
+        """Return the first `count` of these rows, told; one more may follow, which is the next."""
+        import numpy as np
+        import pyarrow as pa
+
+        same = np.append(_same_as_next(rows, self._key), False)[:count]  # the next row is of the same key
+        begins = _micros(rows)
+        ends = np.append(begins[1:], 0)[:count]
+        kept = np.ones(count, dtype=bool) if self._options.edge is None else ~(same & (ends <= self._options.edge))
+        self._pruned += count - int(kept.sum())
+        tombstones = rows.column(_TOMBSTONE).slice(0, count).to_numpy().astype(bool)
+        if self._options.forget is not None:
+            kept &= ~self._forgettable(kept, same, tombstones, begins[:count])
+        # What follows a row of its key that stays is not the key's first.
+        first = ~np.append([self._follows_kept], same[:-1] & kept[:-1])[:count] if count else kept
+        if count:
+            self._follows_kept = bool(same[-1] and kept[-1])
+        self._current += int((kept & ~same & ~tombstones).sum())
+        told = _completed(rows.slice(0, count), pa.array(ends, pa.int64(), mask=~same).cast(_moment()), pa.array(first))
+        return told if kept.all() else told.filter(pa.array(kept))
+
+    def _forgettable(self, kept: Any, same: Any, tombstones: Any, begins: Any) -> Any:
+        """Return which rows are deletions that may be forgotten: alone of their key, and long enough ago."""
+        import numpy as np
+
+        alone = ~np.append([self._follows_kept], same[:-1] & kept[:-1])[: len(kept)]
+        gone = kept & tombstones & ~same & alone & (begins <= self._options.forget)
+        if gone.any():
+            self._forgotten += int(gone.sum())
+            highest = int(begins[gone].max())
+            self._forgotten_to = highest if self._forgotten_to is None else max(highest, self._forgotten_to)
+        return gone
+
+
+def _completed(rows: pa.Table, ends: Any, first: Any) -> pa.Table:
+    """Return the rows with these in the columns that say where they end, and which are first."""
+    for name, values in ((VALID_TO, ends), (FIRST, first)):
+        there = name in rows.column_names
+        rows = (
+            rows.set_column(rows.column_names.index(name), name, values) if there else rows.append_column(name, values)
+        )
+    return rows
+
+
+def _same_as_next(rows: pa.Table, key: tuple[str, ...]) -> Any:
+    """Return for each row but the last whether the next one has the same key."""
+    import numpy as np
+    import pyarrow.compute as pc
+
+    count = max(0, rows.num_rows - 1)
+    same = np.ones(count, dtype=bool)
+    for name in key:
+        column = rows.column(name)
+        same &= pc.equal(column.slice(0, count), column.slice(1)).to_numpy().astype(bool)
+    return same
+
+
+def _micros(rows: pa.Table) -> Any:
+    return rows.column(VALID_FROM).cast(_moment()).cast("int64").to_numpy()
+
+
+def _moment() -> pa.DataType:
+    import pyarrow as pa
+
+    return pa.timestamp("us", tz="UTC")

@@ -1,0 +1,116 @@
+"""History read by Spark, against plain Python: deltas, deletions, late and repeated changes, every kind of layout."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dagster_adjunct.assets.reading.entries_over_time import EntriesAt, EntriesOverTime
+from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.reading.versions_over_time import micros
+from dagster_adjunct.assets.versions.kept_history import FIRST, VALID_FROM, VALID_TO, KeptHistory
+from dagster_adjunct.assets.versions.sealed_version import TOMBSTONE
+from dagster_adjunct.resources.bucketing.bucket_files import Generation
+from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
+from dagster_adjunct.resources.objects import Lake, open_lake
+from tests.assets.histories import (
+    BEGIN,
+    LAYOUTS,
+    Change,
+    Interval,
+    changes_of,
+    day,
+    in_order,
+    intervals,
+    joined,
+    stored,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+def rows_of(frame: DataFrame) -> list[Interval]:
+    names = frame.columns
+    found = []
+    for row in (dict(zip(names, values, strict=True)) for values in frame.collect()):
+        price = None if row.get(TOMBSTONE) else row["price"]
+        start, end = _day_of(row[VALID_FROM]), _day_of(row[VALID_TO])
+        assert start is not None
+        found.append(Interval((row["item"], row["shop"]), start, end, row[FIRST], price))
+    return found
+
+
+def _day_of(time: dt.datetime | None) -> int | None:
+    return None if time is None else (time.astimezone(dt.UTC) - BEGIN).days
+
+
+@pytest.fixture
+def lake(tmp_path: Any) -> Lake:
+    return open_lake(tmp_path / "lake")
+
+
+@pytest.mark.parametrize(
+    ("layout", "few", "by_column"),
+    [
+        ("by its key", True, False),
+        ("by one column of it", True, True),
+        ("one copy", True, True),
+        ("by one column of it", False, False),
+    ],
+)
+def test_history_is_what_all_changes_come_to(
+    lake: Lake, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, layout: str, few: bool, by_column: bool
+) -> None:
+    if not few:
+        monkeypatch.setattr("dagster_adjunct.assets.reading.version_reader._BROADCAST_ROWS", 0)
+    chance = random.Random(f"{layout} {few}")
+    generations = [*changes_of(chance, by_column=by_column), *changes_of(chance, by_column=by_column)]
+    reader, expected = stored(lake, generations, **LAYOUTS[layout]), intervals(generations)
+    assert in_order(rows_of(reader.history_frame(spark))) == in_order(expected)
+    current = {(row["item"], row["shop"]): row["price"] for row in reader.frame(spark).collect()}
+    assert current == {row.key: row.price for row in expected if row.end is None and row.price is not None}
+    rows = EntriesOverTime(reader).frame(spark).collect()
+    found = [(*row[:3], _day_of(row[3]), _day_of(row[4]), row[5]) for row in rows]
+    assert sorted(found) == sorted(joined(expected))
+
+
+def test_entries_at_a_moment_are_those_whose_interval_has_it(lake: Lake, spark: SparkSession) -> None:
+    chance = random.Random(7)
+    generations = [*changes_of(chance, by_column=False), *changes_of(chance, by_column=False)]
+    reader, expected = stored(lake, generations, **LAYOUTS["by its key"]), intervals(generations)
+    for after in (0, 1, -1):
+        moment = day(5) + dt.timedelta(microseconds=after)
+        found = {tuple(row[:2]): row[2] for row in EntriesAt(reader, moment).frame(spark).collect()}
+        valid = [row for row in expected if day(row.start) <= moment and (row.end is None or moment < day(row.end))]
+        assert found == {row.key: row.price for row in valid if row.price is not None}
+
+
+def test_a_scan_of_history_joins_without_an_exchange(lake: Lake, spark: SparkSession) -> None:
+    chance = random.Random(3)
+    generations = [list(changes_of(chance, by_column=False)[0]), [Change(("é1", 1), 4, 900, 7)]]
+    for stays in (1, 2):
+        reader = stored(lake, generations[:stays], **LAYOUTS["by one column of it"])
+        frame = reader.history_frame(spark)
+        grouped = frame.groupBy("item", "shop").count()
+        plan = grouped._jdf.queryExecution().executedPlan().toString()
+        assert "Exchange hashpartitioning" not in plan
+        assert ("Exchange" in plan) == (stays == 2), "only what deltas change is broadcast"
+
+
+def test_a_version_without_history_and_times_out_of_reach_are_refused(lake: Lake) -> None:
+    reader = stored(lake, [[Change(("a", 1), 3, 1, 5)]], **LAYOUTS["by its key"])
+    plain = reader.sealed.after(history=None, generations=(Generation(1, "nothing", ()),))
+    with pytest.raises(DatasetError, match="keeps no history"):
+        EntriesOverTime(VersionReader(lake.store, "prices", plain))
+    with pytest.raises(ConfigurationError, match="expected a time with its zone"):
+        EntriesAt(reader, dt.datetime(2026, 1, 1))
+    kept = KeptHistory(pruned=micros(day(3)))
+    pruned = VersionReader(lake.store, "prices", reader.sealed.after(history=kept))
+    with pytest.raises(DatasetError, match=r"its history begins at 2026-01-04 00:00:00\+00:00"):
+        EntriesAt(pruned, day(2))

@@ -1,0 +1,231 @@
+"""Versions of bounded datasets that say since when they are valid: what tells it, what is refused, what is read."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
+from dagster_adjunct.assets.declaration.dataset_inputs import FileSource
+from dagster_adjunct.assets.reading.open_dataset import open_dataset
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.reading.versions_over_time import VersionsOverTime
+from dagster_adjunct.assets.rebucketing.rebucketed_versions import repartition_versions
+from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
+from dagster_adjunct.resources.objects import Lake, open_lake
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from tests.orchestration.cli import commands
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PLANES = Schema.of(tailnum="string", seats="int")
+Delivered = dict[str, int]
+
+
+def day(number: int) -> dt.datetime:
+    return dt.datetime(2026, 1, number, tzinfo=dt.UTC)
+
+
+class Place:
+    """A lake with a stream and a folder in which versions of one dataset arrive, made without Spark."""
+
+    def __init__(self, root: Path) -> None:
+        self.lake: Lake = open_lake(root / "lake")
+        self.streams, self.folder = LakeStreams(self.lake), root / "incoming"
+        self.streams.create("planes", schema=PLANES, key=["tailnum"], partitions=2)
+        self.sequence = 0
+
+    def dataset(self, valid_from: str | None, *, files: bool = False, **options: Any) -> AdjunctDataset:
+        source = FileSource(str(self.folder), "csv", PLANES) if files else "lake.planes"
+        return bounded_dataset("planes", input=source, key="tailnum", partitions=2, valid_from=valid_from, **options)
+
+    def send(self, version: str, seats: Delivered, *, at: dt.datetime | None = None) -> None:
+        self.sequence += 1
+        rows = pa.table({"tailnum": list(seats), "seats": pa.array(seats.values(), pa.int32())})
+        self.streams.append("planes", rows, producer="p", sequence=self.sequence, end_of_dataset=version, valid_from=at)
+
+    def write(self, version: str, seats: Delivered, completed: str = "") -> None:
+        place = self.folder / version
+        place.mkdir(parents=True)
+        (place / "a.csv").write_text("tailnum,seats\n" + "".join(f"{n},{s}\n" for n, s in seats.items()))
+        (place / "_SUCCESS").write_text(completed)
+
+    def advance(self, spec: AdjunctDataset) -> Any:
+        return advance_dataset(self.lake, {"lake": self.streams}, spec, IN_PROCESS, by="test")
+
+    def reader(self) -> VersionsOverTime:
+        found = StoredVersions(self.lake, "planes").over_time()
+        assert isinstance(found, VersionsOverTime)
+        return found
+
+    def spans(self) -> list[tuple[str | None, dt.datetime, dt.datetime | None]]:
+        return [(span.version.name, span.start, span.end) for span in self.reader().spans]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+@pytest.mark.parametrize("valid_from", ["", "names", "seats", "%Q", 5])
+def test_what_tells_no_time_is_refused_where_it_is_declared(place: Place, valid_from: Any) -> None:
+    with pytest.raises(ConfigurationError, match='expected "name", "marker", or a pattern of dates'):
+        place.dataset(valid_from)
+
+
+def test_names_tell_the_time_whatever_the_order_in_which_versions_come(place: Place) -> None:
+    spec = place.dataset("name")
+    for version in ("2026-01-05", "2026-01-01", "20260103T120000Z"):
+        place.send(version, {"N1": len(version), version: 1})
+    place.advance(spec)
+    noon = day(3).replace(hour=12)
+    assert place.spans() == [
+        ("2026-01-01", day(1), noon), ("20260103T120000Z", noon, day(5)), ("2026-01-05", day(5), None),
+    ]  # fmt: skip
+    assert place.reader().at(noon - dt.timedelta(microseconds=1)).sealed.name == "2026-01-01"  # type: ignore[union-attr]
+    assert place.reader().at(day(1) - dt.timedelta(microseconds=1)) is None
+    listed = StoredVersions(place.lake, "planes").versions()
+    assert [ref.valid_from for ref in listed] == [day(5), day(1), noon], "a listing says it, too"
+
+
+def test_a_pattern_reads_names_of_another_form(place: Place) -> None:
+    place.write("date=2026-01-02", {"N1": 1})
+    place.write("date=2026-01-09", {"N1": 2})
+    place.advance(place.dataset("date=%Y-%m-%d", files=True))
+    assert place.spans() == [("date=2026-01-02", day(2), day(9)), ("date=2026-01-09", day(9), None)]
+
+
+def test_markers_and_completion_objects_tell_the_time(place: Place) -> None:
+    place.send("v1", {"N1": 1}, at=day(4))
+    place.send("v2", {"N1": 2}, at=day(2).astimezone(dt.timezone(dt.timedelta(hours=5))))
+    place.advance(place.dataset("marker"))
+    assert place.spans() == [("v2", day(2), day(4)), ("v1", day(4), None)]
+    other = Place(place.folder / "other")
+    other.write("v1", {"N1": 1}, json.dumps({"valid_from": "2026-01-04T00:00:00+00:00"}))
+    other.write("v2", {"N1": 2}, json.dumps({"valid_from": "2026-01-06", "rows": 1}))
+    other.advance(other.dataset("marker", files=True))
+    assert other.spans() == [("v1", day(4), day(6)), ("v2", day(6), None)]
+
+
+def test_a_version_whose_time_can_not_be_told_is_rejected_and_the_next_one_comes(place: Place) -> None:
+    for version in ("2026-01-01", "tuesday", "2026-01-03"):
+        place.send(version, {"N1": len(version), version: 7})
+    report = place.advance(place.dataset("name"))
+    assert len(report.rejected) == 1
+    refused = [ref for ref in StoredVersions(place.lake, "planes").versions() if ref.state == "rejected"]
+    assert "its name does not tell since when it is valid: expected a day or a time" in refused[0].reason
+    assert [name for name, _, _ in place.spans()] == ["2026-01-01", "2026-01-03"]
+
+
+def test_markers_of_different_times_or_of_none_reject_a_version(place: Place) -> None:
+    spec = place.dataset("marker")
+    place.send("v1", {"N1": 1})
+    for number, partition in enumerate((0, 1)):
+        place.streams.append_markers(
+            "planes", "v2", producer="m", sequence=number, partitions=[partition], valid_from=day(3 + number)
+        )
+    place.advance(spec)
+    reasons = [ref.reason for ref in StoredVersions(place.lake, "planes").versions()]
+    assert "no marker says since when it is valid" in reasons[0]
+    assert "its markers say different times (2026-01-03 00:00:00 UTC, 2026-01-04 00:00:00 UTC)" in reasons[1]
+    with pytest.raises(DatasetError, match="has no sealed version that says since when it is valid"):
+        place.reader()
+    with pytest.raises(ConfigurationError, match="a time with its zone"):
+        place.streams.append_markers("planes", "v3", producer="m", sequence=9, valid_from=dt.datetime(2026, 1, 1))
+
+
+def test_equal_content_is_a_version_of_its_own_where_the_one_before_does_not_stand_for_it(place: Place) -> None:
+    spec = place.dataset("name")
+    for version, seats in (("2026-01-05", 1), ("2026-01-07", 1), ("2026-01-02", 1), ("2026-01-02T12", 2)):
+        place.send(version.replace("T12", "T120000Z") if "T" in version else version, {"N1": seats})
+    place.advance(spec)
+    # The seventh goes on with what holds since the fifth; the second is before it, and says something new.
+    assert [start for _, start, _ in place.spans()] == [day(2), day(2).replace(hour=12), day(5)]
+
+
+def test_of_two_versions_of_one_time_the_later_counts_and_a_withdrawn_one_does_not(place: Place) -> None:
+    place.send("a", {"N1": 1}, at=day(1))
+    place.send("b", {"N1": 2}, at=day(2))
+    place.send("c", {"N1": 3}, at=day(2))
+    place.advance(place.dataset("marker"))
+    assert [name for name, _, _ in place.spans()] == ["a", "c"]
+    StoredVersions(place.lake, "planes").withdraw("c", reason="a mistake", by="me")
+    assert place.spans() == [("a", day(1), day(2)), ("b", day(2), None)]
+
+
+def test_an_open_batch_meets_the_versions_that_it_was_begun_with(place: Place) -> None:
+    spec = place.dataset("name")
+    place.send("2026-01-01", {"N1": 1})
+    place.advance(spec)
+    pinned = place.reader().versions
+    place.send("2026-01-02", {"N1": 2})
+    place.advance(spec)
+    StoredVersions(place.lake, "planes").withdraw("2026-01-01", reason="a mistake", by="me")
+    again = StoredVersions(place.lake, "planes").over_time(pinned)
+    assert isinstance(again, VersionsOverTime)
+    assert again.versions == pinned
+    assert [span.end for span in again.spans] == [None]
+
+
+def test_versions_of_other_partitions_are_refused_until_they_are_repartitioned(place: Place) -> None:
+    place.send("2026-01-01", {"N1": 1})
+    place.advance(place.dataset("name"))
+    (old,) = [span.version for span in place.reader().spans]
+    repartition_versions(place.lake, "planes", 4, reason="more", by="me")
+    (new,) = [span.version for span in place.reader().spans]
+    assert (new.valid_from, new.partitions) == (day(1), 4), "it keeps its time"
+    later = new.after(number=2, valid_from=day(2))
+    with pytest.raises(DatasetError, match=r"different partitions \(2 and 4\)") as caught:
+        VersionsOverTime(place.lake.store, "planes", [old, later])
+    assert "adjunct dataset repartition" in str(caught.value)
+
+
+def test_one_entry_over_all_versions_is_told_with_the_time_in_which_it_was_missing(place: Place) -> None:
+    spec = place.dataset("name")
+    for number, seats in ((1, {"N2": 5}), (2, {"N1": 1}), (3, {"N1": 1, "N2": 2}), (4, {"N2": 2}), (6, {"N1": 4})):
+        place.send(f"2026-01-0{number}", seats)
+    place.advance(spec)
+    with open_dataset(place.lake, "planes") as opened:
+        parts = [
+            (part.valid_from, part.valid_to, part.entry and part.entry["seats"]) for part in opened.history_of("N1")
+        ]
+        assert parts == [(day(2), day(4), 1), (day(4), day(6), None), (day(6), None, 4)]
+        assert opened.history_of("N9") == []
+    told = commands.document(place, "dataset", "history", "planes", "N2")
+    assert [(part["valid_to"], part["is_current"]) for part in told][-1] == (None, False)
+    assert "valid from" in commands.printed(place, "dataset", "versions", "planes")
+
+
+@pytest.mark.spark
+def test_all_versions_are_one_scan_of_what_was_valid_when(place: Place, spark: SparkSession) -> None:
+    versions: dict[int, Delivered] = {
+        1: {f"N{number}": number for number in range(20)},
+        4: {f"N{number}": number * 2 for number in range(5, 25)},
+        6: {f"N{number}": number * 2 for number in range(0, 25, 3)},
+    }
+    spec = place.dataset("name")
+    for number, seats in versions.items():
+        place.send(f"2026-01-0{number}", seats)
+    place.advance(spec)
+    frame = place.reader().history_frame(spark)
+    expected = {
+        (tailnum, seats, day(start), end and day(end), start == 1, False)
+        for (start, held), end in zip(versions.items(), (4, 6, None), strict=True)
+        for tailnum, seats in held.items()
+    }
+    utc = [
+        (row[0], row[1], *(time and time.astimezone(dt.UTC) for time in row[2:4]), *row[4:]) for row in frame.collect()
+    ]
+    assert len(utc) == len(expected)
+    assert set(utc) == expected
+    plan = frame.groupBy("tailnum").count()._jdf.queryExecution().executedPlan().toString()
+    assert "Exchange" not in plan
