@@ -10,7 +10,8 @@ import os
 from dagster_adjunct.orchestration.application.load_application import load_application
 from dagster_adjunct.orchestration.code_location.build_definitions import build_definitions
 
-DEFAULT_APP = "dagster_adjunct.examples.flights.pipeline:app,dagster_adjunct.examples.flights.disruptions:app"
+_EXAMPLES = ("pipeline", "disruptions", "over_time")
+DEFAULT_APP = ",".join(f"dagster_adjunct.examples.flights.{name}:app" for name in _EXAMPLES)
 
 defs = build_definitions(
     *[load_application(reference.strip()) for reference in (os.environ.get("ADJUNCT_APP") or DEFAULT_APP).split(",")]

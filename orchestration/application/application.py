@@ -24,6 +24,7 @@ from dagster_adjunct.orchestration.application.message_stream import MessageStre
 from dagster_adjunct.orchestration.application.operator_graph import Graph
 from dagster_adjunct.orchestration.operators.arguments import column_names, partition_count
 from dagster_adjunct.orchestration.operators.declared_sinks import KeyedTable
+from dagster_adjunct.orchestration.operators.event_time import checked_event_time
 from dagster_adjunct.orchestration.operators.input import checked_input
 from dagster_adjunct.resources.declared_place import caller
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, check_whole_number
@@ -136,6 +137,10 @@ class Application:
         reset_offset: bool = False,
         on_lost: OnLost = "fail",
         broadcast: bool | str = False,
+        event_time: str | None = None,
+        delay: timedelta = timedelta(0),
+        idle_after: timedelta | None = None,
+        max_watermark_lag: timedelta | None = None,
     ) -> MessageStream:
         """Return the records of the stream "system.stream".
 
@@ -147,8 +152,15 @@ class Application:
         With `broadcast`, every task of the plan reads the whole stream: each record is there once for each task, with
         the task's number, from 0, in the column "task", or in the one that `broadcast` names. It is read with one
         position for all tasks.
+
+        `event_time` says when what a record tells of happened: a Spark SQL expression that is a timestamp or a date, or
+        ARRIVAL, when it was written to the stream. Windows, and joins with other streams, go by it. Records of one
+        partition may come up to `delay` after others of later times; those that come later still are late. A
+        partition without records for `idle_after` is not waited for; left out, each one is. A watermark that is
+        `max_watermark_lag` behind the clock is warned of in Dagster.
         """
-        spec = checked_input(name, default_offset, reset_offset, on_lost, broadcast)
+        time = checked_event_time(name, event_time, delay, idle_after, max_watermark_lag)
+        spec = checked_input(name, default_offset, reset_offset, on_lost, broadcast, time)
         if name in self._inputs:
             raise PlanningError(
                 f"application {self.name!r} declares the input stream {name!r} twice.",

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.application.declared_handles import DatasetTable, OutputStream, RemoteTableHandle
+from dagster_adjunct.orchestration.application.joined_tables import ByTime, joined
+from dagster_adjunct.orchestration.application.stream_over_time import StreamOverTime
 from dagster_adjunct.orchestration.application.undeclared import not_declared
 from dagster_adjunct.orchestration.operators.broadcast import Broadcast, checked_broadcast
 from dagster_adjunct.orchestration.operators.dead_letters import DeadLetters
 from dagster_adjunct.orchestration.operators.filter import checked_filter
 from dagster_adjunct.orchestration.operators.flat_map import checked_flat_map
-from dagster_adjunct.orchestration.operators.join import Join, checked_join
-from dagster_adjunct.orchestration.operators.join_function import checked_join_function
-from dagster_adjunct.orchestration.operators.lookup_join import checked_lookup_join
+from dagster_adjunct.orchestration.operators.join import Join
 from dagster_adjunct.orchestration.operators.map import checked_map
 from dagster_adjunct.orchestration.operators.merge import checked_merge
 from dagster_adjunct.orchestration.operators.partition_by import PartitionBy, checked_partition_by, key_columns
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.operator_graph import Graph
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
     from dagster_adjunct.orchestration.operators.join_arguments import How, On
-    from dagster_adjunct.orchestration.operators.operator_spec import Spec
+    from dagster_adjunct.orchestration.operators.operator_spec import BeforeHistory, OnNullTime, Spec
     from dagster_adjunct.orchestration.operators.record_functions import RecordFunction
     from dagster_adjunct.orchestration.operators.sink_context import SinkFunction
     from dagster_adjunct.orchestration.operators.update_columns import Columns, Update
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MessageStream:
+class MessageStream(StreamOverTime):
     """The records that leave one operator."""
 
     graph: Graph = field(repr=False)
@@ -143,6 +143,9 @@ class MessageStream:
         args: Sequence[object] = (),
         function: RecordFunction | None = None,
         schema: Schema | None = None,
+        as_of: str | None = None,
+        before_history: BeforeHistory = "null",
+        on_null_time: OnNullTime = "null",
     ) -> MessageStream:
         """Return the records with the columns of the entry for their key, in a dataset or in a remote table.
 
@@ -155,6 +158,11 @@ class MessageStream:
 
         `function` is called in Spark's tasks with each record and its entry as dictionaries, the entry None where there
         is none, and returns a dictionary of the columns of `schema`, which are added, or None to drop the record.
+
+        `as_of` names a column, a timestamp or a date: each record meets the entry that was valid at that time, in a
+        dataset that says what was valid when (`history=`, or `valid_from=` of versions). A record from before the
+        history of its key meets nothing, with before_history="oldest" the oldest entry, or fails the batch ("error");
+        one whose time is null meets nothing, or fails it with on_null_time="fail".
 
         In a remote table each key of a batch is looked up once. `select` may give the types of columns that the table
         does not declare, {"seats": "int"}; `args` are handed through to the table's function.
@@ -170,26 +178,11 @@ class MessageStream:
                 raise PlanningError(
                     f"two joins are called {name!r}: {taken} and {operator}.", "Give one another name=."
                 )
-        spec: Spec
-        if isinstance(table, RemoteTableHandle) and (function is not None or schema is not None):
-            raise ConfigurationError(
-                f"{operator}: function= and schema= are for datasets; {table.name!r} is a remote table.",
-                "Join with select=, and call the function behind it: flat_map(function, schema=…).",
-                argument="function",
-            )
-        if isinstance(table, RemoteTableHandle):
-            spec = checked_lookup_join(operator, table.name, table.key, on, how, select, prefix, args, min_match_rate)
-        elif args or isinstance(select, Mapping):
-            raise ConfigurationError(
-                f"{operator}: args= and types in select= are for remote tables; {table.name!r} is a dataset.",
-                "Leave args= out, and write select=[…].",
-                argument="args" if args else "select",
-            )
-        elif function is not None or schema is not None:
-            others = select is not None or bool(prefix)
-            spec = checked_join_function(operator, table.dataset, on, how, function, schema, min_match_rate, others)
-        else:
-            spec = checked_join(operator, table.dataset, on, how, select, prefix, min_match_rate)
+        by_time = ByTime(as_of, before_history, on_null_time)
+        spec = joined(
+            operator, table, on=on, how=how, select=select, prefix=prefix, min_match_rate=min_match_rate, args=args,
+            function=function, schema=schema, by_time=by_time,
+        )  # fmt: skip
         return self.apply(spec, name=name or table.name)
 
     def send_to(

@@ -19,6 +19,7 @@ class Graph:
         self._read: set[str] = set()
         self._writers: dict[str, str] = {}
         self._joins: dict[str, str] = {}
+        self._over_time: dict[str, str] = {}
 
     def __repr__(self) -> str:
         return f"Graph({self.name!r}, {len(self.operators)} operators)"
@@ -37,6 +38,14 @@ class Graph:
                 "Bring the records together with an operator before it.",
                 operator=operator.id,
             )
+        if spec.over_time is not None:
+            other = self._over_time.setdefault(spec.over_time, operator.id)
+            if other != operator.id:
+                raise PlanningError(
+                    f"two operators keep state under the name {spec.over_time!r}: {other} and {operator.id}.",
+                    "Give one another name=.",
+                    operator=operator.id,
+                )
         self.operators[operator.id] = operator
         if spec.reads is not None:
             self._read.add(spec.reads)

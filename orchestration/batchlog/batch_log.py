@@ -16,6 +16,8 @@ from pydantic import Field as Default
 from pydantic import ValidationError
 
 from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState, Partition, Replay
+from dagster_adjunct.orchestration.batchlog.stored_times import TimeState
+from dagster_adjunct.orchestration.operators.versions_met import AS_OF, VersionsMet
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,
@@ -46,7 +48,9 @@ class Intent(StoredDocument):
     `startpoints` are the ids of those that it applies, `epochs` what its records carry (0 where left out), and `lost`
     the offsets that retention took before they were read, where the input stream says to go on. A batch of `replays`
     (their ids by partition) reads ranges of these only, and moves no checkpoint. `tasks` is how many read each record
-    of a broadcast input; None where there is none.
+    of a broadcast input; None where there is none. `reading` says which versions its records meet. `over_time` are, of
+    bounded datasets that are joined by time, all versions that are met, by their ids. `waiting` are partitions with
+    `idle_after` that it leaves records of for a later batch: they are not idle.
     """
 
     batch: int
@@ -59,6 +63,17 @@ class Intent(StoredDocument):
     lost: dict[Partition, Range] = Default(default_factory=dict)
     replays: dict[Partition, str] = Default(default_factory=dict)
     tasks: int | None = None
+    reading: VersionsMet = AS_OF
+    over_time: dict[str, tuple[str, ...]] = Default(default_factory=dict)
+    waiting: tuple[Partition, ...] = ()
+
+    @property
+    def met(self) -> dict[str, tuple[str, ...]]:
+        """All versions that it reads, by dataset; () of one without a version."""
+        return {
+            name: tuple(dict.fromkeys([*([] if version is None else [version]), *self.over_time.get(name, ())]))
+            for name, version in self.versions.items()
+        }
 
 
 class ClosedBatch(StoredDocument):
@@ -76,8 +91,8 @@ class ApplicationState(StoredDocument):
 
     `checkpoint` is the next offset to read of each stream partition; `records` and `totals` add up the input records
     and the counters of all closed batches. `given_up` is the batch before the next one, where it is read again: local
-    tables take out what it has written. `note` says what else there is to know of this commit, such as what it was for
-    where it is no batch's.
+    tables take out what it has written. `times` are how far the inputs have come by the times of their records. `note`
+    says what else there is to know of this commit, such as what it was for where it is no batch's.
     """
 
     checkpoint: dict[Partition, str] = Default(default_factory=dict)
@@ -88,6 +103,7 @@ class ApplicationState(StoredDocument):
     totals: dict[str, dict[str, int]] = Default(default_factory=dict)
     offsets: OffsetState = Default(default_factory=OffsetState)
     given_up: int | None = None
+    times: TimeState = Default(default_factory=TimeState)
     note: str | None = None
 
 
@@ -123,8 +139,8 @@ class BatchLog:
         """Commit an intent: a new one, or one left open that `intent.run` takes over."""
         return self._commit(logged, logged.state.model_copy(update={"open": intent, "note": None}), intent.run)
 
-    def close(self, logged: LoggedState, done: ClosedBatch) -> LoggedState:
-        """Commit the end of a batch, whose ends become the checkpoint."""
+    def close(self, logged: LoggedState, done: ClosedBatch, times: TimeState | None = None) -> LoggedState:
+        """Commit the end of a batch, whose ends become the checkpoint; `times` are those after it, if it moves any."""
         state = logged.state
         checkpoint, offsets = _after(state, done.intent, done.closed_at)
         closed = ApplicationState(
@@ -135,6 +151,7 @@ class BatchLog:
             last=done,
             totals=add_counters(state.totals, done.counters),
             offsets=offsets,
+            times=state.times if times is None else times,
             note=_lost(done.intent),
         )
         return self._commit(logged, closed, done.intent.run)

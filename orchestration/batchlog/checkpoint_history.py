@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog
 from dagster_adjunct.orchestration.batchlog.known_applications import check_known
+from dagster_adjunct.orchestration.batchlog.stored_times import TimeState
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ class Checkpoint:
     ended. `streams` are the identities of the streams that it is of, and `epochs` those of its partitions, without
     zeros. `resolved` are startpoints whose offsets are stored and not applied yet: the next run begins there instead.
     `open` is a batch that has begun and not ended: a run is in it, or the next run repeats it as it is written.
+    `times` are how far the inputs have come by the times of their records, `versions` those that the last batch met, of
+    its datasets and tables of state.
     """
 
     offsets: Mapping[SystemStreamPartition, str]
@@ -39,6 +42,8 @@ class Checkpoint:
     at: datetime
     by: str
     open: Intent | None = None
+    times: TimeState = field(default_factory=TimeState)
+    versions: Mapping[str, str | None] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the checkpoint as JSON-able values."""
@@ -47,6 +52,7 @@ class Checkpoint:
             "offsets": _texts(self.offsets),
             "epochs": _texts(self.epochs),
             "resolved": {str(ssp): each.model_dump(mode="json") for ssp, each in self.resolved.items()},
+            "times": self.times.model_dump(mode="json"),
             "open": None if self.open is None else self.open.model_dump(mode="json"),
         }
 
@@ -130,6 +136,8 @@ class CheckpointManager:
             at=at,
             by=by,
             open=state.open,
+            times=state.times,
+            versions={} if state.last is None else state.last.intent.versions,
         )
 
     def history(

@@ -15,6 +15,7 @@ from typing import Annotated
 from pydantic import Field as Default
 from pydantic import PlainSerializer, PlainValidator
 
+from dagster_adjunct.orchestration.operators.versions_met import VersionsMet
 from dagster_adjunct.resources.errors import InvalidNameError
 from dagster_adjunct.resources.stored_documents import StoredDocument
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
@@ -74,7 +75,11 @@ class AppliedStartpoint(StoredDocument):
 
 
 class Replay(StoredDocument):
-    """A bounded replay of one partition: reads [`start`, `until`) again and has come to `next`."""
+    """A bounded replay of one partition: reads [`start`, `until`) again and has come to `next`.
+
+    `versions` says which versions its records meet (None: stored before that could be said); with "recorded" they are
+    in the plan of the id `recorded`.
+    """
 
     id: str
     ssp: Partition
@@ -87,6 +92,8 @@ class Replay(StoredDocument):
     by: str
     reason: str
     began_at: datetime
+    versions: VersionsMet | None = None
+    recorded: str | None = None
 
     def words(self) -> str:
         """Return which replay it is, as words that a verb may follow."""

@@ -17,6 +17,7 @@ from dagster_adjunct.orchestration.cli.output import (
     show_line,
     show_table,
 )
+from dagster_adjunct.orchestration.cli.shown_times import json_times, show_times
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ def checkpoint() -> None:
 def show(name: str, lake_url: str | None, json_output: bool) -> None:
     """Show the next offset of each input partition, its epoch, and a batch that is open.
 
-    With MODULE:APP, also how far the streams have come.
+    Where inputs say when their records happened, also how far they and the operators have come in time, and how much
+    state there is. With MODULE:APP, also how far the streams have come, and which partitions hold back or are idle.
     """
     from dagster_adjunct.orchestration.batchlog.checkpoint_history import CheckpointManager
     from dagster_adjunct.resources.objects import open_lake
@@ -54,7 +56,7 @@ def show(name: str, lake_url: str | None, json_output: bool) -> None:
         raise _unknown(lake, application)
     ends = {} if app is None else _ends(lake, app, last)
     if json_output:
-        facts = {"application": application, **last.to_json()}
+        facts = {"application": application, **last.to_json(), **json_times(lake, app, last)}
         show_json(facts | {"behind": {str(ssp): behind for ssp, (_, behind) in ends.items()}} if ends else facts)
         return
     facts = {"last batch": last.batch, "left so by commit": last.number, "at": f"{last.at:%Y-%m-%d %H:%M:%S} UTC"}
@@ -65,6 +67,7 @@ def show(name: str, lake_url: str | None, json_output: bool) -> None:
         for ssp, offset in last.offsets.items()
     ]
     show_table("goes on at", columns, rows)
+    show_times(lake, app, last)
     for ssp, start in last.resolved.items():
         show_line(
             f"{ssp}: the next batch begins at {start.position}, offset {start.offset}, instead "

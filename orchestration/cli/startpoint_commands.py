@@ -12,6 +12,7 @@ from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.application.load_application import load_application
 from dagster_adjunct.orchestration.cli.common_options import explained, who
 from dagster_adjunct.orchestration.cli.output import as_json, lake_url, show_json, show_line, show_table
+from dagster_adjunct.orchestration.operators.versions_met import VERSIONS_MET, VersionsMet
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -39,6 +40,12 @@ def startpoint() -> None:
 @click.option("--until-timestamp", metavar="T", help="A bounded replay, which ends before this time.")
 @click.option("--until-offset", metavar="N", help="A bounded replay, which ends before this offset.")
 @click.option("--until-upcoming", is_flag=True, help="A bounded replay, which ends where the stream ends at its start.")
+@click.option(
+    "--versions",
+    type=click.Choice(VERSIONS_MET),
+    help="What a bounded replay meets in datasets: what was valid at each record's time, what is served now, or what "
+    "the batches met that read the records first. As-of where joins are as-of, else current.",
+)
 @click.option("--task", help="For this task alone, such as 'Partition 3', or 'dataset NAME'.")
 @click.option(
     "--on-unresolved",
@@ -63,6 +70,7 @@ def set_startpoint(
     until_timestamp: str | None,
     until_offset: str | None,
     until_upcoming: bool,
+    versions: VersionsMet | None,
     task: str | None,
     on_unresolved: str,
     force: bool,
@@ -83,6 +91,7 @@ def set_startpoint(
     startpoints = _startpoints(reference, lake_url, create=True)
     app = startpoints.app
     wanted: dict[str, Any] = {"until": until, "task": task, "on_unresolved": on_unresolved, "force": force}
+    wanted["versions"] = versions
     if dry_run:
         asked = startpoints.preview(partitions, position, **wanted)
     else:
@@ -115,8 +124,9 @@ def list_startpoints(reference: str, lake_url: str | None, json_output: bool) ->
         show_line(
             f"Startpoints of {startpoints.app.name} are switched off (startpoints=False): runs leave these alone."
         )
-    for what, (title, columns) in _TABLES.items():
+    for what, (title, always) in _TABLES.items():
         if facts[what]:
+            columns = (*always, *(["versions"] if any(fact.get("versions") for fact in facts[what]) else []))
             show_table(title, columns, [[fact[name.replace(" ", "_")] for name in columns] for fact in facts[what]])
     if not any(facts.values()):
         show_line(f"Application {startpoints.app.name}: no startpoint waits, and none was ever applied.")
@@ -250,6 +260,8 @@ def _show_asked(asked: Asked) -> None:
         show_line(f"{'replaced' if asked.written else 'would be replaced'}: {held.summary()}")
     for table, becomes in asked.tables.items():
         show_line(f"table {table}: {becomes}")
+    for note in asked.notes:
+        show_line(note)
 
 
 def _tasks(names: Sequence[str]) -> str | None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from dagster_adjunct.orchestration.cli.key_arguments import entry_keys
 from dagster_adjunct.orchestration.cli.output import (
     as_json,
     lake_url,
     show_facts,
     show_items,
     show_json,
+    show_line,
     show_table,
 )
+from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
@@ -38,10 +42,11 @@ def list_versions(name: str, lake_url: str | None, json_output: bool) -> None:
 def show_versions(store: StoredVersions) -> None:
     """Print the retained versions as a table, oldest first."""
     manifest = store.require_manifest()
-    columns = ["id", "name", "rows", "bytes", "sealed at", "state", "reason"]
     facts = _listed(manifest)
+    dated = ["valid from"] if any(fact.get("valid_from") for fact in facts) else []
+    columns = ["id", "name", *dated, "rows", "bytes", "sealed at", "state", "reason"]
     marked = [fact | {"state": ", ".join([fact["state"], *fact["marks"]])} for fact in facts]
-    rows = [[fact[column.replace(" ", "_")] for column in columns] for fact in marked]
+    rows = [[fact.get(column.replace(" ", "_")) for column in columns] for fact in marked]
     show_table(f"versions of {store.name}, sealed in UTC", columns, rows)
 
 
@@ -78,11 +83,17 @@ def show_version(store: StoredVersions, version: str, *, json_output: bool) -> N
 
 @click.command()
 @click.argument("name")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="The newest so many commits.")
+@click.argument("key", nargs=-1)
+@click.option(
+    "--limit", type=click.IntRange(1), default=20, show_default=True, help="The newest so many commits, or intervals."
+)
 @lake_url
 @as_json
-def history(name: str, limit: int, lake_url: str | None, json_output: bool) -> None:
-    """Show the newest commits: what was done to which version, by whom, when and why."""
+def history(name: str, key: tuple[str, ...], limit: int, lake_url: str | None, json_output: bool) -> None:
+    """Show the newest commits: what was done to which version, by whom, when and why. With KEY its entry over time."""
+    if key:
+        _show_entry_over_time(name, key, limit, lake_url, json_output)
+        return
     entries = [entry.to_json() for entry in store_of(lake_url, name).history(limit)]
     if json_output:
         show_json(entries)
@@ -122,6 +133,43 @@ def diff(name: str, old: str, new: str, sample: int, lake_url: str | None, json_
 COMMANDS = (list_versions, history, diff)
 
 
+def _show_entry_over_time(name: str, key: tuple[str, ...], limit: int, lake_url: str | None, json_output: bool) -> None:
+    """Print what was valid of one key and when, newest last; where there was no entry, that it was deleted."""
+    from dagster_adjunct.assets.reading.entry_keys import key_from_text
+    from dagster_adjunct.assets.reading.open_dataset import open_dataset
+    from dagster_adjunct.resources.objects import open_lake
+
+    with open_dataset(open_lake(lake_url, create=False), name) as opened:
+        texts = entry_keys(name, opened.sealed.key, key)
+        if len(texts) > 1:
+            raise ConfigurationError(
+                f"dataset {name!r}: {len(texts)} keys were given, and one entry is shown over time.", "Give one key."
+            )
+        fields = [opened.schema.field(column) for column in opened.sealed.key]
+        every = opened.history_of(key_from_text(f"dataset {name!r}", fields, texts[0]))
+        values = [column for column in opened.schema.names if column not in opened.sealed.key]
+    found = every[-limit:]
+    if json_output:
+        slots = ("valid_from", "valid_to", "is_current", "entry")
+        show_json([{slot: getattr(part, slot) for slot in slots} for part in found])
+        return
+    if not every:
+        show_line(f"{name} has had no entry {', '.join(texts[0])}, as far back as its history goes")
+        return
+    rows = []
+    for part in found:
+        told = ["deleted"] if part.entry is None else [part.entry[column] for column in values]
+        rows.append([_time(part.valid_from), _time(part.valid_to), *told, *[""] * (len(values) - len(told))])
+    part_of_all = f", the newest {len(found)} of {len(every)} (--limit)" if len(found) < len(every) else ""
+    title = f"{name} {', '.join(texts[0])} over time, in UTC{part_of_all}"
+    show_table(title, ["valid from", "valid to", *(values or [""])], rows, own=True)
+
+
+def _time(moment: datetime | None) -> str:
+    """Return a moment as people read it, no shorter than it has to be to be exact."""
+    return "" if moment is None else str(moment.astimezone(UTC).replace(tzinfo=None))
+
+
 def store_of(lake_url: str | None, name: str) -> StoredVersions:
     from dagster_adjunct.assets.reading.stored_versions import stored_versions
     from dagster_adjunct.resources.objects import open_lake
@@ -144,4 +192,6 @@ def _facts(manifest: BoundedManifest, ref: VersionRef) -> dict[str, Any]:
     facts = ref.model_dump(
         mode="json", include={"id", "number", "name", "rows", "bytes", "sealed_at", "state", "reason"}
     )
+    if ref.valid_from is not None:
+        facts["valid_from"] = ref.valid_from.isoformat()
     return facts | {"marks": marks}

@@ -17,12 +17,21 @@ ORDINAL = "__ordinal"
 """Which of the records that were made of one it is: "0000000002", or "0000000002/0000000000" of those of that one."""
 ORIGIN = "__origin"
 """The stream that the record's position is in, where an operator has brought records of several together."""
+EVENT_TIME = "__event_time"
+"""When what the record tells of happened, as its input stream is declared; null where the record does not say."""
+BEHIND = "__behind"
+"""The watermark of the record's source partition when it arrived, where its time is below that; null elsewhere."""
+AGAIN = "__again"
+"""Whether the application has read the record before: a startpoint went back. What keeps state leaves it out."""
+UNSENT = (ORIGIN, EVENT_TIME, BEHIND, AGAIN)
+"""What is known of a record in its batch only."""
 _DIGITS = 10
+_MORE = (*POSITION, TASK, BRANCH, ORDINAL, ORIGIN, EVENT_TIME, BEHIND, AGAIN)
 
 
 def carried(frame: DataFrame) -> list[str]:
     """Return the hidden columns that records have and that an operator has to hand on."""
-    return [*RECORD_META, *(name for name in (*POSITION, TASK, BRANCH, ORDINAL, ORIGIN) if name in frame.columns)]
+    return [*RECORD_META, *(name for name in _MORE if name in frame.columns)]
 
 
 def tie_breakers(frame: DataFrame) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.operators.column_lineage import LineageContext, Made
     from dagster_adjunct.orchestration.operators.compiling import Batch
+    from dagster_adjunct.orchestration.operators.event_time import EventTime
     from dagster_adjunct.orchestration.operators.planning_values import PlanContext, Role
 
 DefaultOffset = Literal["oldest", "upcoming"]
@@ -31,7 +32,8 @@ OnLost = Literal["fail", "oldest"]
 class Input(Spec):
     """Records of an input stream, as they are stored, and where reading begins where no checkpoint says so.
 
-    With `broadcast`, every task reads all of them; it names the column with the number of the task.
+    With `broadcast`, every task reads all of them; it names the column with the number of the task. With an
+    `event_time`, each carries when it happened, and whether it is behind.
     """
 
     kind: ClassVar[str] = "input"
@@ -40,6 +42,11 @@ class Input(Spec):
     reset_offset: bool = False
     on_lost: OnLost = "fail"
     broadcast: str | None = None
+    event_time: EventTime | None = None
+
+    @property
+    def sql(self) -> Sequence[str]:
+        return () if self.event_time is None else self.event_time.sql
 
     @property
     def role(self) -> Role:
@@ -54,6 +61,9 @@ class Input(Spec):
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         facts = facts_of(context.catalog, self.stream, context.operator)
+        if self.event_time is not None:
+            known = None if facts.schema is None else types_of(facts.schema)
+            self.event_time.check(context.operator, facts.columns, known)
         if self.broadcast is None:
             return Flow(context.operator, facts.columns, facts.key, facts.partitioner if facts.key else UNKNOWN)
         what = f"stream {self.stream}"
@@ -93,6 +103,7 @@ def checked_input(
     reset_offset: bool,
     on_lost: OnLost,
     broadcast: bool | str,
+    event_time: EventTime | None = None,
 ) -> Input:
     """Return the input that a user's arguments ask for."""
     split_stream_name(stream)
@@ -110,7 +121,7 @@ def checked_input(
             argument="on_lost",
             stream=stream,
         )
-    return Input(stream, default_offset, bool(reset_offset), on_lost, _task_column(stream, broadcast))
+    return Input(stream, default_offset, bool(reset_offset), on_lost, _task_column(stream, broadcast), event_time)
 
 
 def _task_column(stream: str, broadcast: bool | str) -> str | None:

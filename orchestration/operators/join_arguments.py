@@ -10,6 +10,11 @@ from dagster_adjunct.orchestration.operators.arguments import column_names, firs
 from dagster_adjunct.orchestration.operators.expressions import plain_column, split_alias
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 
+MATCHED = "__matched"
+"""True where a joined record has met an entry, null where it has not."""
+BEFORE_HISTORY, NO_TIME = "__before_history", "__no_time"
+"""Whether a record that is joined as of its time lies before what is known of its key, or has no time."""
+
 How = Literal["inner", "left"]
 On: TypeAlias = str | Sequence[str] | Mapping[str, str]
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from datetime import timedelta
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -33,14 +34,32 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.declared_place import Place
 
 
+BeforeHistory = Literal["null", "oldest", "error"]
+OnNullTime = Literal["null", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class AsOf:
+    """That records meet the entry that was valid at the time in this `column` of theirs.
+
+    A record from before the history of its key meets nothing ("null"), the oldest entry, or fails the batch; one
+    without a time meets nothing or fails it.
+    """
+
+    column: str
+    before_history: BeforeHistory
+    on_null_time: OnNullTime
+
+
 @dataclass(frozen=True, slots=True)
 class Match:
     """That each record is looked up in a dataset, or else in a remote table, and the fraction that has to meet an entry
-    (None: none has to)."""
+    (None: none has to). `as_of` says at which time; None: as it is when the batch runs."""
 
     dataset: str | None
     min_rate: float | None = None
     table: str | None = None
+    as_of: AsOf | None = None
 
     @property
     def node(self) -> Node:
@@ -121,6 +140,36 @@ class Spec(ABC):
     def match(self) -> Match | None:
         """What the records are looked up in."""
         return None
+
+    @property
+    def states(self) -> Sequence[str]:
+        """The names of the state tables that it keeps from batch to batch, without the application's."""
+        return ()
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether it hands over what it leaves out (`late_records.py`)."""
+        return False
+
+    @property
+    def makes_records(self) -> bool:
+        """Whether records that leave have positions of their own, and not those of an input (`made_records.py`)."""
+        return False
+
+    @property
+    def moves(self) -> int:
+        """How often, at most, it moves rows of its own in a batch, which are none of the records that a plan lists."""
+        return 0
+
+    @property
+    def over_time(self) -> str | None:
+        """The name that its state and its watermarks are kept under; None where it keeps none from batch to batch."""
+        return None
+
+    @property
+    def holds_back(self) -> timedelta:
+        """How far the times of what leaves it may lie below the watermark of what arrives."""
+        return timedelta(0)
 
     @property
     def writes_aside(self) -> bool:

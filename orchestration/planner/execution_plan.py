@@ -16,6 +16,7 @@ from dagster_adjunct.orchestration.planner.plan_graph import plan_graph
 from dagster_adjunct.orchestration.planner.plan_parts import (
     FedDataset,
     FedJoin,
+    JoinByTime,
     JoinGroup,
     PlannedCall,
     PlannedOperator,
@@ -44,6 +45,7 @@ class ExecutionPlan:
     calls: tuple[PlannedCall, ...] = ()
     state: tuple[PlannedState, ...] = ()
     fed_joins: tuple[FedJoin, ...] = ()
+    by_time: tuple[JoinByTime, ...] = ()
 
     def stream(self, name: str) -> StreamEdge:
         """Return the edge of an input, output or intermediate stream, else of a side input."""
@@ -153,6 +155,7 @@ class ExecutionPlan:
             self.calls,
             self.state,
             self.fed_joins,
+            self.by_time,
             self.tasks,
             self.notes,
         )

@@ -23,6 +23,7 @@ _SINGULAR = {
     "streams": "stream",
     "state": "local table",
     "fed_joins": "join with what is written here",
+    "by_time": "join by time",
     "fed": "fed dataset",
     "calls": "call",
 }

@@ -85,6 +85,23 @@ class FedJoin:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinByTime:
+    """A join whose records meet the entry that was valid at their own time, in their column `as_of`.
+
+    `before_history` says what a record from before the history of its key meets, "null", "oldest" or "error" (it fails
+    the batch); `on_null_time`, whether one without a time meets "null" or is to "fail" it. `known` says how far back
+    the dataset tells what was valid.
+    """
+
+    join: str
+    dataset: str
+    as_of: str
+    before_history: str
+    on_null_time: str
+    known: str
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedState:
     """A local table that the application writes, by the operators `sends` in their order: of two records of one key
     the later send's wins. `replay` says what reading its input again does to it."""

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.planner.plan_parts import (
         FedDataset,
         FedJoin,
+        JoinByTime,
         JoinGroup,
         PlannedCall,
         PlannedOperator,
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
         Task,
     )
 
+AHEAD = (
+    "A record that is later than anything its dataset has heard of its key meets the last entry known. What is written "
+    "stays as it is when the dataset learns of an earlier change later; a replay writes it anew."
+)
 _DEEPEST = 20
 """How many branches of branches are drawn with an indentation of their own."""
 
@@ -33,6 +38,7 @@ def render(
     calls: Sequence[PlannedCall],
     state: Sequence[PlannedState],
     fed_joins: Sequence[FedJoin],
+    by_time: Sequence[JoinByTime],
     tasks: Sequence[Task],
     notes: Sequence[str],
 ) -> str:
@@ -87,6 +93,10 @@ def render(
         lines += _table(
             [("join", "dataset", "meets it"), *((item.join, item.dataset, _met(item)) for item in fed_joins)]
         )
+    if by_time:
+        lines += ["", "Joins by the records' own times"]
+        lines += _table([("join", "as of", "without a time", "before the history", "dataset"), *map(_by_time, by_time)])
+        lines.append(f"  {AHEAD}")
     lines += ["", "Tasks", *_tasks(tasks)]
     if notes:
         lines += ["", "Notes", *(f"  - {note}" for note in notes)]
@@ -156,6 +166,12 @@ def _met(item: FedJoin) -> str:
     if item.meets == "both":
         return f"this batch, up to {item.last_send}; what is sent after it in the next batch"
     return item.meets
+
+
+def _by_time(item: JoinByTime) -> tuple[str, ...]:
+    words = {"null": "nothing", "oldest": "the oldest entry", "error": "fails the batch", "fail": "fails the batch"}
+    early, timeless = words[item.before_history], words[item.on_null_time]
+    return item.join, item.as_of, timeless, early, f"{item.dataset}: {item.known}"
 
 
 def _at(exchange: Exchange) -> str:

@@ -19,6 +19,7 @@ from dagster_adjunct.orchestration.planner.dataset_columns import check_datasets
 from dagster_adjunct.orchestration.planner.execution_plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.fed_joins import fed_joins, planned_state
 from dagster_adjunct.orchestration.planner.join_groups import Needs, dataset_node, join_groups, needs_of
+from dagster_adjunct.orchestration.planner.joins_by_time import joins_by_time
 from dagster_adjunct.orchestration.planner.partition_counts import (
     assign,
     declared_counts,
@@ -29,6 +30,7 @@ from dagster_adjunct.orchestration.planner.partition_counts import (
 from dagster_adjunct.orchestration.planner.plan_parts import FedDataset, JoinGroup, PlannedCall, PlannedOperator
 from dagster_adjunct.orchestration.planner.record_flows import Flows, follow
 from dagster_adjunct.orchestration.planner.repeated_results import results_that_change
+from dagster_adjunct.orchestration.planner.state_over_time import state_over_time
 from dagster_adjunct.orchestration.planner.stored_columns import check_types
 from dagster_adjunct.orchestration.planner.stream_edges import stream_edges
 from dagster_adjunct.orchestration.planner.table_order import order_notes, planned_tables
@@ -87,12 +89,14 @@ def plan(app: Application, catalog: Catalog) -> ExecutionPlan:
             *results_that_change(app),
             *unproven_columns(app, flows),
             *unproven,
+            *state_over_time(app),
         ),
         tables=tables,
         fed=_fed(app, needs, flows, edges),
         calls=_calls(app),
         state=planned_state(app),
         fed_joins=fed_joins(app),
+        by_time=joins_by_time(app),
     )
 
 

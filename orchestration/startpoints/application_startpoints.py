@@ -22,6 +22,7 @@ from dagster_adjunct.resources.streams.interface.system_stream_partition import 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from dagster_adjunct.orchestration.operators.versions_met import VersionsMet
     from dagster_adjunct.orchestration.startpoints.startpoint_request import OnUnresolved, StartpointRequest
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
@@ -67,12 +68,14 @@ class Startpoints:
         task: str | None = None,
         on_unresolved: OnUnresolved = "fail",
         force: bool = False,
+        versions: VersionsMet | None = None,
     ) -> Asked:
         """Return what `request` would do with this, and what it would take the place of; write nothing.
 
         What can't be followed has an `error` in its preview.
         """
-        requests = self._requests(partitions, position, until, task, on_unresolved, force, by="preview", reason="-")
+        wanted = (partitions, position, until, task, on_unresolved, force, versions)
+        requests = self._requests(*wanted, by="preview", reason="-")
         return ask(self.lake, self._systems, self.app, requests, dry_run=True)
 
     def request(
@@ -85,6 +88,7 @@ class Startpoints:
         on_unresolved: OnUnresolved = "fail",
         force: bool = False,
         replace: bool = False,
+        versions: VersionsMet | None = None,
         by: str,
         reason: str,
     ) -> Asked:
@@ -94,12 +98,17 @@ class Startpoints:
         `until` it is a bounded replay: that part is read again, and the main position stays. `task` is one of the
         plan, or "dataset NAME"; every task that reads the partition unless given. `on_unresolved` says what a run does
         where there is no offset: "fail", or go on from the "checkpoint". `force` lets the table of a dataset get older.
+        `versions` says what a replay's records meet in datasets: what was valid at their time ("as-of"; unless given,
+        where the application joins so), what is served then ("current"; unless given, elsewhere), or what they met when
+        they were read first ("recorded"), which is held from now on until the replay has ended.
 
         Takes the place of what is asked for there and not applied. Raises ConfigurationError, and writes nothing, where
         no task reads a partition, where the position has no offset now, where startpoints are switched off, and,
-        without `replace`, where a bounded replay would take the place of a startpoint, or the other way round.
+        without `replace`, where a bounded replay would take the place of a startpoint, or the other way round; also
+        where versions were recorded that are gone.
         """
-        requests = self._requests(partitions, position, until, task, on_unresolved, force, by=by, reason=reason)
+        wanted = (partitions, position, until, task, on_unresolved, force, versions)
+        requests = self._requests(*wanted, by=by, reason=reason)
         return ask(self.lake, self._systems, self.app, requests, replace=replace)
 
     def list(self) -> dict[str, Rows]:
@@ -153,6 +162,7 @@ class Startpoints:
         task: str | None,
         on_unresolved: OnUnresolved,
         force: bool,
+        versions: VersionsMet | None,
         *,
         by: str,
         reason: str,
@@ -174,4 +184,5 @@ class Startpoints:
             reason=reason,
             on_unresolved=on_unresolved,
             force=force,
+            versions=versions,
         )

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.batchlog.batch_log import application_state
+from dagster_adjunct.orchestration.operators.versions_met import RECORDED
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.dataset_requests import named_only
 from dagster_adjunct.orchestration.startpoints.earlier_requests import behind_unreadable, replaced_by
 from dagster_adjunct.orchestration.startpoints.held_startpoints import Held, not_applied
+from dagster_adjunct.orchestration.startpoints.plan_recorded import plan_recorded
 from dagster_adjunct.orchestration.startpoints.preview_requests import preview_requests
+from dagster_adjunct.orchestration.startpoints.recorded_plan import write_plan
 from dagster_adjunct.orchestration.startpoints.refused_requests import check_followed, check_kinds
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import startpoints_of
+from dagster_adjunct.orchestration.startpoints.versions_of_replays import versions_in_words, what_keeps_state
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPlan
     from dagster_adjunct.orchestration.startpoints.request_preview import Preview
     from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
     from dagster_adjunct.resources.objects import Lake
@@ -29,12 +34,14 @@ class Asked:
     """What was asked for: what each request would do now, what it takes the place of, and whether it is written.
 
     `tables` says of each remote table that is made of what is read again what becomes of it, by the table's name.
+    `notes` say which versions replays meet, and what keeps state and leaves records out that are read again.
     """
 
     previews: tuple[Preview, ...]
     replaced: tuple[Held, ...]
     written: bool
     tables: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON-able values."""
@@ -43,6 +50,7 @@ class Asked:
             "partitions": [found.to_json() for found in self.previews],
             "replaced": [held.summary() for held in self.replaced],
             "tables": dict(self.tables),
+            "notes": list(self.notes),
         }
 
 
@@ -73,16 +81,25 @@ def ask(
     startpoints.check_on()
     stored, state = startpoints.read(), application_state(lake, app.name)
     previews = preview_requests(lake, systems, app, requests, state)
-    previews = behind_unreadable(stored.unreadable, previews)
+    recorded = plan_recorded(lake, systems, app, behind_unreadable(stored.unreadable, previews))
+    previews = recorded.previews
     there = [*map(Held, stored.waiting), *not_applied(stored.handed, state)]
     replaced = replaced_by(previews, there, named_only(app))
     if not dry_run:
         check_followed(previews)
         if not replace:
             check_kinds(replaced)
+        if recorded.plan is not None:
+            write_plan(lake, recorded.plan)  # from here on its versions are held
+            requests = [_naming(request, recorded.plan) for request in requests]
         startpoints.write_startpoints(requests)
     tables = _remote_tables(systems, app, {request.ssp.qualified_stream for request in requests})
-    return Asked(tuple(previews), tuple(dict.fromkeys(old for old, _ in replaced)), not dry_run, tables)
+    notes = (*versions_in_words(app, requests), *recorded.told, *what_keeps_state(app))
+    return Asked(tuple(previews), tuple(dict.fromkeys(old for old, _ in replaced)), not dry_run, tables, notes)
+
+
+def _naming(request: StartpointRequest, plan: RecordedPlan) -> StartpointRequest:
+    return replace(request, recorded=plan.id) if request.versions == RECORDED else request
 
 
 def _remote_tables(systems: Mapping[str, StreamSystem], app: Application, streams: set[str]) -> dict[str, str]:

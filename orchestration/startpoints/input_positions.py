@@ -10,6 +10,7 @@ from dagster_adjunct.resources.streams.interface.stream_system import OffsetRang
 
 if TYPE_CHECKING:
     from collections.abc import Container
+    from datetime import datetime
 
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
@@ -76,9 +77,17 @@ def _first_replays(app: Application, offsets: OffsetState) -> dict[SystemStreamP
     """Return of each partition the bounded replay that began first; none where startpoints are switched off."""
     first: dict[SystemStreamPartition, Replay] = {}
     if app.startpoints:
-        for replay in sorted(offsets.replays.values(), key=lambda replay: (replay.epoch, replay.id)):
+        for replay in sorted(offsets.replays.values(), key=order_of_replay):
             first.setdefault(replay.ssp, replay)
     return first
+
+
+def order_of_replay(replay: Replay) -> tuple[datetime, str, int, str]:
+    """Return what replays are sorted by: those that began first come first.
+
+    Not by their epochs alone: these get higher where a batch was given up, and what began together has to stay so.
+    """
+    return replay.began_at, replay.recorded or "", replay.epoch, replay.id
 
 
 def _why_stuck(replay: Replay, streams: Mapping[str, StreamSnapshot]) -> str:

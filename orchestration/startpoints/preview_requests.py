@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from dagster_adjunct.orchestration.startpoints.handed_requests import is_broadca
 from dagster_adjunct.orchestration.startpoints.request_preview import Preview, preview_request
 from dagster_adjunct.orchestration.startpoints.stream_snapshots import look_at_stream
 from dagster_adjunct.orchestration.startpoints.table_preview import preview_table
+from dagster_adjunct.orchestration.startpoints.versions_of_replays import check_versions, default_versions
+from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
@@ -45,6 +48,11 @@ def preview_requests(
     previews: dict[int, Preview] = {}
     rewinds: dict[str, list[int]] = {}
     for number, request in enumerate(requests):
+        try:
+            check_versions(app, request)
+        except ConfigurationError as error:
+            previews[number] = Preview(request, (), error=str(error))
+            continue
         ssp, tasks = request.ssp, tuple(owners.get(request.ssp, ()))
         if request.task is not None:
             tasks = (request.task,) if ssp in {**reading, **tables}.get(request.task, ()) else ()
@@ -63,4 +71,9 @@ def preview_requests(
     for dataset in app.datasets:
         asked = {n: previews[n] for n in rewinds.get(dataset_task(dataset.name), {}) if previews[n].error is None}
         previews |= preview_table(lake, systems, dataset, asked)
-    return [previews[number] for number in range(len(requests))]
+    return [_with_versions(app, previews[number]) for number in range(len(requests))]
+
+
+def _with_versions(app: Application, preview: Preview) -> Preview:
+    bounded = preview.request.until is not None
+    return replace(preview, versions=preview.request.versions or default_versions(app)) if bounded else preview

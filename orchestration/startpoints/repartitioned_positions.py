@@ -54,7 +54,13 @@ def carried_over(state: ApplicationState, stream: str, info: StreamInfo) -> Appl
         "opened": spread(offsets.opened),
     }
     others = {ssp: offset for ssp, offset in state.checkpoint.items() if ssp.qualified_stream != stream}
-    return state.model_copy(update={"checkpoint": others | now, "offsets": offsets.model_copy(update=update)})
+    return state.model_copy(
+        update={
+            "checkpoint": others | now,
+            "offsets": offsets.model_copy(update=update),
+            "times": state.times.carried(stream, now),
+        }
+    )
 
 
 def carried_note(stream: str, info: StreamInfo) -> str:

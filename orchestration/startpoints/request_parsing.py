@@ -26,6 +26,7 @@ from dagster_adjunct.resources.streams.interface.system_stream_partition import 
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.operators.versions_met import VersionsMet
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 POSITIONS = ("oldest", "upcoming", "timestamp", "offset")
@@ -98,6 +99,7 @@ def startpoint_requests(
     reason: str,
     on_unresolved: OnUnresolved = "fail",
     force: bool = False,
+    versions: VersionsMet | None = None,
 ) -> list[StartpointRequest]:
     """Return a request for each partition, each a wish of its own that is made now. Raises ConfigurationError."""
     return [
@@ -110,6 +112,7 @@ def startpoint_requests(
             reason=reason,
             on_unresolved=on_unresolved,
             force=force,
+            versions=versions,
         )
         for ssp in ssps
     ]

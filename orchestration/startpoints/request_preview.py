@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
+    from dagster_adjunct.orchestration.operators.versions_met import VersionsMet
     from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
@@ -30,6 +31,7 @@ class Preview:
     without it, once a batch that is open has ended, and `moved` by how many offsets it moves that, below 0 for
     backwards; None for a replay, which moves nothing, and where there is nothing to compare. With an `error` it can't
     be followed: the run would fail, unless the request says to go on from the checkpoint then (`falls_back`).
+    `versions` are those that a replay meets; None where it is none.
     """
 
     request: StartpointRequest
@@ -41,6 +43,7 @@ class Preview:
     moved: int | None = None
     error: str | None = None
     falls_back: bool = False
+    versions: VersionsMet | None = None
 
     @property
     def move(self) -> str:
@@ -66,7 +69,7 @@ class Preview:
     def to_json(self) -> dict[str, Any]:
         """Return the preview as JSON-able values."""
         asked, until = self.request, self.request.until
-        names = ("checkpoint", "start", "end", "offsets", "moved", "error", "falls_back", "effect")
+        names = ("checkpoint", "start", "end", "offsets", "moved", "error", "falls_back", "effect", "versions")
         return {
             "partition": str(asked.ssp),
             "tasks": list(self.tasks),

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
     from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
+    from dagster_adjunct.orchestration.startpoints.resolve_offsets import Plans
     from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
@@ -62,17 +63,19 @@ def start_of_run(
     fan_out: FanOut,
     state: ApplicationState,
     now: datetime,
+    plans: Plans | None = None,
 ) -> Start:
     """Resolve what was fanned out to these tasks and has no offset yet, and give every partition a position.
 
-    Only times are asked for: all else is decided over the inputs as they were looked at. Raises OffsetOutOfRangeError
-    and ConfigurationError for a startpoint that can't be resolved (it is not consumed), for a stream that was made
-    anew, and for new partitions of one whose key chooses the partition.
+    Only times are asked for: all else is decided over the inputs as they were looked at. `plans` are those that
+    requests for recorded versions name. Raises OffsetOutOfRangeError and ConfigurationError for a startpoint that
+    can't be resolved (it is not consumed), for a stream that was made anew, and for new partitions of one whose key
+    chooses the partition; VersionDiscardedError where what a replay is to meet again is gone.
     """
     state, carried = carry_over_all(state, streams)
     known = state.offsets
     handed = sort_handed_requests(app, tasks, fan_out, known)
-    resolved = resolve_handed(streams, known, handed, now)
+    resolved = resolve_handed(app, streams, known, handed, plans or {}, now)
     reset = {source.stream for source in app.inputs.values() if source.reset_offset}
     check_same_streams(app, streams, known, resolved.startpoints, reset)
     checkpoint = state.checkpoint | first_positions(app, streams, state, resolved.startpoints)
@@ -89,13 +92,15 @@ def start_of_run(
             "streams": {name: identity for name, stream in streams.items() if (identity := stream.info.identity)},
         }
     ).with_replays(resolved.replays)
+    made_anew = [name for name, stream in streams.items() if stream.info.is_another(known.streams.get(name))]
+    times = state.times.without(made_anew)
     paused = [
         f"{replay.ssp}: startpoints are switched off: the replay from {replay.position} stays at offset "
         f"{replay.next} ({replay.by}: {replay.reason})"
         for replay in (() if app.startpoints else offsets.replays.values())
     ]
     return Start(
-        state=state.model_copy(update={"checkpoint": checkpoint, "offsets": offsets}),
+        state=state.model_copy(update={"checkpoint": checkpoint, "offsets": offsets, "times": times}),
         done=done,
         carried=carried,
         held=frozenset(ssp for task in tasks for ssp in fan_out.held.get(task, ())),

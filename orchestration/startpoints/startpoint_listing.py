@@ -78,6 +78,7 @@ def _asked(request: StartpointRequest) -> dict[str, Any]:
         "by": request.by,
         "reason": request.reason,
         "on_unresolved": request.on_unresolved,
+        "versions": request.versions,
         "id": request.id,
     }
 

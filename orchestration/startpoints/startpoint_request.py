@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from dagster_adjunct.orchestration.operators.versions_met import RECORDED, VERSIONS_MET, VersionsMet
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError, MalformedDocumentError
 from dagster_adjunct.resources.streams.interface.startpoint import (
     VERSION,
@@ -19,6 +21,7 @@ from dagster_adjunct.resources.streams.interface.system_stream_partition import 
 
 OnUnresolved = Literal["fail", "checkpoint"]
 _ON_UNRESOLVED = ("fail", "checkpoint")
+_NAME = re.compile(r"[0-9a-f]{32}")
 _TASK_LENGTH = 500
 _TEXT_LENGTH = 1_000
 
@@ -33,7 +36,10 @@ class StartpointRequest:
     `by` and `reason` say who wants it and why. `on_unresolved` says what a start does where the startpoint has no
     offset: fail, or go on from the checkpoint. With `until`, it is a bounded replay: what lies from the startpoint up
     to, but without, that position is read again, and the main position does not move. `force` lets a dataset's table
-    get older, or lack changes, where the partition is of a dataset's stream.
+    get older, or lack changes, where the partition is of a dataset's stream. `versions` says which versions of its
+    datasets the replay meets: those of each record's time ("as-of"), those that are served then ("current"), or those
+    that the batches met which read the records first ("recorded", held by the plan `recorded`); None is as-of where the
+    application joins so, and current where not.
 
     A request is applied once, however often it is written: that is what its `id` is for, which is its startpoint's
     unless it is given. `sequence` is the place in the store's own order of requests, given when it is written: it tells
@@ -48,6 +54,8 @@ class StartpointRequest:
     on_unresolved: OnUnresolved = "fail"
     until: Startpoint | None = None
     force: bool = False
+    versions: VersionsMet | None = None
+    recorded: str | None = None
     sequence: int = 0
     id: str = ""
 
@@ -61,6 +69,20 @@ class StartpointRequest:
                 f"the startpoint request for {self.ssp} has force={self.force!r:.80}: expected True or False.",
                 "Leave it out for False.",
                 argument="force",
+            )
+        if self.versions is not None and self.versions not in VERSIONS_MET:
+            raise ConfigurationError(
+                f"the startpoint request for {self.ssp} has versions={self.versions!r:.80}: expected one of "
+                f"{', '.join(VERSIONS_MET)}.",
+                "Leave it out: as-of where the application's joins are, else current.",
+                argument="versions",
+            )
+        if self.recorded is not None and (self.versions != RECORDED or not _NAME.fullmatch(str(self.recorded))):
+            raise ConfigurationError(
+                f"the startpoint request for {self.ssp} has recorded={self.recorded!r:.80} and "
+                f"versions={self.versions!r}: expected the id of a plan, of a request for recorded versions.",
+                "Leave it out: asking for recorded versions gives it.",
+                argument="recorded",
             )
         if not isinstance(self.sequence, int) or isinstance(self.sequence, bool):
             raise ConfigurationError(
@@ -101,6 +123,9 @@ class StartpointRequest:
     def to_json(self) -> dict[str, Any]:
         """Return the stored form, of JSON-able values."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name in _LATER:  # left out where they say nothing, so that an earlier release reads it
+            if named[name] is None:
+                del named[name]
         return {
             **named,
             "version": VERSION,
@@ -115,6 +140,7 @@ class StartpointRequest:
         return request_from_json(value, "startpoint request")
 
 
+_LATER = {"versions", "recorded"}
 _NAMED = {field.name for field in fields(StartpointRequest)}
 _FIELDS = _NAMED | {"version"}
 
@@ -124,7 +150,7 @@ def request_from_json(value: object, where: str) -> StartpointRequest:
     if not isinstance(value, Mapping):
         raise _malformed(where, f"{value!r:.80} is no object")
     check_version(value, where)
-    if set(value) | {"id"} != _FIELDS:
+    if set(value) | {"id"} | _LATER != _FIELDS:
         raise _malformed(where, f"it has the fields {sorted(map(str, value))}, expected {sorted(_FIELDS)}")
     startpoint = startpoint_from_json(value["startpoint"], f"the startpoint of {where}")
     bounded = value["until"] is not None

@@ -6,14 +6,15 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.few_records import are_few
 from dagster_adjunct.orchestration.step.rehearsal import rehearse
 from dagster_adjunct.orchestration.step.step_report import StepEvent
+from dagster_adjunct.orchestration.step.watermarks import begun_times
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
     from dagster_adjunct.orchestration.batchlog.batch_log import Intent
     from dagster_adjunct.orchestration.step.next_batch import PlannedBatch
@@ -35,7 +36,9 @@ class OpenBatch:
 def commit_intent(step: OpenedStep, run: StepRun, planned: PlannedBatch) -> OpenBatch:
     """Commit what the batch is going to do, once its outputs are known to take it; nothing is read before."""
     context, intent, state = step.context, planned.intent, run.logged.state
-    views = {name: step.versions.view(name, version, state) for name, version in intent.versions.items()}
+    met = {name: step.versions.view(name, version, state) for name, version in intent.versions.items()}
+    views = {name: view for name, view in met.items() if name not in step.versions.states}
+    states = {name: view for name, view in met.items() if isinstance(view, VersionReader) and name not in views}
     # Local tables are read with the columns and buckets that they are declared with, whatever is stored.
     own = {dataset.name for dataset in context.app.datasets if dataset.is_owned_by(context.app.name)}
     shapes = {**planned.records, **{name: _shape(view) for name, view in views.items() if name not in own}}
@@ -44,7 +47,7 @@ def commit_intent(step: OpenedStep, run: StepRun, planned: PlannedBatch) -> Open
     run = replace(run, shapes=shapes, logged=step.log.open(run.logged, intent))
     spans = intent.ranges.items()
     records = sum(context.systems[ssp.system].distance(ssp, span.start, span.end) for ssp, span in spans)
-    few = are_few(context.app, records, views, intent.tasks)
+    few = are_few(context.app, records, views, intent.tasks, states)
     told = {"records": records, "unit": context.unit, "versions": intent.versions, "few": few}
     context.on_event(StepEvent("intent", intent.batch, told))
     inputs = BatchInputs(
@@ -56,6 +59,11 @@ def commit_intent(step: OpenedStep, run: StepRun, planned: PlannedBatch) -> Open
         identities=state.offsets.streams,
         tasks=intent.tasks,
         few=few,
+        over_time={name: step.versions.over_time(name, met) for name, met in intent.over_time.items()},
+        reading=intent.reading,
+        states=states,
+        clock=intent.clock,
+        times=begun_times(context.app, state, intent),
     )
     return OpenBatch(run, intent, inputs, records, {"intent": time.monotonic() - planned.began})
 

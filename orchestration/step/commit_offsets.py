@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.batchlog.batch_log import ClosedBatch, add_counters
 from dagster_adjunct.orchestration.step.recorded_answers import forget_answers
 from dagster_adjunct.orchestration.step.step_report import StepEvent
+from dagster_adjunct.orchestration.step.time_progress import input_times
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.batch_log import Range
@@ -37,7 +38,7 @@ def close_batch(step: OpenedStep, written: WrittenBatch) -> StepRun:
     )
     context.on_event(StepEvent("outputs", intent.batch))
     context.check()
-    logged = step.log.close(run.logged, done)
+    logged = step.log.close(run.logged, done, written.times)
     step.startpoints.remove_applied(step.tasks, intent.startpoints)
     if any((asked := operator.spec.call(context.app)) and asked.recorded for operator in context.app.operators):
         forget_answers(context.lake, context.app.name, intent.batch)
@@ -46,7 +47,9 @@ def close_batch(step: OpenedStep, written: WrittenBatch) -> StepRun:
     texts += [f"{before.replays[key].words()} has ended" for key in before.replays if key not in after.replays]
     run = replace(run, logged=logged).told(context, texts)
     run = run.with_batch(done, time.monotonic() - began, written.measured, few=opened.inputs.few)
-    told = {"records": state.records, "unit": context.unit, "counters": written.counters}
+    told: dict[str, Any] = {"records": state.records, "unit": context.unit, "counters": written.counters}
+    if marks := input_times(context.app, state.times, done.closed_at):
+        told["watermarks"] = marks
     context.on_event(StepEvent("batch", intent.batch, told))
     return run
 

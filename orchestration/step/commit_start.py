@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.orchestration.startpoints.recorded_plan import plans_of
 from dagster_adjunct.orchestration.startpoints.start_of_run import start_of_run
 
 if TYPE_CHECKING:
@@ -18,7 +19,8 @@ def commit_start(step: OpenedStep, run: StepRun, seen: Seen) -> StepRun:
         return run
     context = step.context
     logged = run.logged
-    start = start_of_run(context.app, seen.streams, step.tasks, seen.handed, logged.state, context.lake.now())
+    plans = plans_of(context.lake, context.app.name, seen.handed)
+    start = start_of_run(context.app, seen.streams, step.tasks, seen.handed, logged.state, context.lake.now(), plans)
     if start.state != logged.state:
         logged = step.log.move(logged, start.state, by=context.run, note="; ".join(start.carried) or None)
     if start.done:

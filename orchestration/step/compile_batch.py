@@ -10,21 +10,22 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dagster_adjunct.assets.sources.decode_changes import stored_schema
 from dagster_adjunct.orchestration.operators.arguments import called
-from dagster_adjunct.orchestration.operators.hidden_columns import ORIGIN, tie_breakers
+from dagster_adjunct.orchestration.operators.hidden_columns import UNSENT, tie_breakers
 from dagster_adjunct.orchestration.step import function_sinks
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.function_sinks import SinkCall
 from dagster_adjunct.orchestration.step.join_counts import JoinCounts, as_it_is
 from dagster_adjunct.orchestration.step.local_sends import LocalSends
+from dagster_adjunct.orchestration.step.over_time import OverTime
 from dagster_adjunct.orchestration.step.record_positions import (
     as_branch,
     origins,
-    with_epochs,
     with_positions,
 )
 from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers
 from dagster_adjunct.orchestration.step.refused_records import as_records, check_all_there
 from dagster_adjunct.orchestration.step.sensitive_columns import sensitive_columns
+from dagster_adjunct.orchestration.step.sent_records import is_in, sent_schema, upstream_of_outputs
 from dagster_adjunct.orchestration.step.table_answers import about, answered, as_frame, distinct_keys, with_answers
 from dagster_adjunct.orchestration.step.table_marks import (
     marking_of,
@@ -33,29 +34,33 @@ from dagster_adjunct.orchestration.step.table_marks import (
     summed,
     writers_of,
 )
+from dagster_adjunct.orchestration.step.timed_rows import no_rows, read_over_time, timed_rows
 from dagster_adjunct.orchestration.step.told_failure import told_failure
 from dagster_adjunct.orchestration.step.user_functions import result_of
-from dagster_adjunct.resources.errors import PlanningError, StreamNotFoundError
+from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.stream_system import AppendResult, OffsetRange
+from dagster_adjunct.resources.streams.interface.stream_system import AppendResult
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.spark_write import TableWrite, write_table
 from dagster_adjunct.resources.user_code import line_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
     from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.batchlog.stored_times import TimeState
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
+    from dagster_adjunct.orchestration.operators.compiling import TimedRows
     from dagster_adjunct.orchestration.operators.operator_spec import Operator
     from dagster_adjunct.orchestration.operators.sink_context import SinkFunction
     from dagster_adjunct.orchestration.operators.table_lookups import TableLookup
     from dagster_adjunct.orchestration.operators.table_sends import TableSend
+    from dagster_adjunct.orchestration.operators.versions_met import VersionsMet
     from dagster_adjunct.orchestration.planner import Exchange
     from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
@@ -67,10 +72,11 @@ Counters = dict[str, dict[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What a batch has counted, by output or join, and what its tables have measured."""
+    """What a batch has counted, by output or join, what its tables have measured, and how far its inputs have come."""
 
     counters: Counters
     measured: Mapping[str, TableMetrics]
+    times: TimeState | None = None
 
 
 def run_batch(context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> Counted:
@@ -82,11 +88,12 @@ def run_batch(context: StepContext, inputs: BatchInputs, before_output: Callable
     return Batch(context, inputs, before_output).run()
 
 
-class Batch:
+class Batch(OverTime):
     """One batch as its operators are compiled: what they read, where they send to, and what they count."""
 
     def __init__(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> None:
-        self._context, self._inputs, self._before_output = context, inputs, before_output
+        super().__init__(context, inputs)
+        self._before_output = before_output
         self._spark: SparkSession = context.spark()
         self._frames: dict[str, DataFrame] = {}
         self._counters: Counters = {}
@@ -101,7 +108,7 @@ class Batch:
         self._local = LocalSends(context, inputs)
         self._producers = producers_of(context.app)
         self._writers = writers_of(context.app)
-        self._written = _upstream_of_outputs(operators)
+        self._written = upstream_of_outputs(operators)
         self._planned = {planned.id: planned for planned in context.plan.operators}
         self._exchanges: dict[str, list[Exchange]] = {}
         for exchange in context.plan.exchanges:
@@ -119,11 +126,15 @@ class Batch:
                     frame = self.computed_once(operator.id, frame)
                 self._frames[operator.id] = frame
             self._counters |= self._local.commit(self._before_output)
+            self._counters |= self._states.commit(self._before_output)
             for join in self._joins:
                 self._counters[join.name] = join.result()
-            return Counted(self._counters, self._measured)
+            self._counters |= self._left_out.counts()
+            return Counted(self._counters, self._measured, self._times.after())
         finally:
             self._local.close()
+            self._states.close()
+            self._times.close()
             for frame in self._kept:
                 frame.unpersist()
 
@@ -157,6 +168,7 @@ class Batch:
                 source = operator.inputs[number]
                 self._frames[source] = frames[number] = self.computed_once(operator.id, frames[number])
             frames[number] = self.together(frames[number]).repartition(exchange.partitions, *by)
+        frames = [self._times.arriving(operator, frame) for frame in frames]
         if len(frames) < 2:
             return frames
         one_stream = len(self._origins[operator.id].streams) == 1
@@ -177,6 +189,10 @@ class Batch:
     @property
     def tasks(self) -> int:
         return self._inputs.tasks or len(self._context.plan.tasks)
+
+    @property
+    def reading(self) -> VersionsMet:
+        return self._inputs.reading
 
     def stream_of(self, operator: str) -> str | None:
         """Return the stream that the positions of the records after an operator are in; None for several."""
@@ -202,15 +218,7 @@ class Batch:
         return self._context.systems[split_stream_name(stream)[0]]
 
     def read(self, stream: str) -> DataFrame:
-        system, name = split_stream_name(stream)
-        streams = self._context.systems[system]
-        ranges = {ssp: r for ssp, r in self._inputs.ranges.items() if (ssp.system, ssp.stream) == (system, name)}
-        if not ranges:
-            # A batch that replays other streams: no records of this one.
-            first = streams.upcoming(streams.partitions(name)[:1])
-            ranges = {ssp: OffsetRange(end, end) for ssp, end in first.items()}
-        epochs = {ssp.partition: epoch for ssp, epoch in self._inputs.epochs.items() if ssp in ranges}
-        return with_epochs(streams.read(self._spark, ranges), epochs)
+        return self._times.read(stream)
 
     def call(self, operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
         # Spark asks a filter behind it below it, too, and would call what is in it twice for a record.
@@ -233,6 +241,16 @@ class Batch:
             return stored_schema(dataset, dataset.input.schema)
         records = self.system_of(dataset.input).info(split_stream_name(dataset.input)[1]).schema
         return Schema(()) if records is None else stored_schema(dataset, records)
+
+    def over_time(self, dataset: str) -> TimedRows:
+        declared, view = self.app.dataset(dataset), self._inputs.views[dataset]
+        read = read_over_time(declared, view, self._inputs.over_time.get(dataset))
+        if read is None:
+            return no_rows(self._spark, self._context.lake.store, declared, self._declared_schema(declared))
+        return timed_rows(self._spark, read)
+
+    def first(self, frame: DataFrame) -> Row | None:
+        return frame.first()
 
     def matched(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
         counts = JoinCounts(operator)
@@ -279,7 +297,7 @@ class Batch:
         append = partial(
             system.append,
             name,
-            with_positions(frame, sources).drop(ORIGIN),
+            with_positions(frame, sources).drop(*UNSENT),
             producer=producer,
             sequence=self._inputs.batch,
             order_by=("__partition", "__offset", *tie_breakers(frame)),
@@ -287,7 +305,7 @@ class Batch:
             consumed=self._inputs.consumed if first else None,
             **more,
         )
-        if system.evolves and self._is_in(system, name, producer):
+        if system.evolves and is_in(system, name, producer, self._inputs.batch):
             # Sent before the columns changed, maybe: they do not change for records that turn out to be others.
             result = append()
             create()
@@ -297,12 +315,6 @@ class Batch:
         counted = {"rows": result.rows, "duplicate_batches": int(result.duplicate)}
         self._counters[stream] = summed(self._counters.get(stream, {}), counted)
         return result
-
-    def _is_in(self, system: StreamSystem, stream: str, producer: str) -> bool:
-        try:
-            return system.appended(stream, producer, self._inputs.batch) is not None
-        except StreamNotFoundError:
-            return False
 
     def _sources(self, operator: str) -> Sources | None:
         stream = self._origins[operator].made_of
@@ -374,26 +386,10 @@ class Batch:
         self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
     ) -> None:
         system, name = self.system_of(stream), split_stream_name(stream)[1]
-        if self._is_in(system, name, self.app.name):
+        if is_in(system, name, self.app.name, self._inputs.batch):
             sent = system.appended(name, self.app.name, self._inputs.batch)
             assert sent is not None
             check_all_there(system, name, sent, frame, operator)
             self._counters[stream] = {"rows": sent.rows, "duplicate_batches": 1}
         else:
             self.send(operator, frame, stream, key=key, partitions=partitions)
-
-
-def sent_schema(frame: DataFrame) -> Schema:
-    """Return the columns of records that an output stream gets."""
-    return Schema.from_spark(
-        frame.select(*[column(name) for name in frame.columns if not name.startswith("__")]).schema
-    )
-
-
-def _upstream_of_outputs(operators: Sequence[Operator]) -> set[str]:
-    """Return the operators whose records reach an output; the others need not run."""
-    needed: set[str] = set()
-    for operator in reversed(operators):
-        if operator.spec.writes is not None or operator.id in needed:
-            needed |= {operator.id, *operator.inputs}
-    return needed

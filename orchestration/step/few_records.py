@@ -20,17 +20,18 @@ def are_few(
     records: int,
     views: Mapping[str, VersionReader | TransientVersion | None],
     tasks: int | None,
+    states: Mapping[str, VersionReader],
 ) -> bool:
     """Whether a batch of so many records, joined with these versions, is for one task a stage.
 
     A broadcast dataset is whole in every task, however many there are. `tasks` get each record of a broadcast input.
+    `states` are the tables of state, by dataset.
     """
     if records * (tasks or 1) > app.few_records:
         return False
     rows, size = 0, 0
-    for name, view in views.items():
-        if view is None or app.dataset(name).broadcast:
-            continue
+    read = [view for name, view in views.items() if view is not None and not app.dataset(name).broadcast]
+    for view in (*read, *states.values()):
         sealed = getattr(view, "sealed", None)
         if sealed is None:
             rows += view.rows or 0

@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from dagster_adjunct.orchestration.operators.join_arguments import BEFORE_HISTORY, MATCHED, NO_TIME
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+_BY_TIME = {BEFORE_HISTORY: "before_history", NO_TIME: "null_times"}
 
 
 def as_it_is(frame: DataFrame) -> DataFrame:
@@ -17,7 +22,8 @@ def as_it_is(frame: DataFrame) -> DataFrame:
 
 
 class JoinCounts:
-    """Rows that came to one join, and those of them that met no entry of the dataset.
+    """Rows that came to one join, and those of them that met no entry of the dataset; of a join by time also those from
+    before the history, and those without a time.
 
     Spark counts them as the rows pass, so `result` is there once an output has consumed them all. `metric` is what the
     counting is called in Spark's plans.
@@ -36,10 +42,14 @@ class JoinCounts:
         return joined.observe(
             self._observation,
             F.count(F.lit(1)).alias("rows"),
-            F.count_if(F.col("__matched").isNull()).alias("unmatched"),
+            F.count_if(F.col(MATCHED).isNull()).alias("unmatched"),
+            *[F.count_if(told).alias(name) for told, name in _BY_TIME.items() if told in joined.columns],
         )
 
     def result(self) -> dict[str, int]:
-        """Return {"rows", "unmatched"}; waits for the output if it has not run yet."""
+        """Return {"rows", "unmatched"}, of a join by time also {"before_history", "null_times"}.
+
+        Waits for the output if it has not run yet.
+        """
         counts: dict[str, Any] = self._observation.get
         return {name: int(value) for name, value in counts.items()}

@@ -13,6 +13,8 @@ from dagster_adjunct.assets.unbounded.local_manifest import schema_of
 from dagster_adjunct.assets.unbounded.local_writes import Batch, LocalWrites
 from dagster_adjunct.assets.writing.generation_writer import BY_ONE_TASK, SPARK
 from dagster_adjunct.orchestration.operators.hidden_columns import tie_breakers
+from dagster_adjunct.orchestration.operators.versions_met import RECORDED
+from dagster_adjunct.orchestration.startpoints.versions_of_replays import tables_met_after_sends
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION, TOMBSTONE
 
@@ -27,7 +29,10 @@ Counters = dict[str, dict[str, int]]
 
 
 class LocalSends:
-    """The local tables of one batch. A bounded replay writes none: they have had its records, or get them in order."""
+    """The local tables of one batch. A bounded replay writes none: they have had its records, or get them in order.
+
+    One of recorded versions has its joins meet what it would write all the same, and commits nothing of that.
+    """
 
     def __init__(self, context: StepContext, inputs: BatchInputs) -> None:
         self._context, self._inputs = context, inputs
@@ -52,7 +57,8 @@ class LocalSends:
         counted = self._counters.setdefault(table, {"rows": 0, "deleted": 0, "duplicate_batches": 0})
         if self._inputs.consumed is None:
             counted["replayed_batches"] = 1
-            return
+            if self._inputs.reading != RECORDED or table not in tables_met_after_sends(self._context.app):
+                return
         rows, null_keys = kept_rows(frame, self._context.app.dataset(table).key, deleted, on_null_key)
         names = schema_of(self._context.app.dataset(table)).names
         order = (PARTITION, OFFSET, *tie_breakers(frame))
@@ -61,6 +67,8 @@ class LocalSends:
             order_by=order,
             partitioned=partitioned,
         )
+        if self._inputs.consumed is None:
+            return
         if null_keys is not None:
             done["null_keys"] = null_keys()
         for name, count in done.items():

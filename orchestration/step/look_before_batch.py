@@ -41,6 +41,7 @@ def look(step: OpenedStep, run: StepRun) -> Seen:
         context.between_batches()
     if run.logged.state.given_up is not None:
         step.versions.undo(run.logged.state.given_up)
+    step.versions.tend_states()
     served = step.versions.current()  # before anything is stored: without a version, no position is taken either
     handed = context.fan_out.without_taken_back(step.startpoints.get_fan_outs()) if run.held is None else None
     return Seen(began, served, handed, look_at_streams(context.systems, context.app.inputs))

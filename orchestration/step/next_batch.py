@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_adjunct.orchestration.batchlog.batch_log import Intent, Range
 from dagster_adjunct.orchestration.operators.planning_values import BROADCAST
+from dagster_adjunct.orchestration.operators.versions_met import AS_OF, RECORDED
+from dagster_adjunct.orchestration.startpoints.input_positions import order_of_replay
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
+    from dagster_adjunct.orchestration.batchlog.stored_positions import Replay
     from dagster_adjunct.orchestration.startpoints.input_positions import InputPositions
+    from dagster_adjunct.orchestration.startpoints.recorded_plan import Piece, RecordedPlan
     from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.resources.schemas.schema import Schema
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
@@ -46,8 +50,13 @@ def replay_batch(
     context: StepContext,
     state: ApplicationState,
     positions: InputPositions,
+    plan_of: Callable[[Replay], RecordedPlan],
 ) -> Intent | None:
-    """Return a batch of the bounded replays; not two in a row while the main input has records."""
+    """Return a batch of the bounded replays; not two in a row while the main input has records.
+
+    Those that meet the same versions go together with the one that began first. Of recorded ones that is what one batch
+    has read: it has the versions of that batch, and all others have none yet.
+    """
     replays = positions.replays
     if not replays:
         return None
@@ -55,6 +64,15 @@ def replay_batch(
     just = state.last is not None and state.last.intent.replays and state.last.intent.batch == state.batch
     if just and not _all_empty(systems, positions.unread):
         return None
+    first = min(replays.values(), key=order_of_replay)
+    if first.recorded is not None:
+        return _recorded_batch(context, state, replays, plan_of(first))
+    reading = first.versions or AS_OF
+    replays = {
+        ssp: replay
+        for ssp, replay in replays.items()
+        if replay.recorded is None and (replay.versions or AS_OF) == reading
+    }
     shared = _shared(context, {ssp: OffsetRange(replay.next, replay.until) for ssp, replay in replays.items()})
     read = {ssp: replay for ssp, replay in replays.items() if not _all_empty(systems, {ssp: shared[ssp]})}
     return _intent(
@@ -63,6 +81,35 @@ def replay_batch(
         {ssp: shared[ssp] for ssp in read},
         replays={ssp: replay.id for ssp, replay in read.items()},
         epochs={ssp: replay.epoch for ssp, replay in read.items()},
+        reading=reading,
+    )
+
+
+def _recorded_batch(
+    context: StepContext,
+    state: ApplicationState,
+    replays: Mapping[SystemStreamPartition, Replay],
+    plan: RecordedPlan,
+) -> Intent:
+    """Return the batch that reads what the earliest batch of this plan has read that is not read again yet."""
+
+    def piece_of(replay: Replay) -> Piece | None:
+        compare = context.systems[replay.ssp.system].compare
+        return plan.piece_at(replay, lambda end: compare(end, replay.next) > 0)
+
+    ours = {ssp: replay for ssp, replay in replays.items() if replay.recorded == plan.id}
+    pieces = {ssp: piece for ssp, replay in ours.items() if (piece := piece_of(replay)) is not None}
+    number = min(piece.batch for piece in pieces.values())
+    read = {ssp: piece for ssp, piece in pieces.items() if piece.batch == number}
+    return _intent(
+        context,
+        state,
+        {ssp: OffsetRange(ours[ssp].next, piece.end) for ssp, piece in read.items()},
+        replays={ssp: ours[ssp].id for ssp in read},
+        epochs={ssp: ours[ssp].epoch for ssp in read},
+        versions=plan.versions[number],
+        over_time=plan.over_time.get(number, {}),
+        reading=RECORDED,
     )
 
 
@@ -80,6 +127,7 @@ def main_batch(context: StepContext, state: ApplicationState, positions: InputPo
         startpoints={ssp: start.id for ssp, start in startpoints.items()},
         epochs={ssp: epoch for ssp, epoch in epochs.items() if epoch},
         lost={ssp: Range(start=span.start, end=span.end) for ssp, span in positions.lost.items()},
+        waiting=_waiting(context, positions.unread, shared),
     )
 
 
@@ -106,9 +154,8 @@ def _intent(context: StepContext, state: ApplicationState, ranges: Spans, **more
         run=context.run,
         clock=context.lake.now(),
         ranges={ssp: Range(start=span.start, end=span.end) for ssp, span in ranges.items()},
-        versions={},
         tasks=len(context.plan.tasks) if broadcast else None,
-        **more,
+        **{"versions": {}, **more},
     )
 
 
@@ -124,6 +171,17 @@ def _shared(context: StepContext, spans: Spans) -> dict[SystemStreamPartition, O
         else OffsetRange(span.start, systems[ssp.system].advance(ssp, span.start, shares[ssp]))
         for ssp, span in spans.items()
     }
+
+
+def _waiting(context: StepContext, unread: Spans, shared: Spans) -> tuple[SystemStreamPartition, ...]:
+    """Return the partitions that could become idle, and have records that are not in this batch's part."""
+    sources = context.app.inputs.values()
+    timed = {each.stream for each in sources if each.event_time is not None and each.event_time.idle_after is not None}
+    return tuple(
+        ssp
+        for ssp, span in sorted(unread.items())
+        if ssp.qualified_stream in timed and context.systems[ssp.system].compare(shared[ssp].end, span.end) < 0
+    )
 
 
 def _all_empty(systems: Mapping[str, StreamSystem], spans: Spans) -> bool:

@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 class Origin:
     """Where the records after an operator have their positions from.
 
-    `streams` are those that the positions are in, by the operator that each comes from: an input, or an output that the
-    graph goes on with. `made_of` is the input stream that all the records are made of, None where they come from
-    several, or from several of `streams`: then no single stream's positions tell what they are made of.
+    `streams` are those that the positions are in, by the operator that each comes from: an input, an output that the
+    graph goes on with, or what makes records of several. `made_of` is the input stream that all the records are made
+    of, None where they come from several, or from several of `streams`: then no single stream's positions tell what
+    they are made of.
     """
 
     streams: Mapping[str, str]
@@ -52,7 +53,9 @@ def origins(operators: Iterable[Operator]) -> dict[str, Origin]:
             streams = {begun: stream for origin in before for begun, stream in origin.streams.items()}
         made_of = before[0].made_of if len(streams) == 1 else None
         spec = operator.spec
-        if spec.reads is not None:
+        if spec.makes_records:
+            streams, made_of = {operator.id: operator.id}, None
+        elif spec.reads is not None:
             streams, made_of = {operator.id: spec.reads}, spec.reads
         elif spec.role == "output" and spec.writes is not None:
             streams = {operator.id: spec.writes}

@@ -8,15 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset_inputs import OwnedBy
-from dagster_adjunct.orchestration.operators.hidden_columns import ORIGIN, tie_breakers
+from dagster_adjunct.assets.unbounded.state_table import check_state, state_dataset
+from dagster_adjunct.orchestration.operators.hidden_columns import UNSENT, tie_breakers
 from dagster_adjunct.orchestration.operators.shipped_function import shipped_function
 from dagster_adjunct.orchestration.operators.table_checks import Sink, check_columns
 from dagster_adjunct.orchestration.operators.table_lookups import check_stored, read_function
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
-from dagster_adjunct.orchestration.step.compile_batch import Batch, Counted, sent_schema
+from dagster_adjunct.orchestration.step.compile_batch import Batch, Counted
 from dagster_adjunct.orchestration.step.function_sinks import SinkCall, made_by
 from dagster_adjunct.orchestration.step.local_sends import kept_rows
 from dagster_adjunct.orchestration.step.physical_proof import Proof, check_written
+from dagster_adjunct.orchestration.step.sent_records import sent_schema
 from dagster_adjunct.orchestration.step.spark_plan import marked, plan_of
 from dagster_adjunct.orchestration.step.table_answers import with_unknown
 from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout
@@ -32,8 +34,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.assets.reading.version_reader import VersionReader
+    from dagster_adjunct.assets.unbounded.state_spec import StateSpec
     from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
+    from dagster_adjunct.orchestration.operators.compiling import StateHandle
     from dagster_adjunct.orchestration.operators.operator_spec import Operator
     from dagster_adjunct.orchestration.operators.sink_context import SinkFunction
     from dagster_adjunct.orchestration.operators.table_lookups import TableLookup
@@ -72,6 +76,8 @@ class Rehearsal(Batch):
     def __init__(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> None:
         super().__init__(context, inputs, before_output)
         self.proof = Proof(context.plan)
+        for operator in context.app.operators:
+            self.proof.allow(operator.id, operator.spec.moves)
         self._datasets: dict[str, str] = {}
         self._looked_at: dict[str, dict[str, str] | None] = {}
 
@@ -94,7 +100,7 @@ class Rehearsal(Batch):
             # They are read from the output, in whose partitions they lie.
             planned = self._planned[operator.id]
             by = [column(name) for name in planned.partitioned_by]
-            stored = frame.drop(*tie_breakers(frame), ORIGIN).repartition(planned.partitions, *by)
+            stored = frame.drop(*tie_breakers(frame), *UNSENT).repartition(planned.partitions, *by)
             return self._cut(stored)
         frame = marked(operator.id, frame)
         if self._uses[operator.id] > 1 and spec.writes is None:
@@ -149,6 +155,9 @@ class Rehearsal(Batch):
         self._datasets[operator] = dataset
         return frame
 
+    def first(self, frame: DataFrame) -> None:
+        return None
+
     def looked_up(self, operator: str, frame: DataFrame, lookup: TableLookup) -> DataFrame:
         """Compare what is taken of the table's records with its columns, as its store has them; nothing is read."""
         table = self.app.tables[lookup.table]
@@ -179,6 +188,10 @@ class Rehearsal(Batch):
     def keep(self, operator: str, frame: DataFrame, table: str, *, deleted: str | None, on_null_key: OnNullKey) -> None:
         self._written_as_they_lie(operator, frame)
         kept_rows(frame, self.app.dataset(table).key, deleted, on_null_key)
+
+    def state(self, name: str, spec: StateSpec, *, of: str | None = None) -> StateHandle:
+        check_state(self._context.lake, state_dataset(self.app.name, name, spec))
+        return super().state(name, spec, of=of)
 
     def write(self, operator: str, frame: DataFrame, send: TableSend) -> None:
         """Compare what Spark makes of the records with the table's columns, as its store has them."""

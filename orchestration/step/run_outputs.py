@@ -22,6 +22,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.spark.spark_errors import adjunct_error
 
 if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.batchlog.stored_times import TimeState
     from dagster_adjunct.orchestration.step.commit_intent import OpenBatch
     from dagster_adjunct.orchestration.step.step_run import Counters, OpenedStep
     from dagster_adjunct.resources.tables.metrics import TableMetrics
@@ -41,12 +42,16 @@ _PAUSES = (1.0, 5.0)
 
 @dataclass(frozen=True, slots=True)
 class WrittenBatch:
-    """A batch whose outputs are all written, with what they and the joins have counted, and tables have measured."""
+    """A batch whose outputs are all written, with what they and the joins have counted, and tables have measured.
+
+    `times` are how far the inputs have come with it; None where it moves none.
+    """
 
     opened: OpenBatch
     counters: Counters
     measured: Mapping[str, TableMetrics]
     seconds: dict[str, float]
+    times: TimeState | None = None
 
 
 def with_way_out(error: AdjunctError, app: str, batch: int) -> AdjunctError:
@@ -83,7 +88,7 @@ def run_outputs(step: OpenedStep, opened: OpenBatch) -> WrittenBatch:
         try:
             done = run_batch(context, opened.inputs, before_output)
             return WrittenBatch(
-                opened, done.counters, done.measured, opened.seconds | {"work": time.monotonic() - began}
+                opened, done.counters, done.measured, opened.seconds | {"work": time.monotonic() - began}, done.times
             )
         except Exception as error:
             ours = adjunct_error(error)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
+    from dagster_adjunct.orchestration.step.time_progress import InputTimes, StateSize
     from dagster_adjunct.resources.tables.metrics import TableMetrics
 
 _FEW = "; one task a stage, as they are few"
@@ -22,7 +23,7 @@ class StepEvent:
     (text) where retention was faster, "intent" (records, unit, versions, few: whether it takes one task a
     stage), "output" (output) before each output, "again"
     (text) where the store broke off and the batch's work begins anew, "outputs" when all are written, "batch" (records
-    so far, counters) when its end is committed.
+    so far, counters, watermarks) when its end is committed.
     """
 
     what: str
@@ -45,7 +46,9 @@ class StepEvent:
             "outputs": "all outputs written",
             "batch": "committed; {records:,} {unit} so far",
         }[self.what]
-        return f"batch {self.batch}: {words.format(**{'unit': 'records', **self.detail})}"
+        told = "; ".join(each.words() for each in self.detail.get("watermarks", ()))
+        more = f"; {told}" if told else ""
+        return f"batch {self.batch}: {words.format(**{'unit': 'records', **self.detail})}{more}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,8 @@ class StepReport:
     `versions` are the ids of the versions that its batches met, by dataset. `startpoints` says in words which
     startpoints were resolved and applied, replays begun and ended, and by whom. `measured` has what each remote table
     has counted and measured in this run's tasks, such as how long requests took and waited. `few_batches` took
-    one task a stage, as they had few records.
+    one task a stage, as they had few records. `watermarks` say how far each input has come in the times of its records,
+    where it declares these; `state_sizes` how much each table of state holds.
     """
 
     batches: int
@@ -67,10 +71,14 @@ class StepReport:
     startpoints: tuple[str, ...] = ()
     measured: dict[str, TableMetrics] = field(default_factory=dict)
     few_batches: int = 0
+    watermarks: tuple[InputTimes, ...] = ()
+    state_sizes: Mapping[str, StateSize] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-able values."""
         values = {name: getattr(self, name) for name in self.__slots__}
         measured = {name: metrics.to_dict() for name, metrics in self.measured.items()}
-        more = {"startpoints": list(self.startpoints), "measured": measured}
+        more: dict[str, Any] = {"startpoints": list(self.startpoints), "measured": measured}
+        more["watermarks"] = [each.to_json() for each in self.watermarks]
+        more["state_sizes"] = {name: asdict(size) for name, size in self.state_sizes.items()}
         return {**values, **more, "state": self.state.model_dump(mode="json")}

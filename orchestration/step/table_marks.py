@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 def streams_of_positions(operators: Iterable[Operator], has_own: Callable[[str], bool]) -> dict[str, str | None]:
     """Return the stream that the positions of the records after each operator are in, None where there are several.
 
+    Made records have their own: it is named by the operator that makes them.
     `has_own` says of an output stream whether what goes on after it is read from there.
     """
     result: dict[str, str | None] = {}
@@ -33,7 +34,9 @@ def streams_of_positions(operators: Iterable[Operator], has_own: Callable[[str],
         spec = operator.spec
         before = {result[source] for source in operator.inputs}
         result[operator.id] = before.pop() if len(before) == 1 else None
-        if spec.reads is not None:
+        if spec.makes_records:
+            result[operator.id] = operator.id
+        elif spec.reads is not None:
             result[operator.id] = spec.reads
         elif spec.role == "output" and spec.writes is not None and has_own(spec.writes):
             result[operator.id] = spec.writes

@@ -24,7 +24,7 @@ def take_over(step: OpenedStep, run: StepRun, left_open: Intent) -> PlannedBatch
     context = step.context
     context.check()
     _check_same_streams(context, run, left_open)
-    step.versions.hold(left_open.versions, reopened=True)
+    step.versions.hold(left_open.versions, left_open.over_time, reopened=True)
     records = {
         name: context.systems[split_stream_name(name)[0]].info(split_stream_name(name)[1]).schema
         for name in context.app.inputs

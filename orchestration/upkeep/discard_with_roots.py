@@ -14,6 +14,7 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.batchlog.known_applications import list_applications
+from dagster_adjunct.orchestration.startpoints.recorded_plan import forget_plans, versions_held
 from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.first_error import raise_first
 from dagster_adjunct.resources.metadata import MetadataStore
@@ -46,9 +47,10 @@ def discard_all(
 ) -> list[DiscardReport]:
     """Discard in these datasets (None: all of the lake), by the policies of `specs`, else by those declared last.
 
-    An open batch is run again with the versions that it was begun with, so these stay however old they are. A
-    dataset that fails keeps no other from being discarded in: the first error is raised in the end, and names the rest.
-    What the lake's metadata (requests for startpoints, for one) does not reach any more is deleted, too.
+    An open batch is run again with the versions that it was begun with, so these stay however old they are, as those
+    do that a recorded replay is to meet. A dataset that fails keeps no other from being discarded in: the first error
+    is raised in the end, and names the rest. What the lake's metadata (requests for startpoints, for
+    one) does not reach any more is deleted, too.
     """
     policies = {name: spec.discard for name, spec in (specs or {}).items()}
     reports: list[DiscardReport] = []
@@ -60,6 +62,8 @@ def discard_all(
             errors.append(error)
     if not dry_run:
         MetadataStore(lake).collect()
+        for application in list_applications(lake):
+            forget_plans(lake, application)
     raise_first(errors)
     return reports
 
@@ -76,10 +80,22 @@ def open_batches(lake: Lake) -> dict[str, dict[str, str]]:
             for dataset, before in _before(lake, application, state.given_up):
                 needed.setdefault(dataset, {})[before] = why
         if intent is not None:
-            for dataset, version in intent.versions.items():
-                if version is not None and not is_transient(version):
-                    why = f"open batch {intent.batch} of application {application}"
-                    needed.setdefault(dataset, {})[version] = why
+            why = f"open batch {intent.batch} of application {application}"
+            for dataset, versions in intent.met.items():
+                for version in versions:
+                    if not is_transient(version):
+                        needed.setdefault(dataset, {})[version] = why
+    return needed
+
+
+def needed_versions(lake: Lake) -> dict[str, dict[str, str]]:
+    """Return, by dataset and version id, what needs the version: an open batch, or a recorded replay."""
+    needed: dict[str, dict[str, str]] = {}
+    # Replays first: one whose last batch is opened meanwhile is then in one of both, or in both.
+    replays = [versions_held(lake, application) for application in list_applications(lake)]
+    for found in (*replays, open_batches(lake)):
+        for dataset, versions in found.items():
+            needed.setdefault(dataset, {}).update(versions)
     return needed
 
 
@@ -93,4 +109,4 @@ def _before(lake: Lake, application: str, batch: int) -> Iterator[tuple[str, str
 
 
 def _needed(lake: Lake, dataset: str) -> dict[str, str]:
-    return open_batches(lake).get(dataset, {})
+    return needed_versions(lake).get(dataset, {})

@@ -22,7 +22,7 @@ from dagster_adjunct.orchestration.startpoints.repartitioned_positions import (
 )
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import FAN_OUTS, REQUESTS
 from dagster_adjunct.orchestration.startpoints.stored_requests import waits_on
-from dagster_adjunct.orchestration.upkeep.discard_with_roots import open_batches
+from dagster_adjunct.orchestration.upkeep.discard_with_roots import needed_versions
 from dagster_adjunct.orchestration.upkeep.who_reads import Readers, followers_of
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -145,7 +145,7 @@ def repartition_dataset(
         partitions,
         reason=reason,
         by=by,
-        roots=lambda: open_batches(lake).get(name, {}),
+        roots=lambda: needed_versions(lake).get(name, {}),
         dry_run=dry_run,
     )
 

@@ -13,6 +13,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.runtime import Runtime
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
+from dagster_adjunct.orchestration.step import batch_times
 from dagster_adjunct.orchestration.step import compile_batch as compiling
 from dagster_adjunct.orchestration.step import rehearsal as rehearsing
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
@@ -44,7 +45,7 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
         return SparkPlan(frozenset({operator}), {}, (), "UnknownPartitioning(0)")
 
     monkeypatch.setattr(compiling, "write_table", lambda *args, **options: Written({}))
-    monkeypatch.setattr(compiling, "with_epochs", lambda records, epochs: records)
+    monkeypatch.setattr(batch_times, "with_epochs", lambda records, epochs: records)
     monkeypatch.setattr(rehearsing, "marked", lambda operator, frame: frame)
     monkeypatch.setattr(rehearsing, "plan_of", asked)
     monkeypatch.setattr(rehearsing, "_types", lambda frame: dict(frame.dtypes))

@@ -120,11 +120,11 @@ def test_few_are_bounded_by_records_and_by_the_rows_that_one_task_would_read() -
     app.table(PLANES)
     app.table(bounded_dataset("codes", input="lake.codes", key="k", broadcast=True))
     views: Any = {"planes": View(ROWS), "codes": View(10 * ROWS)}
-    assert are_few(app, 10, views, None)
-    assert not are_few(app, 11, views, None)
-    assert not are_few(app, 4, views, 3)  # each of three tasks reads all of them
-    assert not are_few(app, 10, {"planes": View(ROWS + 1)}, None)  # type: ignore[dict-item]
-    assert are_few(app, 10, {"planes": None}, None)
-    assert not are_few(Application("none", few_records=0), 1, {}, None)
+    assert are_few(app, 10, views, None, {})
+    assert not are_few(app, 11, views, None, {})
+    assert not are_few(app, 4, views, 3, {})  # each of three tasks reads all of them
+    assert not are_few(app, 10, {"planes": View(ROWS + 1)}, None, {})  # type: ignore[dict-item]
+    assert are_few(app, 10, {"planes": None}, None, {})
+    assert not are_few(Application("none", few_records=0), 1, {}, None, {})
     with pytest.raises(ConfigurationError, match="few_records is -1: expected 0 or more"):
         Application("app", few_records=-1)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.column_lineage import Node
 
 
+_BY_TIME = {"before_history": "were of times before its history", "null_times": "had no time"}
+
+
 def join_check_specs(app: Application, outputs: Mapping[Node, AssetSpec]) -> dict[str, AssetCheckSpec]:
     """Return the check of each join, by the join's id: on the first output that its records reach."""
     checks = {}
@@ -57,10 +60,13 @@ def join_check_results(
             "adjunct/rows": rows,
             f"adjunct/{match.node.kind}": match.node.name,
         }
+        by_time = {name: counters[operator][name] for name in _BY_TIME if name in counters[operator]}
+        metadata |= {f"adjunct/{name}": count for name, count in by_time.items()}
         least = match.min_rate
         if least is not None:
             metadata["adjunct/min_match_rate"] = float(least)
         demanded = "" if least is None else f"; at least {least:.1%} is demanded"
+        demanded += "".join(f"; {count:,} {_BY_TIME[name]}" for name, count in by_time.items() if count)
         yield AssetCheckResult(
             asset_key=check.asset_key,
             check_name=check.name,

@@ -27,6 +27,10 @@ from dagster_adjunct.orchestration.code_location.assets.join_checks import (
     join_check_specs,
 )
 from dagster_adjunct.orchestration.code_location.assets.op_run import OpRun
+from dagster_adjunct.orchestration.code_location.assets.watermark_checks import (
+    watermark_check_results,
+    watermark_check_specs,
+)
 from dagster_adjunct.orchestration.code_location.nodes.dataset_node import VERSION
 from dagster_adjunct.orchestration.code_location.nodes.kinds import kind_of
 from dagster_adjunct.orchestration.code_location.nodes.node_kind import Outputs
@@ -86,13 +90,14 @@ def outputs_asset(
     """
 
     checks = join_check_specs(app, outputs)
+    lags = watermark_check_specs(app, outputs)
 
     @multi_asset(
         name=dagster_name(f"{app.name}_step"),
         specs=[spec.replace_attributes(skippable=True) for spec in outputs.values()],
-        check_specs=[*checks.values()],
+        check_specs=[*checks.values(), *lags.values()],
         # An asset can be asked for without its checks then, as the UI and sensors do.
-        can_subset=bool(checks),
+        can_subset=bool(checks or lags),
         pool=f"adjunct/application/{app.name}",
         description=app.description or None,
     )
@@ -102,7 +107,7 @@ def outputs_asset(
         from dagster_adjunct.orchestration.planner.lake_catalog import systems_for
 
         if not context.selected_asset_keys:
-            yield from _judged_again(context, adjunct_lake, app, checks)
+            yield from _judged_again(context, adjunct_lake, app, checks, lags)
             return
         with clear_failures(context):
             lake = adjunct_lake.open()
@@ -134,6 +139,7 @@ def outputs_asset(
                 metadata["adjunct/left_out"] = MetadataValue.json(waiting)
             yield from told(context, spec.key, metadata.pop(VERSION, version), metadata, description)
         results = [*join_check_results(context, app, checks, report.counters)]
+        results += watermark_check_results(context, lags, report.watermarks)
         yield from results
         yield from check_outputs(context, {(result.asset_key, result.check_name) for result in results})
 
@@ -189,14 +195,22 @@ def _report_datasets(op: OpRun, app: "Application", datasets: Mapping[str, Asset
 
 
 def _judged_again(
-    context: AssetExecutionContext, adjunct_lake: LakeResource, app: "Application", checks: Mapping[str, AssetCheckSpec]
+    context: AssetExecutionContext,
+    adjunct_lake: LakeResource,
+    app: "Application",
+    checks: Mapping[str, AssetCheckSpec],
+    lags: Mapping[str, AssetCheckSpec],
 ) -> "Iterator[AssetEvent | AssetCheckResult]":
-    """Yield the checks of joins as the last batch has them: with checks selected alone, no batch is run."""
+    """Yield the checks as the last batch has them: with checks selected alone, no batch is run."""
     from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
+    from dagster_adjunct.orchestration.step.time_progress import input_times
 
     with clear_failures(context):
-        last = BatchLog(adjunct_lake.open(), app.name).read()[1].last
+        lake = adjunct_lake.open()
+        state = BatchLog(lake, app.name).read()[1]
+        last, inputs = state.last, input_times(app, state.times, lake.now())
     results = [*join_check_results(context, app, checks, last.counters if last is not None else {})]
+    results += watermark_check_results(context, lags, inputs)
     yield from results
     yield from check_outputs(context, {(result.asset_key, result.check_name) for result in results})
 

@@ -39,6 +39,14 @@ class Unresolved(Enum):
     checkpoint = "checkpoint"
 
 
+class Versions(Enum):
+    """Which versions of its datasets a bounded replay meets."""
+
+    as_of = "as-of"
+    current = "current"
+    recorded = "recorded"
+
+
 class StartpointConfig(Config):
     """Run configuration of an application's job for startpoints."""
 
@@ -56,6 +64,11 @@ class StartpointConfig(Config):
         default=None, description="For a bounded replay: where it ends. The main position does not move then."
     )
     until_value: str | None = Field(default=None, description="The end's timestamp or offset, as for value.")
+    versions: Versions | None = Field(
+        default=None,
+        description="For a bounded replay: what it meets in datasets, by each record's time, as it is served now, or "
+        "as it was recorded when the records were read first. By time where joins are as-of, else current.",
+    )
     task: str | None = Field(default=None, description='Only this task, as in "Partition 3"; all tasks unless given.')
     on_unresolved: Unresolved = Field(
         default=Unresolved.fail, description="Without an offset: fail the run, or go on from the checkpoint."
@@ -118,6 +131,7 @@ def _request(context: OpExecutionContext, startpoints: "Startpoints", config: St
         "task": config.task or None,
         "on_unresolved": config.on_unresolved.value,
         "force": config.force,
+        "versions": config.versions.value if config.versions is not None else None,
     }
     if config.dry_run:
         asked = startpoints.preview(config.partitions, position, **wanted)
@@ -131,6 +145,8 @@ def _request(context: OpExecutionContext, startpoints: "Startpoints", config: St
         context.log.info(f"takes the place of: {held.summary()}")
     for table, becomes in asked.tables.items():
         context.log.info(f"table {table}: {becomes}")
+    for note in asked.notes:
+        context.log.info(note)
     if asked.written:
         name = startpoints.app.name
         sensor = f"{dagster_name(name)}_startpoints"

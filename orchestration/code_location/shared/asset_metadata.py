@@ -207,10 +207,36 @@ def step_metadata(report: StepReport) -> dict[str, Any]:
         "adjunct/checkpoint": MetadataValue.json({str(ssp): at for ssp, at in report.state.checkpoint.items()}),
         "adjunct/joins": MetadataValue.json(joins),
         **{f"adjunct/unmatched/{name}": counts["unmatched"] for name, counts in joins.items()},
+        **{
+            f"adjunct/{counted}/{name}": counts[counted]
+            for name, counts in joins.items()
+            for counted in ("before_history", "null_times")
+            if counted in counts
+        },
         **_seconds(report.seconds),
         **({"adjunct/lost_offsets": lost} if lost else {}),
         **startpoint_metadata(report),
+        **watermark_metadata(report),
     }
+
+
+def watermark_metadata(report: StepReport) -> dict[str, Any]:
+    """Return how far the inputs and the stateful operators have come in time, and how much state there is.
+
+    The lag of the slowest input is a number that Dagster plots, in seconds behind the clock.
+    """
+    metadata: dict[str, Any] = {}
+    if report.watermarks:
+        metadata["adjunct/watermarks"] = MetadataValue.json([each.to_json() for each in report.watermarks])
+        lags = [each.lag.total_seconds() for each in report.watermarks if each.lag is not None]
+        if len(lags) == len(report.watermarks):
+            metadata["adjunct/watermark_lag_seconds"] = round(max(lags), 1)
+    if operators := report.state.times.operators:
+        shown = {name: mark.isoformat() for name, mark in operators.items()}
+        metadata["adjunct/operator_watermarks"] = MetadataValue.json(shown)
+    for name, size in report.state_sizes.items():
+        metadata |= {f"adjunct/state/{name}/rows": size.rows, f"adjunct/state/{name}/bytes": size.bytes}
+    return metadata
 
 
 def startpoint_metadata(report: StepReport) -> dict[str, Any]:

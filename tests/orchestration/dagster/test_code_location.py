@@ -52,9 +52,10 @@ def test_loading_the_code_location_imports_nothing_heavy_and_opens_no_lake(tmp_p
     assert heavy == []
     assert list(tmp_path.iterdir()) == []
     assert assets == [
-        "datasets/airlines_dataset", "datasets/airports_dataset", "datasets/last_seen_dataset",
-        "datasets/planes_dataset", "datasets/weather_dataset", "lake/airlines", "lake/airports",
-        "lake/disrupted_flights", "lake/enriched_flights", "lake/flights", "lake/planes", "lake/weather",
+        "datasets/aircraft_dataset", "datasets/airlines_dataset", "datasets/airports_dataset",
+        "datasets/last_seen_dataset", "datasets/planes_dataset", "datasets/weather_dataset", "lake/aircraft",
+        "lake/airlines", "lake/airport_days", "lake/airports", "lake/disrupted_flights", "lake/enriched_flights",
+        "lake/flights", "lake/flights_instead", "lake/flights_of_aircraft", "lake/planes", "lake/weather",
         "tables/aircraft_state", "tables/carrier_desks",
     ]  # fmt: skip
 

@@ -65,13 +65,16 @@ def test_a_bounded_replay_is_asked_for_by_time_and_offset(
         until="offset",
         until_value="3",
         task="Partition 1",
+        versions="current",
     )
     assert said.success, said.log
+    assert "versions current: every join meets what is served when the replay runs" in said.log
     (asked,) = startpoints.read().waiting
     assert isinstance(asked.startpoint, StartpointTimestamp)
     assert asked.startpoint.timestamp_ms == 1767312000000
     assert isinstance(asked.until, StartpointSpecific)
     assert (asked.until.offset, asked.task, asked.by) == ("3", "Partition 1", said.result.run_id)
+    assert asked.versions == "current"
 
 
 def test_a_dry_run_shows_all_that_and_writes_nothing(
@@ -108,6 +111,11 @@ def test_what_waits_is_taken_back(lake: Lake, instance: DagsterInstance, startpo
         ({"partitions": ["lake.orders"]}, "a startpoint without a position"),
         ({"partitions": ["lake.orders"], "position": "timestamp"}, "position timestamp needs a value"),
         ({"partitions": ["lake.orders"], "position": "oldest", "until_value": "3"}, "until is not given"),
+        ({"partitions": ["lake.orders"], "position": "oldest", "versions": "recorded"}, "is for a bounded replay"),
+        (
+            {"partitions": ["lake.orders"], "position": "oldest", "until": "upcoming", "versions": "as_of"},
+            "no join of application 'copy-all' is as-of",
+        ),
         ({"partitions": ["lake.orders"], "position": "offset", "value": "999"}, "nothing is written"),
         ({"partitions": ["lake.orders"], "action": "clear", "dry_run": True}, "a dry run takes nothing back"),
         ({"partitions": [], "action": "clear"}, "no partition is named"),

@@ -1,0 +1,321 @@
+"""What is computed of the records of a window: Count, Sum, Min, Max, Mean, Distinct, and functions of users.
+
+An aggregate is kept as *partial values*, columns of the window's row in the state table: made of a batch's records,
+and added to what was kept. All of it is Spark SQL as text. Nulls are left out, as SQL's aggregates do.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.schemas.quoted_columns import quoted
+from dagster_adjunct.resources.schemas.schema import Field
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+AggregateFunction: TypeAlias = "Callable[[Any], Any]"
+INTEGERS = ("tinyint", "smallint", "int", "bigint")
+FLOATS = ("float", "double")
+_DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
+_SET = "array<string>"
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """One column of a window's row: of this type, made of records by the expression `made`.
+
+    `merged` makes one of those of several rows. `added` is one of two, which it calls {0} and {1}, and either of which
+    may be null. `ordered`: the last digits depend on the order of what is added, so it has to be the same each time.
+    """
+
+    name: str
+    type: str
+    made: str
+    merged: str
+    added: str
+    ordered: bool = False
+
+
+class Aggregation(ABC):
+    """One value of each window."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the records that it is made of."""
+
+    @abstractmethod
+    def words(self) -> str:
+        """Return what it is, as plans show it."""
+
+    @abstractmethod
+    def takes(self, kind: str) -> bool:
+        """Whether it can be made of values of this type."""
+
+    @abstractmethod
+    def returns_of(self, kind: str | None) -> str | None:
+        """Return the type of the value, made of a column of this type; None where that is not known."""
+
+    def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
+        """Return what is kept for the value `name`, made of a column of this type; () where records are kept."""
+        return ()
+
+    def result(self, name: str, kind: str) -> str:
+        """Return the value, of the partial values."""
+        return quoted(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Count(Aggregation):
+    """How many records there are, or how many whose `column` is not null."""
+
+    column: str | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return () if self.column is None else (self.column,)
+
+    def words(self) -> str:
+        return f"count({self.column or ''})"
+
+    def takes(self, kind: str) -> bool:
+        return True
+
+    def returns_of(self, kind: str | None) -> str:
+        return "bigint"
+
+    def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
+        return (_count(f"{name}$count", self.column),)
+
+    def result(self, name: str, kind: str) -> str:
+        return quoted(f"{name}$count")
+
+
+@dataclass(frozen=True, slots=True)
+class _OfColumn(Aggregation):
+    column: str
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    def words(self) -> str:
+        return f"{type(self).__name__.lower()}({self.column})"
+
+
+@dataclass(frozen=True, slots=True)
+class Sum(_OfColumn):
+    """The sum of a column: bigint of whole numbers, a decimal of decimals, double of others."""
+
+    def takes(self, kind: str) -> bool:
+        return _is_number(kind)
+
+    def returns_of(self, kind: str | None) -> str | None:
+        return None if kind is None else _sum_type(kind)
+
+    def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
+        return (_sum(f"{name}$sum", self.column, kind, _sum_type(kind)),)
+
+    def result(self, name: str, kind: str) -> str:
+        return quoted(f"{name}$sum")
+
+
+@dataclass(frozen=True, slots=True)
+class _Extreme(_OfColumn):
+    def takes(self, kind: str) -> bool:
+        return True
+
+    def returns_of(self, kind: str | None) -> str | None:
+        return kind
+
+    def _partial(self, name: str, kind: str, aggregate: str, of_two: str) -> tuple[Partial, ...]:
+        made, merged = f"{aggregate}({quoted(self.column)})", f"{aggregate}({quoted(name)})"
+        return (Partial(name, kind, made, merged, f"{of_two}({{0}}, {{1}})"),)
+
+
+@dataclass(frozen=True, slots=True)
+class Min(_Extreme):
+    """The least value of a column."""
+
+    def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
+        return self._partial(f"{name}$min", kind, "min", "least")
+
+    def result(self, name: str, kind: str) -> str:
+        return quoted(f"{name}$min")
+
+
+@dataclass(frozen=True, slots=True)
+class Max(_Extreme):
+    """The greatest value of a column."""
+
+    def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
+        return self._partial(f"{name}$max", kind, "max", "greatest")
+
+    def result(self, name: str, kind: str) -> str:
+        return quoted(f"{name}$max")
+
+
+@dataclass(frozen=True, slots=True)
+class Mean(_OfColumn):
+    """The mean of a column: a decimal with four more digits of decimals, double of others. The sum is exact."""
+
+    def takes(self, kind: str) -> bool:
+        return _is_number(kind)
+
+    def returns_of(self, kind: str | None) -> str | None:
+        if kind is None:
+            return None
+        decimal = _DECIMAL.fullmatch(kind)
+        if decimal is None:
+            return "double"
+        return f"decimal({min(int(decimal[1]) + 4, 38)},{min(int(decimal[2]) + 4, 38)})"
+
+    def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
+        exact = "decimal(38,0)" if kind in INTEGERS else _sum_type(kind)
+        return _count(f"{name}$count", self.column), _sum(f"{name}$sum", self.column, kind, exact)
+
+    def result(self, name: str, kind: str) -> str:
+        total, number = quoted(f"{name}$sum"), quoted(f"{name}$count")
+        total = total if _DECIMAL.fullmatch(kind) else f"cast({total} as double)"
+        return f"case when {number} > 0 then cast({total} / {number} as {self.returns_of(kind)}) end"
+
+
+@dataclass(frozen=True, slots=True)
+class Distinct(_OfColumn):
+    """How many different values a column has.
+
+    Exactly, by keeping all of them in the window's row; or, `approximate`, by a sketch of at most 4 KiB, which is
+    mostly within 3 %.
+    """
+
+    approximate: bool = False
+
+    def words(self) -> str:
+        return f"{'about ' if self.approximate else ''}distinct({self.column})"
+
+    def takes(self, kind: str) -> bool:
+        return True
+
+    def returns_of(self, kind: str | None) -> str:
+        return "bigint"
+
+    def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
+        if self.approximate:
+            kept, value = quoted(f"{name}$sketch"), _sketched(self.column, kind)
+            either = "case when {0} is null then {1} when {1} is null then {0} else hll_union({0}, {1}) end"
+            made, merged = f"hll_sketch_agg({value}, 12)", f"hll_union_agg({kept})"
+            return (Partial(f"{name}$sketch", "binary", made, merged, either, ordered=True),)
+        kept = quoted(f"{name}$values")
+        made = f"to_json(array_sort(collect_set({_as_text(self.column, kind)})))"
+        merged = f"to_json(array_sort(array_distinct(flatten(collect_list({_values(kept)})))))"
+        either = f"to_json(array_sort(array_union({_values('{0}')}, {_values('{1}')})))"
+        return (Partial(f"{name}$values", "string", made, merged, either),)
+
+    def result(self, name: str, kind: str) -> str:
+        if self.approximate:
+            return f"hll_sketch_estimate({quoted(f'{name}$sketch')})"
+        return f"cast(size({_values(quoted(f'{name}$values'))}) as bigint)"
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate(Aggregation):
+    """What a function of yours returns for all the records of a window: one value of the type `returns`.
+
+    It is called in Spark's tasks with a pyarrow.Table, or a pandas DataFrame with `form="pandas"`, of the `of` columns
+    (all of them unless given), in the order of the records' positions. The records of open windows are kept.
+    """
+
+    function: AggregateFunction
+    returns: str
+    of: tuple[str, ...] | None = None
+    form: Literal["arrow", "pandas"] = "arrow"
+
+    def __init__(
+        self,
+        function: AggregateFunction,
+        returns: str,
+        of: str | Sequence[str] | None = None,
+        form: Literal["arrow", "pandas"] = "arrow",
+    ) -> None:
+        if not callable(function):
+            raise ConfigurationError(f"Aggregate got {function!r}.", "Pass a function.", argument="function")
+        if form not in ("arrow", "pandas"):
+            raise ConfigurationError(f"Aggregate has form={form!r}.", "Write arrow or pandas.", argument="form")
+        columns = (of,) if isinstance(of, str) else None if of is None else tuple(of)
+        if columns is not None and not columns:
+            raise ConfigurationError("Aggregate has of=[], no column.", "Name some, or leave it out.", argument="of")
+        object.__setattr__(self, "function", function)
+        object.__setattr__(self, "returns", Field("value", returns).type)
+        object.__setattr__(self, "of", columns)
+        object.__setattr__(self, "form", form)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.of or ()
+
+    def words(self) -> str:
+        return f"{getattr(self.function, '__name__', type(self.function).__name__)}()"
+
+    def takes(self, kind: str) -> bool:
+        return True
+
+    def returns_of(self, kind: str | None) -> str:
+        return self.returns
+
+    def value_of(self, records: pa.Table) -> object:
+        """Return what the function makes of a window's records."""
+        chosen = records if self.of is None else records.select(list(self.of))
+        return self.function(chosen.to_pandas() if self.form == "pandas" else chosen)
+
+
+def _is_number(kind: str) -> bool:
+    return kind in INTEGERS or kind in FLOATS or _DECIMAL.fullmatch(kind) is not None
+
+
+def _sum_type(kind: str) -> str:
+    """Return the type of a sum, as Spark's own."""
+    decimal = _DECIMAL.fullmatch(kind)
+    if decimal is not None:
+        return f"decimal({min(int(decimal[1]) + 10, 38)},{decimal[2]})"
+    return "double" if kind in FLOATS else "bigint"
+
+
+def _count(name: str, column: str | None) -> Partial:
+    counted = "1" if column is None else quoted(column)
+    return Partial(name, "bigint", f"count({counted})", f"sum({quoted(name)})", "coalesce({0}, 0L) + coalesce({1}, 0L)")
+
+
+def _sum(name: str, column: str, kind: str, total: str) -> Partial:
+    value = quoted(column)
+    if total.startswith("decimal") and kind in INTEGERS:
+        value = f"cast({value} as decimal(20,0))"
+    either = f"case when {{0}} is null then {{1}} when {{1}} is null then {{0}} else cast({{0}} + {{1}} as {total}) end"
+    made, merged = f"cast(sum({value}) as {total})", f"cast(sum({quoted(name)}) as {total})"
+    return Partial(name, total, made, merged, either, ordered=kind in FLOATS)
+
+
+def _values(text: str) -> str:
+    return f"coalesce(from_json({text}, '{_SET}'), cast(array() as {_SET}))"
+
+
+def _as_text(column: str, kind: str) -> str:
+    """Return a text for each value, different texts for different values: 0.0 and -0.0 are equal."""
+    value = quoted(column)
+    if kind == "binary":
+        return f"hex({value})"
+    return (
+        value if kind == "string" else f"cast({value} + 0D as string)" if kind in FLOATS else f"cast({value} as string)"
+    )
+
+
+def _sketched(column: str, kind: str) -> str:
+    """Return what a sketch takes of each value: it passes over empty texts."""
+    return f"cast({quoted(column)} as bigint)" if kind in INTEGERS else f"concat('=', {_as_text(column, kind)})"

@@ -1,0 +1,33 @@
+"""Says of operators that keep state until its time what that time follows from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.orchestration.operators.held_back import held_back
+
+if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.application.application import Application
+
+
+def state_over_time(app: Application) -> Iterator[str]:
+    """Yield a note for each operator that keeps state: under which names, and up to which watermark."""
+    spans = held_back(app.operators)
+    for operator in app.operators:
+        name = operator.spec.over_time
+        if name is None:
+            continue
+        tables = ", ".join(f"{app.name}-{state}" for state in operator.spec.states) or "no table"
+        sources = " and ".join(_source(app, stream, span) for stream, span in spans[name].items())
+        yield (
+            f"{operator.id} keeps state under the name {name} ({tables}), each row until its watermark has passed it: "
+            f"the lowest of all partitions of {sources}."
+        )
+
+
+def _source(app: Application, stream: str, span: timedelta) -> str:
+    declared = app.inputs[stream].event_time if stream in app.inputs else None
+    words = "no event time" if declared is None else declared.words()
+    return f"{stream} ({words}{f', held back by {span}' if span else ''})"

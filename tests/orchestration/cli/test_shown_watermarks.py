@@ -1,0 +1,73 @@
+"""`adjunct checkpoint show` tells how far an application has come in the times of its records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog
+from dagster_adjunct.orchestration.batchlog.stored_times import PartitionTimes, TimeState
+from dagster_adjunct.resources.objects import Lake, open_lake
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from tests.orchestration.cli.commands import document, printed
+
+APPLICATION = """
+from datetime import timedelta
+from dagster_adjunct import Application
+from tests.orchestration.seen_times import Seen
+
+app = Application("watching")
+clicks = app.input_stream("lake.clicks", event_time="ts", idle_after=timedelta(hours=1))
+clicks.apply(Seen("seen")).send_to(app.output_stream("lake.seen", partitions=1))
+"""
+
+
+@dataclass
+class World:
+    lake: Lake
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    (tmp_path / "watched_clicks.py").write_text(APPLICATION)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    lake = open_lake(tmp_path / "lake")
+    LakeStreams(lake).create("clicks", schema=Schema.of(k="string", ts="timestamp"), key=["k"], partitions=2)
+    fast, slow = (SystemStreamPartition("lake", "clicks", number) for number in (0, 1))
+    now = datetime.now(UTC)
+
+    def times(minutes: int, active: timedelta) -> PartitionTimes:
+        mark = datetime(2026, 1, 1, 12, minutes, tzinfo=UTC)
+        return PartitionTimes(active_at=now - active, newest=mark, watermark=mark, read_to=5)
+
+    partitions = {fast: times(20, timedelta(minutes=1)), slow: times(5, timedelta(hours=2))}
+    state = ApplicationState(
+        checkpoint={fast: "5", slow: "5"},
+        batch=1,
+        times=TimeState(partitions=partitions, operators={"seen": datetime(2026, 1, 1, 12, 20, tzinfo=UTC)}),
+    )
+    log = BatchLog(lake, "watching")
+    log.move(log.read(), state, by="run-1")
+    return World(lake)
+
+
+def test_watermarks_are_shown_by_name_and_by_application_with_what_is_idle_and_what_holds_back(world: World) -> None:
+    shown = printed(world, "checkpoint", "show", "watching")
+    assert "2026-01-01 12:05:00 UTC" in shown
+    assert "watermarks of operators" in shown
+    assert "idle" not in shown
+    shown = printed(world, "checkpoint", "show", "watched_clicks:app")
+    assert "lake.clicks: watermark 2026-01-01 12:20:00 UTC" in shown
+    assert "held back by lake.clicks.0" in shown
+
+    told = document(world, "checkpoint", "show", "watched_clicks:app")
+    (clicks,) = told["watermarks"]
+    assert (clicks["held_by"], clicks["idle"], clicks["behind_newest"]) == ("lake.clicks.0", ["lake.clicks.1"], 0.0)
+    assert told["times"]["partitions"]["lake.clicks.1"]["watermark"] == "2026-01-01T12:05:00Z"
+    assert told["waiting_for"] == {"seen": "lake.clicks.0"}
+    assert "watermarks" not in document(world, "checkpoint", "show", "watching")

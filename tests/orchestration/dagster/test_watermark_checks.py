@@ -1,0 +1,63 @@
+"""What Dagster shows of watermarks: numbers of each run, and a check that warns of the partition that holds back."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from dagster import AssetKey
+
+from dagster_adjunct import Application, build_definitions
+from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
+from dagster_adjunct.orchestration.batchlog.stored_times import PartitionTimes, TimeState
+from dagster_adjunct.orchestration.step.step_report import StepReport
+from dagster_adjunct.orchestration.step.time_progress import StateSize, input_times
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from tests.orchestration.dagster.lab import NO_SPARK, SCHEMA, Said, running_lab
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def test_a_watermark_that_is_too_far_behind_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = Application("shop")
+    orders = app.input_stream(
+        "lake.orders",
+        event_time="current_date()",
+        max_watermark_lag=timedelta(minutes=10),
+        idle_after=timedelta(days=1),
+    )
+    orders.send_to(app.output_stream("lake.copy", partitions=2, key="item"))
+
+    def report(slowest: timedelta) -> StepReport:
+        marks = {number: NOW - lag for number, lag in ((0, timedelta(0)), (1, slowest))}
+        partitions = {
+            SystemStreamPartition("lake", "orders", number): PartitionTimes(active_at=NOW, newest=mark, watermark=mark)
+            for number, mark in marks.items()
+        }
+        state = ApplicationState(batch=1, times=TimeState(partitions=partitions, operators={"views": NOW - slowest}))
+        inputs = input_times(app, state.times, NOW)
+        sizes = {"shop-views": StateSize(7, 900)}
+        return StepReport(1, True, {}, {}, {}, state, watermarks=inputs, state_sizes=sizes)
+
+    with running_lab(tmp_path) as lab:
+        lab.streams.create("orders", schema=SCHEMA, key=["item"], partitions=2)
+        definitions = build_definitions(app, lake=lab.lake.url, spark=NO_SPARK)
+
+        def run(slowest: timedelta) -> Said:
+            monkeypatch.setattr("dagster_adjunct.orchestration.step.step.run_step", lambda context: report(slowest))
+            return lab.run(definitions, AssetKey(["lake", "copy"]))
+
+        fine = run(timedelta(minutes=10))
+        assert fine.passed == {"copy watermark_lag_lake_orders": True}
+        made = fine.made["copy"]
+        assert made["adjunct/watermark_lag_seconds"] == 600
+        assert (made["adjunct/state/shop-views/rows"], made["adjunct/state/shop-views/bytes"]) == (7, 900)
+        assert made["adjunct/watermarks"][0]["held_by"] == "lake.orders.1"
+
+        late = run(timedelta(minutes=11)).checks["copy watermark_lag_lake_orders"]
+        assert (late.passed, late.severity.value) == (False, "WARN")
+        assert late.description == (
+            "lake.orders: watermark 2025-12-31 23:49:00 UTC, 0:11:00 behind the clock, held back by lake.orders.1; "
+            "0:10:00 is allowed"
+        )

@@ -1,0 +1,94 @@
+"""Orders and payments that meet within a time: an application, random records, and what plain Python makes of them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+from dagster_adjunct.orchestration.application.application import Application
+from tests.orchestration.seen_times import at, watermarks_in_order
+from tests.orchestration.step_world import StepWorld
+
+KINDS = ("inner", "left", "right", "full")
+BEFORE, AFTER, DELAY = 4, 7, 6
+Result = tuple[Any, ...]  # key, number of the order, of the payment
+
+
+def seconds(count: float) -> timedelta:
+    return timedelta(seconds=count)
+
+
+def meeting(records: int, *kinds: str, name: str = "meeting", late: bool = False) -> Application:
+    app = Application(name, max_batch_records=records)
+    options: dict[str, Any] = {"default_offset": "oldest", "event_time": "ts", "delay": seconds(DELAY)}
+    orders = app.input_stream("lake.orders", **options)
+    payments = app.input_stream("lake.payments", **options)
+    for how in kinds:
+        joined = orders.join_stream(
+            payments,
+            on={"k": "order_key"},
+            within=(seconds(BEFORE), seconds(AFTER)),
+            how=how,  # type: ignore[arg-type]
+            name=how,
+            select=["n as paid", "ts as paid_at"],
+        )
+        joined.send_to(app.output_stream(f"lake.{how}", partitions=2, key="k"))
+        if late:
+            joined.late_records().send_to(app.output_stream(f"lake.{how}-late", partitions=1))
+    return app
+
+
+def create(world: StepWorld) -> None:
+    world.stream("orders", "k", 2, k="string", n="int", ts="timestamp")
+    world.stream("payments", "order_key", 2, order_key="string", n="int", ts="timestamp")
+
+
+def drawn(chance: random.Random, number: int, now: int, keys: int) -> tuple[Any, ...]:
+    """A record about now: some a little out of order, some very late, some of no time."""
+    off = chance.choice([0, 0, 0, 1, -2, -5, 3, -25])
+    return (f"k{chance.randrange(keys)}", number, None if chance.random() < 0.03 else at(now + off))
+
+
+def expected(world: StepWorld, how: str) -> tuple[Counter[Result], Counter[str]]:
+    """Return the results of the whole input, and how many records are late or have no time."""
+    sides, marks, counts = [], [], Counter[str]()
+    for stream, key in (("orders", "k"), ("payments", "order_key")):
+        stored = world.streams.read_arrow(world.streams.whole(stream)).to_pylist()
+        rows = []
+        for partition in (0, 1):
+            mine = sorted((r for r in stored if r["__partition"] == partition), key=lambda r: r["__offset"])
+            times = [None if r["ts"] is None else (r["ts"] - at(0)).total_seconds() for r in mine]
+            behind, end = watermarks_in_order(times, DELAY)
+            marks.append(end)
+            for row, time, mark in zip(mine, times, behind, strict=True):
+                if mark is not None:
+                    counts["late"] += 1
+                else:
+                    counts["null_times"] += time is None
+                    rows.append((row[key], row["n"], time))
+        sides.append(rows)
+    end = None if None in marks else min(mark for mark in marks if mark is not None)
+    left, right = sides
+    results = Counter[Result]()
+    met: tuple[set[int], set[int]] = (set(), set())
+    for key, order, time in left:
+        for other, payment, paid in right:
+            if key == other and None not in (time, paid) and time - BEFORE <= paid <= time + AFTER:
+                results[(key, order, payment)] += 1
+                met[0].add(order)
+                met[1].add(payment)
+    for side, ahead, outer, index in (
+        (left, AFTER, how in ("left", "full"), 0),
+        (right, BEFORE, how in ("right", "full"), 1),
+    ):
+        for key, number, time in side:
+            passed = time is None or (end is not None and time + ahead < end)
+            if outer and number not in met[index] and passed:
+                results[(key, None, number) if index else (key, number, None)] += 1
+    return results, counts
+
+
+def found(world: StepWorld, how: str) -> Counter[Result]:
+    return Counter((row["k"], row["n"], row["paid"]) for row in world.rows(how))

@@ -1,0 +1,123 @@
+"""Which batch read each record first: at random, against a dictionary that is filled in the order of batches."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, ClosedBatch, Intent, Range
+from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
+from dagster_adjunct.orchestration.startpoints.recorded_batches import Asked, first_reads, main_batches
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+PARTITIONS = [SystemStreamPartition("fake", "s", number) for number in range(3)]
+Reads = dict[tuple[SystemStreamPartition, int], int]
+
+
+def compare(_: SystemStreamPartition, left: str, right: str) -> int:
+    return (int(left) > int(right)) - (int(left) < int(right))
+
+
+def history(chance: random.Random) -> tuple[list[ApplicationState], Reads]:
+    """Return a log, newest first, of batches that go on, go back, skip and replay; and who read each offset first."""
+    at = dict.fromkeys(PARTITIONS, 0)
+    opened = dict.fromkeys(PARTITIONS, 0)
+    first: Reads = {}
+    states = [ApplicationState(offsets=OffsetState(streams={"fake.s": "one"}))]
+    for number in range(1, chance.randint(4, 12)):
+        replays: dict[SystemStreamPartition, str] = {}
+        ranges = {}
+        for ssp in chance.sample(PARTITIONS, chance.randint(1, 3)):
+            kind = chance.choice("mmmmgr")
+            start = at[ssp] if kind == "m" else chance.randint(0, at[ssp] + 2)
+            end = start + chance.randint(0, 4)
+            if kind == "r" or replays:
+                replays[ssp] = "a replay"
+                opened[ssp] += 1
+            elif kind == "g" and start != at[ssp]:
+                opened[ssp] += 1
+            ranges[ssp] = (start, end)
+        if replays:
+            ranges = {ssp: ranges[ssp] for ssp in replays}
+        else:
+            at |= {ssp: end for ssp, (_, end) in ranges.items()}
+            for ssp, (start, end) in ranges.items():
+                for offset in range(start, end):
+                    first.setdefault((ssp, offset), number)
+        intent = Intent(
+            batch=number,
+            run="me",
+            clock=BEGIN,
+            ranges={ssp: Range(start=str(start), end=str(end)) for ssp, (start, end) in ranges.items()},
+            versions={"d": f"v{number}"},
+            replays=replays,
+        )
+        states.append(
+            ApplicationState(
+                batch=number,
+                checkpoint={ssp: str(offset) for ssp, offset in at.items()},
+                last=ClosedBatch(intent=intent, closed_at=BEGIN, records=0, counters={}, seconds={}),
+                offsets=OffsetState(
+                    streams={"fake.s": "one"}, opened={ssp: epoch for ssp, epoch in opened.items() if epoch}
+                ),
+            )
+        )
+    return states[::-1], first
+
+
+def test_every_record_is_of_the_batch_of_the_main_position_that_read_it_first() -> None:
+    for seed in range(300):
+        chance = random.Random(seed)
+        states, expected = history(chance)
+        spans = {}
+        for ssp in chance.sample(PARTITIONS, chance.randint(1, 3)):
+            begin = chance.randint(0, 12)
+            spans[ssp] = (str(begin), str(begin + chance.randint(0, 12)))
+        asked = Asked(spans, {"fake.s": "one"}, compare)
+        found = first_reads(main_batches(iter(states), asked), asked)
+        read: Reads = {}
+        for ssp, (start, end) in spans.items():
+            holes = {offset for a, b in found.unread.get(ssp, ()) for offset in range(int(a), int(b))}
+            offset = int(start)
+            for upto, batch in found.pieces[ssp]:
+                while offset < int(upto):
+                    if offset not in holes:
+                        read[ssp, offset] = batch
+                    offset += 1
+            wanted = {each for each in expected if each[0] == ssp and int(start) <= each[1] < int(end)}
+            assert holes == {each for each in range(int(start), int(end)) if (ssp, each) not in wanted}, seed
+        assert read == {place: batch for place, batch in expected.items() if place in read}, seed
+        assert found.versions.keys() == set(read.values())
+
+
+def test_the_log_is_read_no_further_back_than_what_is_asked_for_reaches() -> None:
+    """Two commits before the batches that matter are enough, however many there are."""
+    states, looked = [], []
+    for number in range(1, 50):
+        span = Range(start=str(number - 1), end=str(number))
+        intent = Intent(batch=number, run="me", clock=BEGIN, ranges={PARTITIONS[0]: span}, versions={})
+        closed = ClosedBatch(intent=intent, closed_at=BEGIN, records=1, counters={}, seconds={})
+        states.append(ApplicationState(batch=number, checkpoint={PARTITIONS[0]: str(number)}, last=closed))
+
+    def newest_first() -> Iterator[ApplicationState]:
+        for state in reversed(states):
+            looked.append(state.batch)
+            yield state
+
+    asked = Asked({PARTITIONS[0]: ("45", "47")}, {"fake.s": None}, compare)
+    found = first_reads(main_batches(newest_first(), asked), asked)
+    assert found.pieces == {PARTITIONS[0]: (("46", 46), ("47", 47))}
+    assert looked == [49, 48, 47, 46, 45]
+
+
+def test_offsets_of_the_stream_before_are_not_those_of_the_one_that_was_made_anew() -> None:
+    span = Range(start="0", end="5")
+    intent = Intent(batch=1, run="me", clock=BEGIN, ranges={PARTITIONS[0]: span}, versions={})
+    closed = ClosedBatch(intent=intent, closed_at=BEGIN, records=1, counters={}, seconds={})
+    state = ApplicationState(
+        batch=1, checkpoint={PARTITIONS[0]: "5"}, last=closed, offsets=OffsetState(streams={"fake.s": "before"})
+    )
+    asked = Asked({PARTITIONS[0]: ("0", "5")}, {"fake.s": "now"}, compare)
+    assert first_reads(main_batches([state], asked), asked).unread == {PARTITIONS[0]: (("0", "5"),)}

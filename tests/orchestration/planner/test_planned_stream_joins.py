@@ -1,0 +1,76 @@
+"""Joins of two streams as they are planned: where both sides lie, what their keys are, and what is kept of them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.resources.errors import ConfigurationError, PartitionCountMismatchError, PlanningError
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.testing import TestStream, assert_plannable
+
+MINUTE = timedelta(minutes=1)
+
+
+def given(partitions: int = 2, kind: str = "string", key: str = "k") -> dict[str, TestStream]:
+    right = Schema.of(k=kind, other="string", paid="int", at="timestamp")
+    return {
+        "lake.left": TestStream(Schema.of(k="string", n="int", at="timestamp"), key="k", partitions=2),
+        "lake.right": TestStream(right, key=key, partitions=partitions),
+    }
+
+
+def joining(auto: bool = False, **options: Any) -> Application:
+    app = Application("app", auto_repartition=auto)
+    left, right = (app.input_stream(f"lake.{name}", event_time="at") for name in ("left", "right"))
+    chosen: dict[str, Any] = {"on": "k", "within": MINUTE, "name": "met", "prefix": "right_", **options}
+    left.join_stream(right, **chosen).send_to(app.output_stream("lake.out", partitions=2, key="k"))
+    return app
+
+
+def test_both_sides_lie_by_the_key_and_so_does_what_leaves() -> None:
+    plan = assert_plannable(joining(), given())
+    joined = next(each for each in plan.operators if each.kind == "stream-join")
+    assert (joined.partitions, joined.partitioned_by) == (2, ("k",))
+    assert joined.columns == ("k", "n", "at", "right_other", "right_paid", "right_at")
+    assert not plan.exchanges, "not even what is sent moves"
+    assert any("app-met-left, app-met-right" in note for note in plan.notes)
+
+
+def test_names_that_differ_on_both_sides_are_the_left_ones_after_it() -> None:
+    plan = assert_plannable(joining(on={"k": "other"}), given(key="other"))
+    joined = next(each for each in plan.operators if each.kind == "stream-join")
+    assert joined.partitioned_by == ("k",)
+    assert not plan.exchanges
+
+
+def test_other_counts_and_other_columns_are_refused_or_moved() -> None:
+    with pytest.raises(PartitionCountMismatchError, match=r"lake\.left has 2 .*lake\.right has 3"):
+        assert_plannable(joining(), given(partitions=3))
+    with pytest.raises(PlanningError, match=r"needed is \(k\)"):
+        assert_plannable(joining(), given(key="other"))
+    for streams in (given(partitions=3), given(key="other")):
+        (moved,) = assert_plannable(joining(auto=True), streams).exchanges
+        assert (moved.reason, moved.partitions, moved.partitioned_by) == ("auto_repartition", 2, ("k",))
+
+
+def test_keys_of_different_types_do_not_meet() -> None:
+    with pytest.raises(PlanningError, match=r"'k'.*bigint"):
+        assert_plannable(joining(), given(kind="bigint"))
+
+
+@pytest.mark.parametrize("within", [5, -MINUTE, (MINUTE,), (MINUTE, -MINUTE), None])
+def test_a_bound_is_a_time_or_two(within: Any) -> None:
+    with pytest.raises(ConfigurationError, match="expected a timedelta, or two"):
+        joining(within=within)
+
+
+def test_an_outer_side_holds_back_what_follows_by_its_bound() -> None:
+    held = {how: joining(how=how, within=(MINUTE, 3 * MINUTE)).operators[2].spec.holds_back for how in _HOLDS}
+    assert held == _HOLDS
+
+
+_HOLDS = {"inner": timedelta(0), "left": 3 * MINUTE, "right": MINUTE, "full": 3 * MINUTE}

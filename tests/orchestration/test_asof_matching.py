@@ -1,0 +1,210 @@
+"""What an as-of join meets, of any rows over time and any times of records: what a plain Python search finds."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
+from dagster_adjunct.orchestration.operators.asof_join import AsOfJoin, checked_asof_join
+from dagster_adjunct.orchestration.operators.compiling import TimedRows
+from dagster_adjunct.orchestration.step.join_counts import JoinCounts
+from dagster_adjunct.resources.errors import OperatorFailedError, PlanningError
+from dagster_adjunct.resources.schemas.schema import Schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+    from dagster_adjunct.orchestration.operators.compiling import Batch
+
+pytestmark = pytest.mark.spark
+
+History = dict[str, list[tuple[dt.datetime, int | None]]]
+"""Of each key, since when which price was valid, in the order of time; None: it was deleted."""
+Record = tuple[str | None, dt.datetime | None]
+PRICES = unbounded_dataset("prices", input="lake.prices", key="item", partitions=2, history="all", sensitive=["secret"])
+SCHEMA = Schema.of(item="string", price="int")
+
+
+def moment(number: int) -> dt.datetime:
+    return dt.datetime(2026, 1, 1, tzinfo=dt.UTC) + dt.timedelta(hours=number)
+
+
+@dataclass
+class FakeBatch:
+    """A batch in which the dataset has these rows; what it counts is kept."""
+
+    rows: TimedRows
+    hidden: frozenset[str] = frozenset()
+    reading: str = "as-of"
+    counts: list[JoinCounts] = field(default_factory=list)
+
+    app = SimpleNamespace(dataset=lambda name: PRICES)
+
+    def over_time(self, dataset: str) -> TimedRows:
+        return self.rows
+
+    def entries(self, dataset: str) -> tuple[DataFrame, Schema]:
+        now = self.rows.frame.where("__valid_to IS NULL AND NOT __tombstone")
+        return now.select(*self.rows.schema.names), self.rows.schema
+
+    def matched(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
+        self.counts.append(JoinCounts(operator))
+        return self.counts[-1].observe(frame)
+
+    def computed_once(self, operator: str, frame: DataFrame) -> DataFrame:
+        return frame
+
+    def first(self, frame: DataFrame) -> Row | None:
+        return frame.first()
+
+    def sensitive(self, operator: str) -> frozenset[str]:
+        return self.hidden
+
+    def stream_of(self, operator: str) -> str:
+        return "lake.sales"
+
+
+def stored(spark: SparkSession, history: History, known_from: dt.datetime | None = None) -> TimedRows:
+    """The rows as a dataset gives them: each until the next one of its key."""
+    rows = []
+    for item, changes in history.items():
+        for number, (start, price) in enumerate(changes):
+            end = changes[number + 1][0] if number + 1 < len(changes) else None
+            rows.append((item, price, start, end, number == 0, price is None))
+    ddl = "item string, price int, __valid_from timestamp, __valid_to timestamp, __first boolean, __tombstone boolean"
+    return TimedRows(spark.createDataFrame(rows, ddl), SCHEMA, known_from)
+
+
+def sent(spark: SparkSession, records: list[Record], kind: str = "timestamp") -> DataFrame:
+    rows = [(item, at, 0, number) for number, (item, at) in enumerate(records)]
+    return spark.createDataFrame(rows, f"item string, at {kind}, __partition int, __offset bigint")
+
+
+def join(**options: Any) -> AsOfJoin:
+    given = {"how": "left", "before_history": "null", "on_null_time": "null"} | options
+    return checked_asof_join("join-2", PRICES, "item", given.pop("how"), None, "", None, as_of="at", **given)
+
+
+def joined(spec: AsOfJoin, frame: DataFrame, batch: FakeBatch) -> DataFrame:
+    return spec.compile("join-2", [frame], cast("Batch", batch))
+
+
+def expected(history: History, record: Record, known_from: dt.datetime | None, oldest: bool) -> tuple[int | None, bool]:
+    """What the record meets, and whether it lies before the history."""
+    item, at = record
+    if item is None or at is None:
+        return None, False
+    changes = history.get(item, [])
+    if not changes:
+        return None, known_from is not None and at < known_from
+    if at < changes[0][0]:
+        return (changes[0][1] if oldest else None), True
+    return [price for start, price in changes if start <= at][-1], False
+
+
+@pytest.mark.parametrize("how", ["left", "inner"])
+@pytest.mark.parametrize("before_history", ["null", "oldest"])
+def test_each_record_meets_the_entry_that_was_valid_at_its_own_time(
+    spark: SparkSession, how: str, before_history: str
+) -> None:
+    chance = random.Random(f"{how} {before_history}")
+    history: History = {}
+    for item in "abcdefgh":
+        starts = sorted(chance.sample(range(10, 60), chance.randint(1, 12)))
+        history[item] = [(moment(at), None if chance.random() < 0.25 else chance.randint(1, 99)) for at in starts]
+    records: list[Record] = [
+        (chance.choice([*"abcdefghxy", None]), None if chance.random() < 0.1 else moment(chance.randint(0, 70)))
+        for _ in range(400)
+    ]
+    records += [(item, start) for item, changes in history.items() for start, _ in changes]
+    records += [
+        (item, start - dt.timedelta(microseconds=1)) for item, changes in history.items() for start, _ in changes
+    ]
+    known_from, oldest = moment(20), before_history == "oldest"
+    batch = FakeBatch(stored(spark, history, known_from))
+    found = {row["__offset"]: row for row in joined(
+        join(how=how, before_history=before_history), sent(spark, records), batch
+    ).collect()}  # fmt: skip
+    told = [expected(history, record, known_from, oldest) for record in records]
+    assert {at: row["price"] for at, row in found.items()} == {
+        number: price for number, (price, _) in enumerate(told) if how == "left" or price is not None
+    }
+    assert batch.counts[0].result() == {
+        "rows": len(records),
+        "unmatched": sum(price is None for price, _ in told),
+        "before_history": sum(early for _, early in told),
+        "null_times": sum(at is None for _, at in records),
+    }
+    assert all(not name.startswith("__met") for name in found[next(iter(found))].asDict())
+
+
+def test_a_date_is_its_midnight_in_utc(spark: SparkSession) -> None:
+    history: History = {"a": [(moment(0), 1), (moment(24), 2), (moment(25), 3)]}
+    days = [("a", dt.date(2026, 1, number)) for number in (1, 2, 3)]
+    frame = sent(spark, cast("list[Record]", days), "date")
+    found = joined(join(), frame, FakeBatch(stored(spark, history))).orderBy("__offset").collect()
+    assert [row["price"] for row in found] == [1, 2, 3]
+
+
+def test_a_batch_that_reads_what_is_current_meets_that_whatever_the_times_are(spark: SparkSession) -> None:
+    history: History = {"a": [(moment(1), 1), (moment(5), 2)], "b": [(moment(1), 7), (moment(2), None)]}
+    records: list[Record] = [("a", moment(2)), ("a", None), ("b", moment(1))]
+    batch = FakeBatch(stored(spark, history), reading="current")
+    found = joined(join(), sent(spark, records), batch).orderBy("__offset").collect()
+    assert [row["price"] for row in found] == [2, 2, None]
+
+
+HISTORY: History = {"a": [(moment(10), 1)], "b": [(moment(10), 1)]}
+
+
+@pytest.mark.parametrize(
+    ("options", "records", "known_from", "told"),
+    [
+        (
+            {"before_history": "error"},
+            [("a", moment(11)), ("b", moment(9)), ("a", moment(1)), ("a", None)],
+            None,
+            "item = b is of a time before the history of dataset prices: at = 2026-01-01 09:00:00",
+        ),
+        ({"before_history": "error"}, [("x", moment(2))], moment(3), "item = x is of a time before the history"),
+        ({"on_null_time": "fail"}, [("a", moment(1)), ("b", None)], None, "item = b has no time: at is null"),
+    ],
+)
+def test_what_must_not_be_there_fails_the_batch_and_is_named(
+    spark: SparkSession, options: dict[str, Any], records: list[Record], known_from: dt.datetime | None, told: str
+) -> None:
+    batch = FakeBatch(stored(spark, HISTORY, known_from))
+    with pytest.raises(OperatorFailedError, match=told) as caught:
+        joined(join(**options), sent(spark, records), batch)
+    assert caught.value.offset == str(min(n for n, (item, _) in enumerate(records) if item in ("b", "x")))
+    assert (caught.value.operator, caught.value.stream, caught.value.partition) == ("join-2", "lake.sales", 0)
+    assert caught.value.next_step
+
+
+def test_values_that_nobody_may_see_are_masked(spark: SparkSession) -> None:
+    batch = FakeBatch(stored(spark, HISTORY), hidden=frozenset({"item", "at"}))
+    with pytest.raises(OperatorFailedError, match=r"item = \*\*\*.*: at = \*\*\* ") as caught:
+        joined(join(before_history="error"), sent(spark, [("b", moment(9))]), batch)
+    assert "2026" not in str(caught.value)
+
+
+def test_nothing_fails_where_nothing_is_wrong(spark: SparkSession) -> None:
+    batch = FakeBatch(stored(spark, HISTORY, moment(3)))
+    records: list[Record] = [("a", moment(11)), ("x", moment(3)), (None, moment(1))]
+    found = joined(join(before_history="error", on_null_time="fail"), sent(spark, records), batch)
+    assert sorted(row["price"] or 0 for row in found.collect()) == [0, 0, 1]
+
+
+def test_a_time_that_is_none_is_refused_in_the_applications_own_words(spark: SparkSession) -> None:
+    make: Callable[[str], DataFrame] = lambda kind: sent(spark, [], kind)  # noqa: E731
+    for kind, step in (("string", "cast"), ("bigint", "timestamp_millis")):
+        with pytest.raises(PlanningError, match=f"'at' is {kind}, which is no time") as caught:
+            joined(join(), make(kind), FakeBatch(stored(spark, HISTORY)))
+        assert step in caught.value.next_step

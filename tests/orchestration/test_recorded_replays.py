@@ -1,0 +1,455 @@
+"""Replays of recorded versions: each record meets again what it met first. Without Spark: only what is met counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset
+from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.application.runtime import Runtime
+from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog
+from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
+from dagster_adjunct.orchestration.startpoints import recorded_plan as plan_module
+from dagster_adjunct.orchestration.startpoints.application_startpoints import Startpoints
+from dagster_adjunct.orchestration.startpoints.ask_startpoints import Asked
+from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
+from dagster_adjunct.orchestration.step import commit_intent as intent_module
+from dagster_adjunct.orchestration.step import run_outputs as outputs_module
+from dagster_adjunct.orchestration.step.compile_batch import Counted
+from dagster_adjunct.orchestration.step.physical_proof import PhysicalProof
+from dagster_adjunct.orchestration.step.step import run_step
+from dagster_adjunct.orchestration.step.step_context import StepContext
+from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard_all, needed_versions
+from dagster_adjunct.resources.errors import ConfigurationError, VersionDiscardedError
+from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.streams.interface.startpoint import (
+    StartpointOldest,
+    StartpointSpecific,
+    StartpointUpcoming,
+)
+from dagster_adjunct.startpoints import StartpointRequest
+from dagster_adjunct.windows import Count, Tumbling
+from tests.assets.conftest import World
+from tests.faulty_store import Crash, Fault, FaultyStore
+from tests.orchestration.offsets.offsets_world import ssp
+
+PLANES = bounded_dataset(
+    "planes", input="lake.planes", key="k", partitions=2, discard=DiscardPolicy(keep=1, grace=timedelta(0))
+)
+WHO: dict[str, Any] = {"by": "ada", "reason": "an audit"}
+P0, P1 = ssp("lake.trips.0"), ssp("lake.trips.1")
+Met = dict[tuple[Any, int], int]
+
+
+def at(offset: int) -> StartpointSpecific:
+    return StartpointSpecific(offset=str(offset))
+
+
+@dataclass
+class Recording:
+    """Takes the place of a batch's work: remembers, once for each batch, which version each record met."""
+
+    batches: dict[int, dict[str, Any]] = field(default_factory=dict)
+    meanwhile: Callable[[], object] = lambda: None
+
+    def __call__(self, context: StepContext, inputs: Any, before_output: Callable[[str], None]) -> Counted:
+        (number,) = {entry["n"] for _, entry in inputs.views["planes"].items()}
+        taken = {
+            "main": inputs.consumed is not None,
+            "reading": inputs.reading,
+            "met": {
+                (each, offset): number
+                for each, span in inputs.ranges.items()
+                for offset in range(int(span.start), int(span.end))
+            },
+        }
+        self.meanwhile()
+        before_output("out")
+        assert self.batches.setdefault(inputs.batch, taken) == taken, "a batch came again as another one"
+        return Counted({}, {})
+
+
+@dataclass
+class Trips:
+    """A lake with trips in two partitions, and the planes that they meet."""
+
+    world: World
+    work: Recording
+    numbers: int = 0
+    sent: int = 0
+
+    @property
+    def lake(self) -> Lake:
+        return self.world.lake
+
+    @property
+    def startpoints(self) -> Startpoints:
+        return Startpoints(self.lake, self.app())
+
+    def app(self, limit: int = 1000) -> Application:
+        app = Application("app", max_batch_records=limit)
+        joined = app.input_stream("lake.trips", default_offset="oldest").join(app.table(PLANES), on="k", how="left")
+        joined.send_to(app.output_stream("lake.out", partitions=2, key="k"))
+        return app
+
+    def publish(self) -> None:
+        """Serve a new version of planes, whose entries all have its number."""
+        self.numbers += 1
+        self.world.send("planes", [("a", self.numbers)], version=f"v{self.numbers}")
+        self.world.advance(PLANES)
+
+    def depart(self, count: int) -> None:
+        self.world.send("trips", [(f"k{number}", number) for number in range(self.sent, self.sent + count)])
+        self.sent += count
+
+    def run(self, limit: int = 1000, lake: Lake | None = None, **options: Any) -> None:
+        app = self.app(limit)
+        planned = plan_application(app, self.world.systems)
+        runtime = Runtime(lake or self.lake, self.world.systems, IN_PROCESS, by="me")
+        run_step(StepContext(runtime, app, planned, hand_out(runtime, app, planned), **options))
+
+    def discard(self) -> None:
+        discard_all(self.lake, {"planes": PLANES}, by="test")
+
+    def state(self) -> ApplicationState:
+        return BatchLog(self.lake, "app").read()[1]
+
+    def ends(self) -> dict[Any, int]:
+        return {each: int(end) for each, end in self.state().checkpoint.items()}
+
+    def first_run(self) -> Met:
+        """Read trips in six batches with four versions of planes; return what each met."""
+        for count in (7, 5, 9):
+            self.publish()
+            self.depart(count)
+            self.run(limit=4)
+        self.publish()
+        return self.met()
+
+    def met(self, *, main: bool = True) -> Met:
+        found: Met = {}
+        for _, batch in sorted(self.work.batches.items()):
+            if batch["main"] == main:
+                assert not found.keys() & batch["met"].keys(), "a record was read twice"
+                found |= batch["met"]
+        return found
+
+    def again(self, asked: str, first: int, last: dict[Any, int] | int | None = None, **more: Any) -> Asked:
+        """Ask that these trips are read again up to their ends."""
+        return self.startpoints.request(asked, at(first), until=at(int(last)), versions="recorded", **WHO, **more)  # type: ignore[arg-type]
+
+    def held(self) -> set[str]:
+        return set(needed_versions(self.lake).get("planes", {}))
+
+
+@pytest.fixture
+def trips(monkeypatch: pytest.MonkeyPatch) -> Trips:
+    return new_trips(monkeypatch)
+
+
+def new_trips(monkeypatch: pytest.MonkeyPatch) -> Trips:
+    world = World(lake_in(InMemoryStore()), IN_PROCESS)
+    world.stream("trips", Schema.of(k="string", trip="int"), ["k"], 2)
+    world.stream("planes", Schema.of(k="string", n="int"), ["k"], 2)
+    trips = Trips(world, Recording())
+    monkeypatch.setattr(outputs_module, "run_batch", trips.work)
+    monkeypatch.setattr(intent_module, "rehearse", lambda *given: PhysicalProof())
+    return trips
+
+
+def keep_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No plan is young: it holds for what needs it alone."""
+    monkeypatch.setattr(plan_module, "_YOUNG", timedelta(0))
+
+
+def ask_for_all(trips: Trips) -> None:
+    """Ask for both partitions from their beginning to where they are read, in one request."""
+    trips.startpoints.request(
+        "lake.trips", StartpointOldest(), until=at(min(trips.ends().values())), versions="recorded", **WHO
+    )
+
+
+def test_each_record_meets_the_version_that_it_met_first_wherever_the_range_is_cut(trips: Trips) -> None:
+    first = trips.first_run()
+    assert len(set(first.values())) == 3
+    last = min(trips.ends().values())
+    for start, end in ((0, last), (1, last - 1), (2, 3)):
+        before = set(trips.work.batches)
+        trips.again("lake.trips", start, end)
+        trips.run()
+        replayed = [batch for number, batch in trips.work.batches.items() if number not in before]
+        found: Met = {}
+        for batch in replayed:
+            assert (batch["main"], batch["reading"]) == (False, "recorded")
+            found |= batch["met"]
+        assert found == {(each, offset): first[each, offset] for each in (P0, P1) for offset in range(start, end)}
+    assert trips.met() == first, "the main position has not moved"
+
+
+def test_what_was_in_one_batch_is_in_one_again(trips: Trips) -> None:
+    trips.first_run()
+    first = [batch["met"].keys() for _, batch in sorted(trips.work.batches.items())]
+    last = min(trips.ends().values())
+    trips.again("lake.trips", 0, last)
+    trips.run(limit=1)
+    again = [batch["met"].keys() for _, batch in sorted(trips.work.batches.items()) if not batch["main"]]
+    cut = [{place for place in batch if place[1] < last} for batch in first]
+    assert again == [batch for batch in cut if batch]
+
+
+def test_versions_are_held_from_the_request_until_the_replay_has_ended(
+    trips: Trips, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_all(monkeypatch)
+    first = trips.first_run()
+    asked = trips.again("lake.trips", 0, 3)
+    trips.discard()
+    assert len(trips.held()) > 0
+    trips.run(max_batches=1)  # handed out, resolved, and begun
+    trips.discard()
+    assert len(trips.held()) > 0
+    trips.run()
+    found = trips.met(main=False)
+    assert found == {place: first[place] for place in found}
+    assert {place[1] for place in found} == {0, 1, 2}
+    assert trips.held() == set()
+    trips.discard()
+    assert not [*trips.lake.store.list("applications/app/recorded/")]
+    with pytest.raises(ConfigurationError, match=r"version v.* which batch.* is gone"):
+        trips.again("lake.trips", 0, 3)
+    assert asked.written
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_is_taken_back_holds_nothing(trips: Trips, monkeypatch: pytest.MonkeyPatch, begun: bool) -> None:
+    keep_all(monkeypatch)
+    trips.first_run()
+    trips.again("lake.trips", 0, 3)
+    if begun:
+        trips.run(max_batches=1)
+    assert len(trips.held()) > 0
+    trips.startpoints.clear(**WHO)
+    assert trips.held() == set()
+    assert trips.state().offsets.replays == {}
+
+
+def test_a_request_that_has_expired_holds_nothing(trips: Trips, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_all(monkeypatch)
+    trips.first_run()
+    trips.again("lake.trips", 0, 3)
+    (item,) = trips.lake.store.list("applications/app/recorded/")
+    plan = plan_module.read_plan(trips.lake, "app", item.key.rsplit("/", 1)[1].removesuffix(".json"))
+    old = plan.model_copy(update={"expires_at": plan.expires_at - timedelta(days=2)})
+    trips.lake.store.put(item.key, old.model_dump_json().encode())
+    assert trips.held() == set()
+
+
+def test_a_version_that_is_gone_is_named_in_the_dry_run_and_nothing_is_written(trips: Trips) -> None:
+    trips.first_run()
+    (kept,) = trips.startpoints.preview("lake.trips.0", at(0), until=at(2), versions="recorded").previews
+    assert kept.error is None
+    trips.discard()
+    (shown,) = trips.startpoints.preview("lake.trips.0", at(0), until=at(2), versions="recorded").previews
+    for part in ("planes", "which batch", "of application 'app' met, is gone", "versions=as-of", "versions=current"):
+        assert part in str(shown.error)
+    with pytest.raises(ConfigurationError, match="is gone"):
+        trips.again("lake.trips.0", 0, 2)
+    assert trips.startpoints.list()["waiting"] == []
+    assert not [*trips.lake.store.list("applications/app/recorded/")]
+
+
+def test_a_version_that_goes_all_the_same_is_refused_at_the_start(
+    trips: Trips, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_all(monkeypatch)
+    trips.first_run()
+    trips.again("lake.trips.0", 0, 2)
+    monkeypatch.setattr(plan_module, "_stored", lambda lake, application: [])  # as an erasure, which heeds no replay
+    trips.discard()
+    with pytest.raises(VersionDiscardedError, match=r"at lake\.trips\.0 can't be followed: .*planes.*is gone"):
+        trips.run()
+
+
+def test_records_that_no_batch_has_read_are_refused_by_name(trips: Trips) -> None:
+    trips.publish()
+    trips.depart(6)
+    trips.run()
+    ends = trips.ends()
+    trips.depart(6)
+    (shown,) = trips.startpoints.preview("lake.trips.0", at(0), until=at(ends[P0] + 1), versions="recorded").previews
+    assert f"offsets {ends[P0]} up to {ends[P0] + 1} met: no batch has read them yet" in str(shown.error)
+
+
+def test_the_first_batch_of_the_main_position_counts_not_a_replay_or_what_went_back_later(trips: Trips) -> None:
+    first = trips.first_run()
+    trips.startpoints.request("lake.trips.0", at(0), until=at(2), versions="current", **WHO)
+    trips.run()
+    trips.startpoints.request("lake.trips.0", at(0), **WHO)
+    trips.run()
+    assert {batch["reading"] for batch in trips.work.batches.values()} == {"as-of", "current"}
+    trips.work.batches.clear()
+    trips.again("lake.trips.0", 0, 3)
+    trips.run()
+    assert trips.met(main=False) == {(P0, offset): first[P0, offset] for offset in range(3)}
+
+
+def test_two_replays_at_once_meet_each_its_own(trips: Trips) -> None:
+    first = trips.first_run()
+    trips.again("lake.trips.0", 0, 3)
+    trips.startpoints.request("lake.trips.1", at(0), until=at(3), versions="current", **WHO)
+    trips.run(max_batches=1)
+    trips.again("lake.trips", 1, 3)
+    trips.run()
+    found: dict[Any, list[int]] = {}
+    for _, batch in sorted(trips.work.batches.items()):
+        if not batch["main"]:
+            for place, number in batch["met"].items():
+                found.setdefault(place, []).append(number)
+    for place in ((P0, 1), (P0, 2)):
+        assert found[place] == [first[place]] * 2
+    for place in ((P1, 1), (P1, 2)):
+        assert sorted(found[place]) == sorted([trips.numbers, first[place]])
+    assert (found[P0, 0], found[P1, 0]) == ([first[P0, 0]], [trips.numbers])
+
+
+def test_a_replay_that_dies_at_any_request_goes_on_and_meets_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed after each so many requests, with everything discarded between: nothing is met twice or otherwise."""
+    keep_all(monkeypatch)
+    for nth in range(1, 74, 8):
+        trips = new_trips(monkeypatch)
+        first = trips.first_run()
+        trips.again("lake.trips", 0, 4)
+        faulty = FaultyStore(trips.lake.store, [Fault("*", nth, "crash-before")])
+        try:
+            trips.run(lake=Lake(faulty, trips.lake.id))
+        except Crash:
+            trips.discard()
+        trips.run()
+        assert trips.met(main=False) == {
+            (each, offset): first[each, offset] for each in (P0, P1) for offset in range(4)
+        }
+
+
+@pytest.mark.parametrize("first", ["request", "discard"])
+def test_of_a_request_and_a_discard_at_any_request_of_either_one_sees_the_other(
+    monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """One does all of its work before a request of the other: what was asked for is met as it was, or was refused."""
+    outcomes = set()
+    for nth in range(1, 100):
+        trips = new_trips(monkeypatch)
+        trips.publish()
+        trips.depart(4)
+        trips.run()
+        trips.publish()
+        met = trips.met()
+        meanwhile = trips.discard if first == "request" else partial(asked_for, trips, trips.lake)
+        faulty = FaultyStore(trips.lake.store, [Fault("*", nth, "meanwhile", meanwhile)])
+        lake = Lake(faulty, trips.lake.id)
+        if first == "request":
+            asked_for(trips, lake)
+        else:
+            discard_all(lake, {"planes": PLANES}, by="test")
+        waiting = trips.startpoints.list()["waiting"]
+        trips.discard()
+        trips.run()
+        assert trips.met(main=False) == (met if waiting else {})
+        outcomes.add(bool(waiting))
+        if nth > len(faulty.requests):
+            break
+    assert outcomes == {True, False}
+
+
+def asked_for(trips: Trips, lake: Lake) -> None:
+    """Ask for all trips as they were recorded, unless that is refused."""
+    with suppress(ConfigurationError, VersionDiscardedError):
+        Startpoints(lake, trips.app()).request(
+            "lake.trips", StartpointOldest(), until=StartpointUpcoming(), versions="recorded", **WHO
+        )
+
+
+def test_a_batch_of_a_replay_that_was_given_up_is_read_again_with_what_it_met(trips: Trips) -> None:
+    first = trips.first_run()
+    trips.again("lake.trips", 0, 4)
+
+    def fail() -> None:
+        raise Crash("within the batch")
+
+    trips.work.meanwhile = fail
+    with pytest.raises(Crash):
+        trips.run()
+    BatchLog(trips.lake, "app").abandon(reason="a test", by="me", skip=False)
+    trips.work.meanwhile = lambda: None
+    trips.again("lake.trips", 2, 4)
+    trips.run()
+    met = [(place, number) for _, batch in sorted(trips.work.batches.items()) for place, number in batch["met"].items()]
+    replayed = met[len(first) :]
+    assert sorted(replayed, key=str) == sorted(
+        [((each, offset), first[each, offset]) for each in (P0, P1) for offset in (0, 1, 2, 3, 2, 3)], key=str
+    )
+
+
+def test_without_an_end_versions_are_refused_with_the_reason(trips: Trips) -> None:
+    trips.first_run()
+    with pytest.raises(ConfigurationError, match="versions=recorded is for a bounded replay"):
+        trips.startpoints.request("lake.trips.0", at(0), versions="recorded", **WHO)
+    with pytest.raises(ConfigurationError, match="no join of application 'app' is as-of"):
+        trips.startpoints.request("lake.trips.0", at(0), until=at(1), versions="as-of", **WHO)
+    with pytest.raises(ConfigurationError, match="expected 'as-of' or 'current' or 'recorded'"):
+        trips.startpoints.request("lake.trips.0", at(0), until=at(1), versions="newest", **WHO)  # type: ignore[arg-type]
+    assert trips.startpoints.list()["waiting"] == []
+
+
+def test_a_request_that_was_written_without_looking_is_refused_at_the_start(trips: Trips) -> None:
+    from dagster_adjunct.orchestration.startpoints.startpoint_manager import startpoints_of
+
+    trips.first_run()
+    request = StartpointRequest(ssp=P0, startpoint=at(0), until=at(1), versions="recorded", **WHO)
+    startpoints_of(trips.lake, trips.app()).write_startpoints([request])
+    with pytest.raises(ConfigurationError, match="holds no recorded versions"):
+        trips.run()
+
+
+def test_a_request_is_stored_as_before_unless_it_says_versions_and_as_it_was_read_again() -> None:
+    plain = StartpointRequest(ssp=P0, startpoint=at(0), until=at(1), **WHO)
+    assert not {"versions", "recorded"} & plain.to_json().keys()
+    said = StartpointRequest(ssp=P0, startpoint=at(0), until=at(1), versions="recorded", recorded="0" * 32, **WHO)
+    assert StartpointRequest.from_json(plain.to_json()) == plain
+    assert StartpointRequest.from_json(said.to_json()) == said
+
+
+def test_the_dry_run_says_what_is_met_and_held(trips: Trips) -> None:
+    trips.first_run()
+    asked = trips.startpoints.preview("lake.trips", at(0), until=at(3), versions="recorded")
+    assert asked.notes[0].startswith("recorded: what 2 batches, 1 to 2 met, held until the replay has ended") or (
+        asked.notes[0].startswith("recorded: what ")
+    )
+    assert any(note.startswith("recorded: dataset planes: v") for note in asked.notes)
+    assert {row["versions"] for row in asked.to_json()["partitions"]} == {"recorded"}
+    assert trips.startpoints.preview("lake.trips", at(0), until=at(3)).notes == ()
+    current = trips.startpoints.preview("lake.trips", at(0), until=at(3), versions="current")
+    assert current.notes == ("versions current: every join meets what is served when the replay runs",)
+
+
+def test_the_dry_run_names_what_keeps_state_and_leaves_out_what_is_read_again() -> None:
+    world = World(lake_in(InMemoryStore()), IN_PROCESS)
+    world.stream("clicks", Schema.of(k="string", at="timestamp"), ["k"], 2)
+    app = Application("counting")
+    clicks = app.input_stream("lake.clicks", event_time="at", delay=timedelta(0))
+    windows = clicks.window(Tumbling(timedelta(hours=1)), by="k", name="views", aggregates={"views": Count()})
+    windows.send_to(app.output_stream("lake.views", partitions=2, key="k"))
+    notes = Startpoints(world.lake, app).preview("lake.clicks", StartpointOldest()).notes
+    (note,) = notes
+    assert "views keeps state: records that the application has read before are left out there" in note

@@ -1,0 +1,211 @@
+"""Records meet what was valid at their own time, in whole batches: of changes, of versions, and however cut."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
+from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
+from dagster_adjunct.orchestration.step import step as stepping
+from dagster_adjunct.orchestration.step.rehearsal import rehearse
+from dagster_adjunct.orchestration.step.step import run_step
+from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard
+from dagster_adjunct.resources.errors import OperatorFailedError, StreamNotFoundError
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from tests.orchestration.step_world import StepWorld
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("many_tasks")]
+
+PRICES = unbounded_dataset("prices", input="lake.prices", key="item", partitions=2, history="all", valid_from="since")
+PLANES = bounded_dataset("planes", input="lake.planes", key="item", partitions=2, valid_from="name")
+Change = tuple[str, int | None, dt.datetime]
+
+
+def day(number: int) -> dt.datetime:
+    return dt.datetime(2026, 1, number, tzinfo=dt.UTC)
+
+
+def moment(number: int) -> dt.datetime:
+    return dt.datetime(2026, 1, 1, tzinfo=dt.UTC) + dt.timedelta(hours=number)
+
+
+@pytest.fixture
+def world(step_world: StepWorld) -> StepWorld:
+    step_world.stream("sales", "item", 2, n="int", item="string", at="timestamp")
+    step_world.stream("prices", "item", 2, item="string", price="int", since="timestamp")
+    step_world.stream("planes", "item", 2, item="string", price="int")
+    return step_world
+
+
+def application(dataset: AdjunctDataset, name: str = "app", *, most: int = 1_000_000, **options: Any) -> Application:
+    app = Application(name, max_batch_records=most)
+    given = {"how": "left", "select": ["price"]} | options
+    sales = app.input_stream("lake.sales").join(app.table(dataset), on="item", as_of="at", **given)
+    sales.send_to(app.output_stream(f"lake.{name}-out", key="item", partitions=2))
+    return app
+
+
+def advance(world: StepWorld, dataset: AdjunctDataset) -> None:
+    advance_dataset(world.lake, world.systems, dataset, IN_PROCESS, by="test")
+
+
+def send_changes(world: StepWorld, changes: Sequence[Change]) -> None:
+    kept = [change for change in changes if change[1] is not None]
+    world.send("prices", *kept, deleted=[change for change in changes if change[1] is None])
+
+
+def met(world: StepWorld, name: str = "app") -> dict[int, int | None]:
+    rows = world.rows(f"{name}-out")
+    assert len({row["n"] for row in rows}) == len(rows)
+    return {row["n"]: row["price"] for row in rows}
+
+
+def valid(changes: Sequence[Change], item: str, at: dt.datetime | None) -> int | None:
+    """What of these changes, the later of one time counting, was valid at a time."""
+    rows = {since: price for name, price, since in changes if name == item}
+    before = [since for since in rows if at is not None and since <= at]
+    return rows[max(before)] if before else None
+
+
+def test_random_changes_in_any_split_are_met_as_a_search_finds(world: StepWorld) -> None:
+    chance = random.Random(16)
+    changes = [
+        (chance.choice("abcd"), None if chance.random() < 0.2 else chance.randint(1, 99), moment(chance.randint(5, 60)))
+        for _ in range(60)
+    ]
+    sales = [
+        (number, chance.choice("abcdx"), None if chance.random() < 0.1 else moment(chance.randint(0, 70)))
+        for number in range(90)
+    ]
+    world.send("sales", *sales)
+    # Of one time, deletions are sent behind the rest of their part: so is the order in which they count.
+    parts = [changes[:30], changes[30:50], changes[50:]]
+    told = [change for part in parts for change in sorted(part, key=lambda change: change[1] is None)]
+    for part in parts:
+        send_changes(world, part)
+        advance(world, PRICES)
+    expected = {number: valid(told, item, at) for number, item, at in sales}
+    whole = world.run(application(PRICES))
+    assert met(world) == expected
+    counted = whole.counters["join-2-prices"]
+    assert (counted["rows"], counted["unmatched"]) == (90, sum(price is None for price in expected.values()))
+    assert counted["null_times"] == sum(at is None for *_, at in sales)
+    firsts = {item: min(since for name, _, since in told if name == item) for item in "abcd"}
+    assert counted["before_history"] == sum(
+        at is not None and item in firsts and at < firsts[item] for _, item, at in sales
+    )
+    world.run(application(PRICES, "pieces", most=50))
+    assert met(world, "pieces") == expected
+    compact_dataset(world.lake, "prices", IN_PROCESS, by="test", level="major")
+    world.run(application(PRICES, "compacted", how="inner"))
+    assert met(world, "compacted") == {n: price for n, price in expected.items() if price is not None}
+
+
+def test_no_exchange_is_on_the_datasets_side_and_the_plan_tells_of_times(world: StepWorld) -> None:
+    send_changes(world, [("a", 1, moment(1)), ("b", 2, moment(2))])
+    advance(world, PRICES)
+    send_changes(world, [("a", 3, moment(3))])
+    advance(world, PRICES)
+    app = application(PRICES, before_history="oldest")
+    context = world.context(app)
+    proof = rehearse(context, {"prices": StoredVersions(world.lake, PRICES).current()})
+    (join,) = proof.joins
+    assert (join.kind, join.stream_exchanges, join.dataset_exchanges) == ("sort-merge join", 0, 0)
+    plan = plan_application(app, world.systems)
+    assert plan.by_time[0].as_of == "at"
+    text = plan.render()
+    assert "left join prices on item as of at" in text
+    assert "the oldest entry" in text
+    assert "meets the last entry known" in text
+    assert type(plan).from_json(plan.to_json()) == plan
+    assert "as of at" in plan.to_mermaid()
+
+
+def test_each_version_is_met_from_the_time_that_its_name_states(world: StepWorld) -> None:
+    world.send("planes", ("a", 1), ("b", 10), version="2026-01-10")
+    advance(world, PLANES)
+    world.send("planes", ("a", 2), ("c", 20), version="2026-01-20")
+    advance(world, PLANES)
+    world.send("sales", *[(n, item, day(number)) for n, (item, number) in enumerate(
+        [("a", 9), ("a", 10), ("a", 19), ("a", 20), ("b", 15), ("b", 25), ("c", 15), ("c", 30), ("c", 9)]
+    )])  # fmt: skip
+    report = world.run(application(PLANES))
+    assert met(world) == {0: None, 1: 1, 2: 1, 3: 2, 4: 10, 5: None, 6: None, 7: 20, 8: None}
+    assert report.counters["join-2-planes"] == {"rows": 9, "unmatched": 4, "before_history": 2, "null_times": 0}
+    world.run(application(PLANES, "oldest", before_history="oldest"))
+    assert met(world, "oldest") == {**met(world), 0: 1}
+
+
+def test_a_batch_that_died_is_run_again_with_the_versions_that_it_was_begun_with(
+    world: StepWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.send("planes", ("a", 1), version="2026-01-10")
+    advance(world, PLANES)
+    world.send("planes", ("a", 2), version="2026-01-20")
+    advance(world, PLANES)
+    world.send("sales", (0, "a", day(12)), (1, "a", day(22)))
+    app = application(PLANES)
+    with monkeypatch.context() as dying:
+        dying.setattr(stepping, "run_outputs", _dies)
+        with pytest.raises(RuntimeError, match="killed"):
+            world.run(app)
+    intent = world.state(app).open
+    assert intent is not None
+    assert len(intent.over_time["planes"]) == 2
+    assert intent.versions["planes"] == intent.over_time["planes"][-1]
+    world.send("planes", ("a", 3), version="2026-01-11")  # late: of before the newest
+    advance(world, PLANES)
+    spared = discard(world.lake, "planes", DiscardPolicy(keep=1, grace=dt.timedelta(0)), by="test")
+    assert not set(spared.discarded) & set(intent.over_time["planes"])
+    run_step(world.context(app, run="run-2"))
+    assert met(world) == {0: 1, 1: 2}
+    world.run(application(PLANES, "later"))
+    assert met(world, "later") == {0: 3, 1: 2}
+
+
+def _dies(*_: Any) -> Any:
+    raise RuntimeError("killed")
+
+
+def test_a_record_from_before_the_history_fails_the_batch_before_anything_is_written(world: StepWorld) -> None:
+    send_changes(world, [("a", 1, moment(10))])
+    world.send("sales", (0, "a", moment(12)), (1, "a", moment(9)))
+    app = application(PRICES, before_history="error")
+    with pytest.raises(
+        OperatorFailedError, match="a record of item = a is of a time before the history of dataset prices"
+    ):
+        world.run(app)
+    with pytest.raises(StreamNotFoundError):
+        world.rows("app-out")
+    send_changes(world, [("a", 7, moment(1))])
+    advance(world, PRICES)
+    with pytest.raises(OperatorFailedError):  # the batch that is open meets what it was begun with
+        world.run(app)
+
+
+def test_a_correction_that_comes_late_is_met_from_then_on_and_a_plain_join_meets_what_is_current(
+    world: StepWorld,
+) -> None:
+    send_changes(world, [("a", 1, moment(10)), ("a", 2, moment(20))])
+    world.send("sales", (0, "a", moment(15)))
+    app = application(PRICES)
+    world.run(app)
+    send_changes(world, [("a", 9, moment(14))])
+    world.send("sales", (1, "a", moment(15)), (2, "a", moment(99)))
+    world.run(app)
+    assert met(world) == {0: 1, 1: 9, 2: 2}
+    plain = Application("plain")
+    sales = plain.input_stream("lake.sales").join(plain.table(PRICES), on="item", select=["price"])
+    sales.send_to(plain.output_stream("lake.plain-out", key="item", partitions=2))
+    world.run(plain)
+    assert met(world, "plain") == {0: 2, 1: 2, 2: 2}

@@ -1,0 +1,157 @@
+"""Windows in applications: across batches, runs and crashes, they are what plain Python says of the whole input."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.operators.window_kinds import Kind, Session, Sliding, Tumbling
+from dagster_adjunct.orchestration.step.step_report import StepEvent
+from dagster_adjunct.windows import Aggregate, Count, Distinct, Max, Mean, Sum
+from tests.orchestration.step_world import StepWorld
+from tests.orchestration.window_oracle import Click, Expected, at, expected, random_clicks, watermark
+
+pytestmark = pytest.mark.spark
+
+DELAY, LATE = 5.0, 3.0
+KINDS: Mapping[str, Kind] = {
+    "tumbling": Tumbling(dt.timedelta(seconds=10)),
+    "sliding": Sliding(dt.timedelta(seconds=10), dt.timedelta(seconds=4)),
+    "session": Session(dt.timedelta(seconds=6)),
+}
+
+
+def texts(records: pa.Table) -> str:
+    return "".join(text or "-" for text in records.column("text").to_pylist())
+
+
+AGGREGATES = {
+    "clicks": Count(),
+    "total": Sum("number"),
+    "most": Max("number"),
+    "mean": Mean("number"),
+    "different": Distinct("text"),
+    "texts": Aggregate(texts, "string", "text"),
+}
+
+
+def values_of(clicks: Sequence[Click]) -> tuple[Any, ...]:
+    numbers = [click.number for click in clicks if click.number is not None]
+    return (
+        len(clicks),
+        sum(numbers) if numbers else None,
+        max(numbers) if numbers else None,
+        sum(numbers) / len(numbers) if numbers else None,
+        len({click.text for click in clicks if click.text is not None}),
+        "".join(click.text or "-" for click in clicks),
+    )
+
+
+def clicks_app(results: Mapping[str, str], without: Sequence[str] = ()) -> Application:
+    """Return windows of these kinds with their results; those that are named in `without` call no function."""
+    app = Application("clicks", max_batch_records=10_000)
+    clicks = app.input_stream("lake.clicks", event_time="time", delay=dt.timedelta(seconds=DELAY))
+    for name, given in results.items():
+        made = {each: one for each, one in AGGREGATES.items() if name not in without or each != "texts"}
+        windows = clicks.window(
+            KINDS[name],
+            by="key",
+            name=name,
+            aggregates=made,
+            results=given,  # type: ignore[arg-type]
+            allowed_lateness=dt.timedelta(seconds=LATE),
+        )
+        windows.send_to(app.output_stream(f"lake.{name}", partitions=2, key="key"))
+        windows.late_records().send_to(app.output_stream(f"lake.{name}-late", partitions=1))
+    return app
+
+
+def as_sent(world: StepWorld) -> list[list[Click]]:
+    """Return the records of each partition of the stream, as they were sent."""
+    rows = world.streams.read_arrow(world.streams.whole("clicks")).to_pylist()
+    made: list[list[Click]] = [[], []]
+    for row in rows:
+        seconds = None if row["time"] is None else (row["time"].replace(tzinfo=None) - at(0)).total_seconds()
+        made[row["__partition"]].append(Click(row["key"], seconds, row["number"], None, row["text"], None))
+    return made
+
+
+def send(world: StepWorld, clicks: Sequence[Click]) -> None:
+    rows = [(click.key, at(click.time), click.number, click.text) for click in clicks]
+    world.send("clicks", *rows)
+
+
+def whole(told: Expected, limit: float) -> list[tuple[Any, ...]]:
+    """Return the windows that end at the limit or before it, as they have to be."""
+    return [
+        (key, at(start), at(end), *values_of(own)) for (key, start), (end, own) in told.windows.items() if end <= limit
+    ]
+
+
+def shown(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    times = (row[name].replace(tzinfo=None) for name in ("window_start", "window_end"))
+    return (row["key"], *times, *(row[each] for each in AGGREGATES if each in row))
+
+
+def as_long(rows: Sequence[tuple[Any, ...]], of: Sequence[tuple[Any, ...]]) -> list[str]:
+    return sorted(str(row[: len(of[0])]) for row in rows)
+
+
+class Killed(Exception):
+    """The run dies."""
+
+
+def killed(event: StepEvent) -> None:
+    if event.what == "outputs":
+        raise Killed
+
+
+ALL = {"tumbling": "final", "sliding": "updates", "session": "final"}
+
+
+@pytest.mark.parametrize(
+    ("results", "without"),
+    [
+        ({"tumbling": "final", "session": "updates"}, ("session",)),
+        pytest.param(ALL, (), marks=pytest.mark.long),
+        pytest.param(dict.fromkeys(KINDS, "updates"), (), marks=pytest.mark.long),
+    ],
+)
+def test_windows_are_whole_across_runs_and_come_out_once(
+    step_world: StepWorld, results: Mapping[str, str], without: Sequence[str]
+) -> None:
+    step_world.stream("clicks", "key", 2, key="string", time="timestamp", number="int", text="string")
+    clicks = [click for click in random_clicks(3, 30, 180, 1)[0] if click.key is not None]
+    app = clicks_app(results, without)
+    for begin in range(0, len(clicks), 60):
+        send(step_world, clicks[begin : begin + 60])
+        if begin == 60:  # killed when state is committed, and the batch is not: what it does again has to be the same
+            with pytest.raises(Killed):
+                step_world.run(app, on_event=killed)
+        step_world.run(app)
+    sent = as_sent(step_world)
+    mark = min(watermark(own, DELAY) or 0 for own in sent)
+    for name, given in results.items():
+        told = expected(sent, KINDS[name], DELAY, LATE)
+        rows = [row for row in step_world.rows(name) if row["window_end"] is not None]
+        closed = whole(told, mark - LATE)
+        found = [shown(row) for row in rows if given == "final" or row["final"]]
+        assert len(closed) > 20
+        assert as_long(found, found) == as_long(closed, found), name
+        late = sorted((row["why"], row["record"]) for row in step_world.rows(f"{name}-late"))
+        assert [why for why, _ in late] == sorted(why for _, why in told.late)
+        if given == "updates":
+            assert as_long(latest(step_world, name), found) == as_long(whole(told, float("inf")), found)
+
+
+def latest(world: StepWorld, stream: str) -> list[tuple[Any, ...]]:
+    """Return what a table of the updates holds: the last one of each key and begin, unless it is a tombstone."""
+    table: dict[Any, Any] = {}
+    for row in world.streams.read_arrow(world.streams.whole(stream)).to_pylist():
+        table[row["key"], row["window_start"]] = None if row["__tombstone"] else shown(row)
+    return [row for row in table.values() if row is not None]

@@ -1,0 +1,140 @@
+"""Streams that meet within a time, against plain Python over the whole input: each result once, whatever dies."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
+from dagster_adjunct.orchestration.step.step_report import StepEvent
+from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard
+from dagster_adjunct.resources.errors import DatasetNotFoundError, PlanningError
+from dagster_adjunct.resources.objects import Lake
+from tests.faulty_store import Crash, Fault, FaultyStore
+from tests.orchestration.meeting_streams import KINDS, create, drawn, expected, found, meeting
+from tests.orchestration.step_world import StepWorld
+
+pytestmark = pytest.mark.spark
+
+
+def send(world: StepWorld, chance: random.Random, now: int, count: int, keys: int = 6) -> None:
+    """Send so many records to each stream, one a second from now on."""
+    for stream in ("orders", "payments"):
+        first = world.sequences.setdefault("numbers", 0)
+        world.sequences["numbers"] += count
+        world.send(stream, *[drawn(chance, first + index, now + index, keys) for index in range(count)])
+
+
+def kept(world: StepWorld, name: str) -> tuple[int, int]:
+    """Return the rows and the generations of a table of state."""
+    generations = StoredVersions(world.lake, name).require_current().sealed.generations
+    return sum(each.rows for each in generations), sum(bool(each.files) for each in generations)
+
+
+def test_each_result_comes_once_though_batches_die_and_are_given_up_and_state_goes(step_world: StepWorld) -> None:
+    create(step_world)
+    chance, app = random.Random(3), meeting(130, "full", late=True)
+    send(step_world, chance, 0, 60)
+    with pytest.raises(Crash):
+        step_world.run(app, run="dies", on_event=dying("outputs"))  # its output and its state are in, and it is open
+    step_world.run(app, run="goes on")
+    first = expected(step_world, "full")[0]
+    assert found(step_world, "full") == first
+    before = kept(step_world, "meeting-full-left")[0]
+
+    send(step_world, chance, 100, 60)
+    with pytest.raises(Crash):
+        step_world.run(app, run="dies", on_event=dying("outputs"))
+    BatchLog(step_world.lake, app.name).abandon(reason="a mistake", by="me", skip=False)
+    step_world.run(app, run="later")
+    wanted, counts = expected(step_world, "full")
+    assert found(step_world, "full") == wanted + (wanted - first), "what the one given up has sent comes twice"
+    assert sum(result[2] is None for result in wanted) > 5
+    assert sum(result[1] is None for result in wanted) > 5
+    rows, generations = kept(step_world, "meeting-full-left")
+    assert generations == 1, "the first batch's rows have gone together"
+    assert rows <= before
+    (totals,) = (of for name, of in step_world.state(app).totals.items() if name.startswith("stream-join"))
+    assert {name: totals[name] for name in ("late", "null_times", "again")} == {**counts, "again": 0}
+    assert totals["matched"] + totals["unmatched"] == sum(wanted.values())
+    assert counts["late"] > 5
+
+
+def test_pairs_alone_move_no_more_than_the_plan_lists(step_world: StepWorld) -> None:
+    create(step_world)
+    app = meeting(40, "inner")
+    for round in range(2):  # the second with state
+        send(step_world, random.Random(round), 30 * round, 30)
+        step_world.run(app, run=f"{round}")  # strict: what is not in the plan is an error
+    assert found(step_world, "inner") == expected(step_world, "inner")[0]
+
+
+def dying(what: str) -> Callable[[StepEvent], None]:
+    def die(event: StepEvent) -> None:
+        if event.what == what:
+            raise Crash
+
+    return die
+
+
+@pytest.mark.long  # the kinds by themselves; "full" has the results of all of them
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_all_kinds_are_what_plain_python_makes_however_batches_are_cut_and_die(
+    step_world: StepWorld, seed: int
+) -> None:
+    create(step_world)
+    chance, died = random.Random(seed), 0
+    for now in range(0, 160, 20):
+        app = meeting(chance.choice([20, 35, 60, 200]), *KINDS, late=True)
+        send(step_world, chance, now, 20, keys=4)
+        fault = Fault("*", chance.randrange(60, 600), chance.choice(["crash-before", "crash-after"]))
+        try:
+            faulty = Lake(FaultyStore(step_world.lake.store, [fault]), step_world.lake.id)
+            replace(step_world, lake=faulty).run(app, run=f"a-{now}")
+        except Crash:
+            died += 1
+        if step_world.state(app).open is not None and chance.random() < 0.3:
+            give_up(step_world, app)
+        with suppress(DatasetNotFoundError):
+            discard(step_world.lake, "meeting-left-left", DiscardPolicy(1, timedelta(0)), by="test")
+        if chance.random() < 0.5:
+            step_world.run(app, run=f"b-{now}")
+            for how in KINDS:
+                assert found(step_world, how) == expected(step_world, how)[0]
+    step_world.run(app, run="last")
+    assert died
+    for how in KINDS:
+        assert found(step_world, how) == expected(step_world, how)[0]
+
+
+def give_up(world: StepWorld, app: Application) -> None:
+    """Abandon the open batch where none of its outputs has been written: else its records come twice, as is said."""
+    batch = world.state(app).batch + 1
+    if all(world.streams.appended(how, app.name, batch) is None for how in KINDS if _exists(world, how)):
+        BatchLog(world.lake, app.name).abandon(reason="test", by="test", skip=False)
+
+
+def _exists(world: StepWorld, stream: str) -> bool:
+    return stream in world.streams.list_streams()
+
+
+def test_a_stream_without_event_time_is_refused(step_world: StepWorld) -> None:
+    create(step_world)
+    app = Application("app")
+    orders = app.input_stream("lake.orders", event_time="ts")
+    payments = app.input_stream("lake.payments", event_time="ts")
+    sent = payments.send_to(app.output_stream("lake.sent", partitions=2, key="order_key"))
+    joined = orders.join_stream(sent, on={"k": "order_key"}, within=timedelta(seconds=1), name="j", prefix="p_")
+    joined.send_to(app.output_stream("lake.out", partitions=2, key="k"))
+    step_world.send("orders", ("a", 1, None))
+    with pytest.raises(PlanningError, match="records of the right stream have no event time"):
+        step_world.run(app)

@@ -1,0 +1,210 @@
+"""Watermarks without Spark: which records are behind, and how far sources and operators have come, in plain values."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, Intent, Range
+from dagster_adjunct.orchestration.batchlog.stored_times import PartitionTimes, TimeState
+from dagster_adjunct.orchestration.operators.held_back import held_back
+from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
+from dagster_adjunct.orchestration.planner import plan
+from dagster_adjunct.orchestration.step.records_behind import Stood, look_at_each
+from dagster_adjunct.orchestration.step.time_progress import input_times, waited_for
+from dagster_adjunct.orchestration.step.watermarks import begun_times, moved_times, operator_watermark
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from dagster_adjunct.resources.times import microseconds
+from tests.orchestration.seen_times import Seen, at, watermarks_in_order
+
+SECOND = timedelta(seconds=1)
+
+
+def ssp(number: int, stream: str = "clicks") -> SystemStreamPartition:
+    return SystemStreamPartition("lake", stream, number)
+
+
+def application(**options: Any) -> Application:
+    app = Application("watching")
+    clicks = app.input_stream("lake.clicks", event_time="ts", **options)
+    clicks.apply(Seen("seen")).send_to(app.output_stream("lake.seen", partitions=1))
+    return app
+
+
+def intent(number: int, clock: datetime, *partitions: SystemStreamPartition) -> Intent:
+    ranges = {one: Range(start="0", end="0") for one in partitions}
+    return Intent(batch=number, run="r", clock=clock, ranges=ranges, versions={})
+
+
+def stood(times: TimeState) -> dict[int, Stood]:
+    def micros(moment: datetime | None) -> int | None:
+        return None if moment is None else microseconds(moment)
+
+    return {one.partition: Stood(micros(each.newest), micros(each.watermark)) for one, each in times.partitions.items()}
+
+
+Record = tuple[int, float | None]  # its offset, and its time in seconds
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> list[list[Record]]:
+    """Partitions of records, whose offsets have gaps and whose times are out of order, or null."""
+    partitions = []
+    for _ in range(draw(st.integers(1, 3))):
+        offset, records = 0, list[Record]()
+        for gap, time in draw(st.lists(st.tuples(st.integers(1, 3), st.none() | st.integers(0, 60)), max_size=12)):
+            offset += gap
+            records.append((offset, time))
+        partitions.append(records)
+    return partitions
+
+
+@given(streams(), st.integers(0, 20), st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), max_size=5))
+@settings(max_examples=100, deadline=None)
+def test_any_split_into_batches_finds_the_same_behind_and_ends_with_the_same_watermarks(
+    partitions: list[list[Record]], delay: int, cuts: list[list[int]]
+) -> None:
+    app = application(delay=delay * SECOND)
+    everything = [ssp(number) for number in range(len(partitions))]
+    state = ApplicationState()
+    behind: dict[tuple[int, int], datetime] = {}
+    read = [0] * len(partitions)
+    for batch, takes in enumerate([*cuts, [100, 100, 100]], 1):
+        times = begun_times(app, state, intent(batch, at(batch), *everything))
+        rows = []
+        for number, records in enumerate(partitions):
+            rows += [(number, *record) for record in records[read[number] : read[number] + takes[number]]]
+            read[number] += takes[number]
+        shuffled = random.Random(batch).sample(rows, len(rows))
+        table = pa.table(
+            {
+                "__partition": pa.array([row[0] for row in shuffled], pa.int32()),
+                "__offset": pa.array([row[1] for row in shuffled], pa.int64()),
+                "time": pa.array(
+                    [None if row[2] is None else microseconds(at(row[2])) for row in shuffled], pa.int64()
+                ),
+            }
+        )
+        found = look_at_each(table, stood(times), delay * 1_000_000)
+        for row in found.behind.to_pylist() if found.behind is not None else ():
+            behind[row["__partition"], row["__offset"]] = row["__behind"]
+        moved = moved_times(app, times, {"lake.clicks": found.measured}, at(batch))
+        assert moved == moved_times(app, times, {"lake.clicks": found.measured}, at(batch))
+        state = state.model_copy(update={"times": moved})
+
+    expected: dict[tuple[int, int], datetime] = {}
+    ends: list[datetime | None] = []
+    for number, records in enumerate(partitions):
+        marks, end = watermarks_in_order([time for _, time in records], delay)
+        ends.append(None if end is None else at(end))
+        expected |= {
+            (number, offset): at(mark) for (offset, _), mark in zip(records, marks, strict=True) if mark is not None
+        }
+    assert behind == expected
+    assert [state.times.partitions[one].watermark for one in everything] == ends
+    last = [records[-1][0] + 1 if records else 0 for records in partitions]
+    assert [state.times.partitions[one].read_to for one in everything] == last
+    known = [end for end in ends if end is not None]
+    assert state.times.operators == ({"seen": min(known)} if len(known) == len(ends) else {})
+
+
+def partition(active: float, watermark: float | None = None) -> PartitionTimes:
+    mark = None if watermark is None else at(watermark)
+    return PartitionTimes(active_at=at(active), newest=mark, watermark=mark)
+
+
+def state_of(times: Mapping[int, PartitionTimes], operators: Mapping[str, datetime] | None = None) -> TimeState:
+    return TimeState(partitions={ssp(number): each for number, each in times.items()}, operators=dict(operators or {}))
+
+
+def test_a_partition_without_records_holds_back_until_it_is_idle_and_nothing_goes_back() -> None:
+    times = state_of({0: partition(10, 100), 1: partition(0)})
+    patient, hasty = application(), application(idle_after=30 * SECOND)
+    assert operator_watermark(patient, times, "seen", at(10_000)) is None
+    assert operator_watermark(hasty, times, "seen", at(29)) is None
+    assert operator_watermark(hasty, times, "seen", at(30)) == at(100)
+    # All idle: it stays. The one that was idle has a record again, which is older.
+    left = state_of({0: partition(10, 100), 1: partition(0)}, {"seen": at(100)})
+    assert operator_watermark(hasty, left, "seen", at(10_000)) == at(100)
+    woken = state_of({0: partition(10, 100), 1: partition(50, 70)}, {"seen": at(100)})
+    assert operator_watermark(hasty, woken, "seen", at(51)) == at(100)
+
+
+def test_a_partition_whose_records_wait_for_a_later_batch_is_not_idle() -> None:
+    app = application(idle_after=30 * SECOND)
+    state = ApplicationState(times=state_of({0: partition(10, 100), 1: partition(10, 40)}))
+    late = intent(2, at(1_000), ssp(0), ssp(1))
+    read = moved_times(app, begun_times(app, state, late), {}, at(1_000))
+    assert read.operators == {}  # both are idle
+    late = late.model_copy(update={"waiting": (ssp(1),)})
+    waits = begun_times(app, state, late)
+    assert waits.partitions[ssp(1)] == partition(1_000, 40)
+    assert operator_watermark(app, waits, "seen", at(1_000)) == at(40)
+    assert begun_times(app, state, late) == waits
+
+
+def test_what_operators_hold_back_adds_up_along_the_longest_way() -> None:
+    app = Application("deep")
+    clicks = app.input_stream("lake.clicks", event_time="ts")
+    slow = clicks.apply(Seen("first", 5 * SECOND)).apply(Seen("second", 2 * SECOND))
+    slow.apply(Seen("third"), clicks.apply(Seen("beside", SECOND)))
+    spans = {name: span["lake.clicks"] for name, span in held_back(app.operators).items()}
+    assert spans == {
+        "first": 0 * SECOND,
+        "second": 5 * SECOND,
+        "beside": 0 * SECOND,
+        "third": 7 * SECOND,
+    }
+    times = state_of({0: partition(0, 100)})
+    assert operator_watermark(app, times, "third", at(0)) == at(93)
+
+
+def test_a_stream_that_was_made_anew_begins_anew_and_one_in_other_partitions_goes_on_from_the_slowest() -> None:
+    times = TimeState(
+        partitions={
+            ssp(0): PartitionTimes(active_at=at(5), newest=at(50), watermark=at(40), read_to=9),
+            ssp(1): PartitionTimes(active_at=at(6), newest=at(70), watermark=at(60), read_to=7),
+            ssp(0, "orders"): partition(1, 1),
+        },
+        operators={"seen": at(40)},
+    )
+    assert times.without(["lake.clicks"]).partitions.keys() == {ssp(0, "orders")}
+    carried = times.carried("lake.clicks", {ssp(number): str(4 + number) for number in range(3)})
+    assert carried.operators == times.operators
+    assert carried.partitions.keys() == {*(ssp(number) for number in range(3)), ssp(0, "orders")}
+    assert carried.partitions[ssp(2)] == PartitionTimes(active_at=at(6), newest=at(50), watermark=at(40), read_to=6)
+
+
+def test_the_input_that_lags_is_told_with_the_partition_that_holds_it_back() -> None:
+    app = application(idle_after=60 * SECOND, max_watermark_lag=30 * SECOND)
+    times = state_of({0: partition(90, 80), 1: partition(90, 60), 2: partition(0, 5)})
+    (told,) = input_times(app, times, at(100))
+    assert (told.watermark, told.held_by, told.idle) == (at(60), "lake.clicks.1", ("lake.clicks.2",))
+    assert (told.lag, told.behind_newest, told.exceeds) == (40 * SECOND, 20 * SECOND, True)
+    assert told.to_json()["lag"] == 40.0
+    assert "held back by lake.clicks.1" in told.words()
+    assert waited_for(app, times, at(100)) == {"seen": ssp(1)}
+    (empty,) = input_times(app, state_of({0: partition(90, 80), 1: partition(90)}), at(100))
+    assert (empty.watermark, empty.held_by, empty.exceeds) == (None, "lake.clicks.1", True)
+
+
+def test_a_plan_says_what_the_time_of_state_follows_from() -> None:
+    facts = StreamFacts("lake.clicks", 2, ("k",), SPARK, Schema.of(k="string", ts="timestamp"))
+    app = application(delay=10 * SECOND, idle_after=60 * SECOND)
+    assert plan(app, {"lake.clicks": facts}).notes[-1:] == (
+        "seen-2 keeps state under the name seen (no table), each row until its watermark has passed it: the lowest of "
+        "all partitions of lake.clicks (by ts, 0:00:10 late at most, idle after 0:01:00).",
+    )
+
+
+def test_a_state_that_was_stored_without_times_is_read() -> None:
+    old = ApplicationState.model_validate({"batch": 3})
+    assert old.times == TimeState()

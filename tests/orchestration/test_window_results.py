@@ -1,0 +1,216 @@
+"""Windows over plain frames, without a step around them: any split into batches gives what plain Python says."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dagster_adjunct.orchestration.operators.compiling import Watermarks
+from dagster_adjunct.orchestration.operators.window_arguments import checked_window
+from dagster_adjunct.orchestration.operators.window_kinds import Kind, Session, Sliding, Tumbling
+from dagster_adjunct.windows import Count, Distinct, Max, Mean, Min, Sum
+from tests.orchestration.window_oracle import Click, at, behind, expected, random_clicks, values_of, watermark
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from dagster_adjunct.assets.unbounded.state_spec import StateSpec
+
+pytestmark = pytest.mark.spark
+
+KEYS, RECORDS, PARTITIONS = 12, 150, 2
+KINDS: Mapping[str, Kind] = {
+    "tumbling": Tumbling(dt.timedelta(seconds=10)),
+    "sliding": Sliding(dt.timedelta(seconds=10), dt.timedelta(seconds=4)),
+    "session": Session(dt.timedelta(seconds=6)),
+}
+AGGREGATES = {
+    "clicks": Count(),
+    "numbers": Count("number"),
+    "total": Sum("number"),
+    "spent": Sum("price"),
+    "weight": Sum("weight"),
+    "first": Min("text"),
+    "most": Max("number"),
+    "mean": Mean("number"),
+    "mean_price": Mean("price"),
+    "texts": Distinct("text"),
+    "weights": Distinct("weight"),
+    "about": Distinct("text", approximate=True),
+}
+COLUMNS = "key string, number int, price decimal(6,2), text string, weight double"
+HIDDEN = (
+    "__partition int, __offset bigint, __timestamp timestamp, __tombstone boolean, __epoch int, "
+    "__event_time timestamp, __behind timestamp, __again boolean"
+)
+
+
+class State:
+    """A state table as plain rows: what was written last counts, until it expires."""
+
+    def __init__(self, spark: SparkSession, spec: StateSpec, rows: dict[Any, Any], watermarks: Watermarks) -> None:
+        self.spark, self.spec, self.rows, self.watermarks = spark, spec, rows, watermarks
+        self.written: dict[Any, Any] = {}
+
+    def frame(self) -> DataFrame:
+        before = self.watermarks.before
+        rows = [row for row in self.rows.values() if before is None or row[self.spec.expires] > before]
+        values = [tuple(row[name] for name in self.spec.schema.names) for row in rows]
+        return self.spark.createDataFrame(values, self.spec.schema.ddl())
+
+    def with_written(self) -> DataFrame:
+        return State(self.spark, self.spec, self.rows | self.written, self.watermarks).frame()
+
+    def write(self, rows: DataFrame, *, lying: bool = False) -> None:
+        for row in rows.collect():
+            key = tuple(row[name] for name in self.spec.key)
+            assert key not in self.written, "a key is written once"
+            assert not self.spec.append_only or key not in self.rows
+            self.written[key] = None if row.asDict().get("__tombstone") else row.asDict()
+
+    def commit(self) -> None:
+        for key, row in self.written.items():
+            if row is None:
+                del self.rows[key]
+            else:
+                self.rows[key] = row
+
+
+class Batches:
+    """A batch after another, as far as windows ask for them."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.spark, self.tables, self.number = spark, {}, 0
+        self.clock = dt.datetime(2025, 1, 1, tzinfo=dt.UTC)
+        self.states: list[State] = []
+        self.late: list[Any] = []
+        self.marks = Watermarks(None, None)
+
+    def begin(self, after: dt.datetime | None) -> None:
+        self.number += 1
+        self.marks = Watermarks(self.marks.after, after)
+        self.states = []
+
+    def commit(self) -> None:
+        for state in self.states:
+            state.commit()
+
+    def watermarks(self, name: str) -> Watermarks:
+        return self.marks
+
+    def state(self, name: str, spec: StateSpec, *, of: str | None = None) -> State:
+        self.states.append(State(self.spark, spec, self.tables.setdefault(name, {}), self.marks))
+        return self.states[-1]
+
+    def counted(self, operator: str, frame: DataFrame, conditions: Mapping[str, Any]) -> DataFrame:
+        return frame
+
+    def late_wanted(self, operator: str) -> bool:
+        return True
+
+    def leave_out(self, operator: str, records: DataFrame) -> None:
+        self.late += records.collect()
+
+    def computed_once(self, operator: str, frame: DataFrame) -> DataFrame:
+        return frame.localCheckpoint()
+
+    def lying_by(self, operator: str) -> tuple[str, ...]:
+        return ()
+
+    def partitions_at(self, operator: str) -> int:
+        return 2
+
+    def sensitive(self, operator: str) -> frozenset[str]:
+        return frozenset()
+
+
+def rows_of(clicks: list[list[Click]], cuts: list[int], ends: list[int], delay: float) -> list[tuple[Any, ...]]:
+    rows = []
+    for partition, own in enumerate(clicks):
+        limits = list(behind(own, delay))
+        for offset in range(cuts[partition], ends[partition]):
+            click, limit = own[offset], limits[offset]
+            values = (click.key, click.number, click.price, click.text, click.weight)
+            hidden = (partition, offset, at(0), False, 0, at(click.time), at(limit), False)
+            rows.append((*values, *hidden))
+    return rows
+
+
+def run(
+    spark: SparkSession, window: Any, clicks: list[list[Click]], delay: float, batches: int, seed: int
+) -> list[list[dict[str, Any]]]:
+    """Return what each batch gives, the input cut into batches at random places of each partition."""
+    rng = random.Random(seed)
+    cuts = [[*sorted(rng.choices(range(len(own) + 1), k=batches - 1)), len(own)] for own in clicks]
+    world, before, results = Batches(spark), [0] * len(clicks), []
+    for number in range(batches):
+        ends = [cut[number] for cut in cuts]
+        marks = [watermark(own[:end], delay) for own, end in zip(clicks, ends, strict=True)]
+        after = None if None in marks else at(min(mark for mark in marks if mark is not None))
+        frame = spark.createDataFrame(rows_of(clicks, before, ends, delay), f"{COLUMNS}, {HIDDEN}")
+        world.begin(after)
+        results.append([row.asDict() for row in window.compile("window-2", [frame], world).collect()])
+        world.commit()
+        before = ends
+    return results
+
+
+def shown(row: Mapping[str, Any], names: Any) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("key", "window_start", "window_end", *names))
+
+
+AT_LENGTH = [("tumbling", "final"), ("session", "final"), ("tumbling", "updates"), ("sliding", "updates")]
+
+
+@pytest.mark.parametrize(
+    ("name", "results"),
+    [
+        ("sliding", "final"),
+        ("session", "updates"),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in AT_LENGTH),
+    ],
+)
+def test_any_split_gives_the_windows_of_the_whole_input_once(spark: SparkSession, name: str, results: Any) -> None:
+    kind, delay, lateness = KINDS[name], 5.0, 3.0
+    window = checked_window("input-1", kind, "key", "views", AGGREGATES, results, dt.timedelta(seconds=lateness), None)
+    clicks = random_clicks(7, KEYS, RECORDS, PARTITIONS)
+    told = expected(clicks, kind, delay, lateness)
+    assert {why for _, why in told.late} == {"late", "null time", "null key"}
+    mark = min(watermark(own, delay) or 0 for own in clicks)
+    windows = {(key, at(start), at(end)): values_of(own) for (key, start), (end, own) in told.windows.items()}
+    closed = {
+        (*key, *values.values())
+        for key, values in windows.items()
+        if key[2] + dt.timedelta(seconds=lateness) <= at(mark)
+    }
+    assert len(closed) > 50
+    for batches, seed in ((1, 0), (3, 1)):
+        found = run(spark, window, clicks, delay, batches, seed)
+        every = [row for batch in found for row in batch]
+        if results == "final":
+            assert sorted(map(str, (shown(row, AGGREGATES) for row in every))) == sorted(map(str, closed))
+            continue
+        final = [shown(row, AGGREGATES) for row in every if row["final"] and not row["__tombstone"]]
+        assert sorted(map(str, final)) == sorted(map(str, closed))
+        table: dict[Any, Any] = {}
+        for row in every:
+            table[row["key"], row["window_start"]] = None if row["__tombstone"] else shown(row, AGGREGATES)
+        left = [row for row in table.values() if row is not None]
+        everything = [(*key, *values.values()) for key, values in windows.items()]
+        assert sorted(map(str, left)) == sorted(map(str, everything))
+
+
+def test_less_lateness_closes_no_window_twice(spark: SparkSession) -> None:
+    world, results = Batches(spark), []
+    clicks = [(*("a", 1, None, None, None), *(0, offset, at(0), False, 0, at(1), None, False)) for offset in (0, 1)]
+    for lateness, rows, mark in ((30, clicks, 1), (0, [], 20), (0, [], 30), (0, [], 60), (0, [], 90)):
+        late, made = dt.timedelta(seconds=lateness), {"clicks": Count()}
+        window = checked_window("input-1", KINDS["tumbling"], "key", "views", made, "final", late, None)
+        world.begin(at(mark))
+        results += window.compile("window-2", [spark.createDataFrame(rows, f"{COLUMNS}, {HIDDEN}")], world).collect()
+        world.commit()
+    assert [(row["key"], row["clicks"]) for row in results] == [("a", 2)]
