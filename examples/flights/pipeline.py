@@ -1,13 +1,14 @@
 """Flights of 2013 from New York, joined with planes, weather, airlines and airports, as an application.
 
 Every flight is enriched and written to a stream; the last flight of every aircraft is kept in a table. A second
-application (disruptions.py) goes on from that stream.
+application (disruptions.py) goes on from that stream. A third (over_time.py) reads the flights beside it.
 """
 
 from __future__ import annotations
 
 from dagster_adjunct import Application, bounded_dataset, build_definitions, unbounded_dataset
 from dagster_adjunct.examples.flights.disruptions import app as disruptions
+from dagster_adjunct.examples.flights.over_time import app as over_time
 from dagster_adjunct.examples.flights.stores import LAST_SEEN, PROFILE, aircraft_state
 
 planes = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=8)
@@ -54,4 +55,4 @@ def flight_delays() -> Application:
 
 
 app = flight_delays()
-defs = build_definitions(app, disruptions)
+defs = build_definitions(app, disruptions, over_time)

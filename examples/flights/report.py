@@ -19,8 +19,8 @@ LEAST_FLIGHTS = 100
 
 
 def show_report(console: Console, lake: Lake, plot: Path) -> None:
-    """Print the totals of both applications and draw `plot` from the enriched stream."""
-    for application in ("flight-delays", "disruptions"):
+    """Print the totals of the applications and draw `plot` from the enriched stream."""
+    for application in ("flight-delays", "disruptions", "flights-over-time"):
         console.print(_counters(application, application_state(lake, application)))
     console.print(_versions(lake))
     streams = LakeStreams(lake)

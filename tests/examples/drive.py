@@ -1,6 +1,6 @@
 """Runs the main job as a process of its own, and can kill that process at a named point of its way.
 
-    python -m tests.examples.drive LAKE [--every N] [--batch N] [--disruptions] [--kill "POINT@N[+SECONDS]"]…
+    python -m tests.examples.drive LAKE [--every N] [--batch N] [--app MODULE] [--disruptions] [--over-time] [--kill AT]
 
 Points, each counted from 1 in this process:
 
@@ -24,6 +24,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from importlib import import_module
 from typing import Any
 
 from dagster_adjunct import Lake, open_lake, run_application, session_scope, systems_for
@@ -93,12 +94,13 @@ def main() -> None:
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--kill")
     parser.add_argument("--disruptions", action="store_true", help="run the second application, too, at the end")
+    parser.add_argument("--over-time", action="store_true", help="run the third application, too, at the end")
+    parser.add_argument("--app", default="pipeline", help="the module of the application that is run after each part")
     options = parser.parse_args()
     if options.kill and os.getpgrp() != os.getpid():
         parser.error("--kill needs a process group of its own (start_new_session=True)")
 
-    from dagster_adjunct.examples.flights.pipeline import app
-
+    app = import_module(f"dagster_adjunct.examples.flights.{options.app}").app
     killer = Killer(options.kill)
     opened = open_lake(options.lake)
     lake = Lake(KillingStore(opened.store, killer), opened.id, shared=opened.shared)  # type: ignore[arg-type]
@@ -142,6 +144,10 @@ def main() -> None:
             from dagster_adjunct.examples.flights.disruptions import app as behind
 
             run_application(lake, systems_for(behind, lake), behind, spark, run="drive-behind", on_event=heard)
+        if options.over_time:
+            from dagster_adjunct.examples.flights.over_time import app as beside
+
+            run_application(lake, systems_for(beside, lake), beside, spark, run="drive-beside", on_event=heard)
     print(json.dumps({"reports": reports, "spark_started": started, "seconds": seconds}, default=str))
 
 

@@ -18,7 +18,7 @@ from tests.examples.driving import ROOT
 from tests.examples.oracle import ENRICHED_COLUMNS, STATE_COLUMNS, expected
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-STREAMS = ["airlines", "airports", "enriched-flights", "flights", "planes", "weather"]
+STREAMS = ["aircraft", "airlines", "airports", "enriched-flights", "flights", "planes", "weather"]
 
 
 def shown(job: FinishedJob, *arguments: str) -> str:

@@ -12,6 +12,7 @@ from dagster_adjunct.resources.spark.session import session_config
 from tests.examples.driving import drive
 from tests.examples.oracle import expected
 from tests.examples.outputs import assert_disruptions, assert_outputs, postgres_state, sqlite_state
+from tests.examples.outputs_over_time import assert_over_time
 from tests.servers.postgres import PostgresServer
 from tests.servers.s3 import S3Server
 
@@ -20,16 +21,17 @@ EVERY = 64
 REDUCED = ["--every", str(EVERY), "--batch", "3000"]
 
 
-def test_both_applications_with_their_lake_on_versitygw_and_their_tables_in_postgres_equal_the_oracle(
+def test_all_applications_with_their_lake_on_versitygw_and_their_tables_in_postgres_equal_the_oracle(
     versitygw: S3Server, postgres_server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     postgres_server.execute("DROP TABLE IF EXISTS aircraft_state, carrier_desks")
     for name, value in versitygw.env.items():
         monkeypatch.setenv(name, value)
     lake, env = versitygw.url(), {**versitygw.env, "ADJUNCT_DEMO_POSTGRES": postgres_server.dsn()}
-    assert drive(lake, tmp_path / "unused", *REDUCED, "--disruptions", env=env).result["spark_started"]
+    assert drive(lake, tmp_path / "unused", *REDUCED, "--disruptions", "--over-time", env=env).result["spark_started"]
     assert_outputs(lake, postgres_state(postgres_server), EVERY)
     assert_disruptions(lake, EVERY)
+    assert_over_time(lake, EVERY)
     assert_counters(lake, EVERY)
     assert not (tmp_path / "unused").exists()
 

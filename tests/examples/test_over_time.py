@@ -1,0 +1,55 @@
+"""The example's third application on every n-th flight of both deliveries, against plain Python; then read again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dagster_adjunct import LakeStreams, application_state, open_lake, run_application, systems_for
+from dagster_adjunct.examples.flights import deliver as delivery
+from dagster_adjunct.examples.flights.over_time import flights_over_time
+from dagster_adjunct.startpoints import StartpointOldest, Startpoints, StartpointSpecific
+from tests.examples.drive import every_nth
+from tests.examples.outputs_over_time import OF_AIRCRAFT, assert_over_time, outputs
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EVERY = 48
+
+
+@pytest.mark.spark
+def test_each_flight_meets_its_own_time_and_a_replay_of_the_first_half_gives_what_it_gave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSession
+) -> None:
+    monkeypatch.setattr(delivery, "load", lambda name: every_nth(name, EVERY))
+    monkeypatch.setattr(delivery, "fill_carrier_desks", lambda: None)
+    lake = open_lake(str(tmp_path / "lake"))
+    streams, app = LakeStreams(lake), flights_over_time()
+    app.max_batch_records = 3_000
+
+    def run(name: str) -> None:
+        run_application(lake, systems_for(app, lake), app, lambda: spark, run=name)
+
+    delivery.deliver(lake, 1)
+    run("first half")
+    first_half = streams.upcoming(streams.partitions("flights"))
+    first = outputs(lake, "flights-of-aircraft", OF_AIRCRAFT)
+    delivery.deliver(lake, 2)
+    run("second half")
+    assert_over_time(lake.url, EVERY)
+
+    for ssp, end in first_half.items():
+        Startpoints(lake, app).request(
+            str(ssp), StartpointOldest(), until=StartpointSpecific(end), by="test", reason="once more"
+        )
+    before = outputs(lake, "flights-of-aircraft", OF_AIRCRAFT)
+    met = outputs(lake, "flights-instead", ("flight",))
+    run("replay")
+    counted = application_state(lake, app.name).totals
+    again = [counters.get("again") for counters in counted.values() if "again" in counters]
+    assert sum(again) >= 2 * sum(first.values())  # the window leaves each out, and the two sides of the join
+    assert outputs(lake, "flights-of-aircraft", OF_AIRCRAFT) - before == first
+    assert outputs(lake, "flights-instead", ("flight",)) == met
