@@ -10,6 +10,7 @@ from benchmarks import (
     datasets,
     diff,
     dynamodb_tables,
+    history,
     joins,
     kafka,
     key_values,
@@ -27,12 +28,15 @@ from benchmarks import (
     spark_tables,
     sql_tables,
     starting,
+    streams_over_time,
     tables,
+    time_joins,
 )
 
 CHOICES: dict[str, Callable[[argparse.Namespace], None]] = {
     "main-job": lambda chosen: main_job.run(chosen.rounds),
     "datasets": lambda chosen: datasets.run(chosen.rounds, chosen.large),
+    "history": lambda chosen: history.run(chosen.rounds, chosen.large),
     "seal": lambda chosen: seal.run(chosen.rounds),
     "serving": lambda chosen: serving.run(chosen.rounds),
     "diff": lambda chosen: diff.run(chosen.rounds),
@@ -52,7 +56,9 @@ CHOICES: dict[str, Callable[[argparse.Namespace], None]] = {
     "redis-tables": lambda chosen: redis_tables.run(chosen.rounds),
     "spark-tables": lambda chosen: spark_tables.run(chosen.rounds),
     "peers": lambda chosen: peers.run(chosen.rounds),
+    "streams-over-time": lambda chosen: streams_over_time.run(chosen.rounds),
     "tables": lambda chosen: tables.run(chosen.rounds),
+    "time-joins": lambda chosen: time_joins.run(chosen.rounds),
 }
 parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
 parser.add_argument("what", nargs="*", choices=list(CHOICES), help="Default: all.")

@@ -7,6 +7,8 @@ stdin, and one line of JSON answers each, as the last of its output:
 
     fill ROWS.parquet            makes both tables of these rows
     merge PEER CHANGES.parquet   applies changes; answers with the seconds that it took
+    fill-history ROWS.parquet    makes an Iceberg table of type 2 of these rows, each valid from its column `since`
+    merge-history CHANGES.parquet   ends and inserts rows of it; answers with the seconds that it took
     sum PEER                     answers with the number of rows, and the sum of the column c
 """
 
@@ -21,7 +23,7 @@ from typing import Any
 
 ICEBERG = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.11.0"
 DELTA = "io.delta:delta-spark_4.1_2.13:4.3.1"
-TABLES = {"iceberg": "ice.db.target", "delta": "target"}
+TABLES = {"iceberg": "ice.db.target", "delta": "target", "history": "ice.db.history"}
 # How each peer's own documentation says that small merges are made cheap.
 _MAKE = {
     "iceberg": "CREATE TABLE ice.db.target USING iceberg TBLPROPERTIES ('format-version' = '3', "
@@ -36,6 +38,21 @@ WHEN MATCHED AND s.gone THEN DELETE
 WHEN MATCHED THEN UPDATE SET {update}
 WHEN NOT MATCHED AND NOT s.gone THEN INSERT ({columns}) VALUES ({values})
 """
+_MAKE_HISTORY = (
+    "CREATE TABLE ice.db.history USING iceberg TBLPROPERTIES ('format-version' = '3', "
+    "'write.merge.mode' = 'merge-on-read', 'write.delete.mode' = 'merge-on-read', "
+    "'write.update.mode' = 'merge-on-read') AS SELECT *, CAST(NULL AS TIMESTAMP) AS until FROM base"
+)
+_MERGE_HISTORY = (
+    """
+MERGE INTO ice.db.history t USING changes s ON t.k = s.k AND t.until IS NULL AND t.since < s.since
+WHEN MATCHED THEN UPDATE SET t.until = s.since
+""",
+    """
+MERGE INTO ice.db.history t USING (SELECT * FROM changes WHERE NOT gone) s ON t.k = s.k AND t.since = s.since
+WHEN NOT MATCHED THEN INSERT ({columns}, until) VALUES ({values}, NULL)
+""",
+)
 
 
 def session(folder: Path, ivy: str) -> Any:
@@ -86,6 +103,18 @@ def answer(spark: Any, folder: Path, command: str, *words: str) -> Any:
         began = time.perf_counter()
         spark.read.parquet(path).createOrReplaceTempView("changes")
         spark.sql(statement)
+        return time.perf_counter() - began
+    if command == "fill-history":
+        spark.read.parquet(words[0]).createOrReplaceTempView("base")
+        spark.sql(_MAKE_HISTORY)
+        return spark.table("base").columns
+    if command == "merge-history":
+        columns = [name for name in spark.read.parquet(words[0]).columns if name != "gone"]
+        values = ", ".join(f"s.{name}" for name in columns)
+        began = time.perf_counter()
+        spark.read.parquet(words[0]).createOrReplaceTempView("changes")
+        for statement in _MERGE_HISTORY:
+            spark.sql(statement.format(columns=", ".join(columns), values=values))
         return time.perf_counter() - began
     if command == "sum":
         row = spark.sql(f"SELECT count(*) n, sum(c) c FROM {TABLES[words[0]]}").collect()[0]
