@@ -6,6 +6,9 @@ READY := $(VENV)/.ready
 # Two processes: half of the suite waits for JVMs and servers to start. PYTEST_ARGS="-n 0" runs it in one.
 PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder --timings
 
+# Where an image keeps Python from writing bytecode, each process would compile all that it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-fast test-long unit lint types layers ui bench servers classes java clean help
 
 demo: java $(READY)  ## Run the main job on real data into .adjunct/, with no server and no account

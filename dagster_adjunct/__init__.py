@@ -25,6 +25,7 @@ _MODULES = (
     "testing",
     "upkeep",
     "validators",
+    "windows",
 )
 
 _MODULES_FOR_DAGSTER = ("code_location",)

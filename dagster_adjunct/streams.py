@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dagster_adjunct._arguments import guard
+from dagster_adjunct.orchestration.operators.event_time import ARRIVAL
 from dagster_adjunct.resources.streams.interface.checksum import records_checksum
 from dagster_adjunct.resources.streams.interface.stream_system import (
     RECORD_META,
@@ -24,6 +25,7 @@ from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPol
 from dagster_adjunct.resources.streams.registry import open_system, register_system
 
 __all__ = [
+    "ARRIVAL",
     "RECORD_META",
     "AppendResult",
     "CompactionPolicy",

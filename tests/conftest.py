@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 # A test process may be told a width of its own, which would win over the one that a test gives to a command.
 os.environ.pop("COLUMNS", None)
+# Some images keep Python from writing bytecode: each of the many processes that tests start would compile all that it
+# imports, for two seconds and more.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 hurry_sparks_jvms()
 

@@ -56,8 +56,6 @@ def test_a_startpoint_is_replayed_once_by_the_sensors_run_though_processes_are_k
     servers: DagsterServers, world: World, next_by: str
 ) -> None:
     """Two of eight partitions by time; killed before the first commit, and after it; then it goes on."""
-    for name in ("new_records", "startpoints", "restart"):
-        servers.start_sensor(f"relay_{name}")
     known, before = set(servers.runs()), world.in_lake()
     epochs = dict.fromkeys(REPLAYED, max(epoch for epoch, _ in before) + 1)
     again = [event for event in world.events if event.partition in REPLAYED and event.timestamp >= TEN]
@@ -68,6 +66,9 @@ def test_a_startpoint_is_replayed_once_by_the_sensors_run_though_processes_are_k
     found = {each["partition"]: (each["checkpoint"], each["start"]) for each in dry["partitions"]}
     assert found == _positions(world)
     world.command(*asked, "--reason", "prices were wrong")
+    # A sensor that is switched on looks at once, and then every half a minute.
+    for name in ("new_records", "startpoints", "restart"):
+        servers.start_sensor(f"relay_{name}")
     pid = servers.until("a batch of the run that the sensor launches", 300, world.gate.held)
     assert world.in_lake() == before
     (killed,) = set(servers.runs()) - known
@@ -110,6 +111,7 @@ def test_a_bounded_replay_is_asked_for_in_the_ui_and_has_an_epoch_of_its_own(
         "position": "oldest",
         "until": "timestamp",
         "until_value": "2026-01-01T10:00Z",
+        "versions": "recorded",
         "reason": "an audit",
         "by": "eve",
     }

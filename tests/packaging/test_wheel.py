@@ -148,6 +148,7 @@ def test_the_package_is_found_where_it_was_installed_beside_names_of_the_project
 
 @pytest.mark.spark
 @pytest.mark.server
+@pytest.mark.long  # the same on a cluster is the next test
 def test_an_application_of_such_a_project_runs_on_this_machine(python: Path, project: Path, tmp_path: Path) -> None:
     assert json.loads(run(python, project, "shop.py", str(tmp_path / "lake"), "local[2]")) == EXPECTED
 

@@ -1,0 +1,19 @@
+"""Windows of time: their kinds, and what is computed of the records in them."""
+
+from __future__ import annotations
+
+from dagster_adjunct._arguments import guard
+from dagster_adjunct.orchestration.operators.window_aggregates import (
+    Aggregate,
+    Count,
+    Distinct,
+    Max,
+    Mean,
+    Min,
+    Sum,
+)
+from dagster_adjunct.orchestration.operators.window_kinds import Session, Sliding, Tumbling
+
+__all__ = ["Aggregate", "Count", "Distinct", "Max", "Mean", "Min", "Session", "Sliding", "Sum", "Tumbling"]
+
+guard(globals(), __all__)
