@@ -16,17 +16,8 @@ from typing import TYPE_CHECKING, ClassVar
 from dagster_adjunct.assets.versions.kept_history import FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.assets.versions.sealed_version import TOMBSTONE
 from dagster_adjunct.orchestration.operators.hidden_columns import tie_breakers
-from dagster_adjunct.orchestration.operators.join import Join
-from dagster_adjunct.orchestration.operators.join_arguments import (
-    BEFORE_HISTORY,
-    MATCHED,
-    NO_TIME,
-    How,
-    On,
-    check_how,
-    key_pairs,
-    selected,
-)
+from dagster_adjunct.orchestration.operators.join import Join, checked_join
+from dagster_adjunct.orchestration.operators.join_arguments import BEFORE_HISTORY, MATCHED, NO_TIME, How, On
 from dagster_adjunct.orchestration.operators.known_columns import Types, require
 from dagster_adjunct.orchestration.operators.operator_spec import AsOf, BeforeHistory, Match, OnNullTime
 from dagster_adjunct.orchestration.operators.versions_met import CURRENT
@@ -215,7 +206,7 @@ def checked_asof_join(
     on_null_time: OnNullTime,
 ) -> AsOfJoin:
     """Return the join that a user's arguments ask for; `operator` is the id that it will have."""
-    check_how(operator, how, min_match_rate)
+    join = checked_join(operator, dataset, on, how, select, prefix, min_match_rate)
     if not isinstance(as_of, str) or not as_of:
         raise ConfigurationError(
             f"{operator} has as_of={as_of!r}: expected the name of a column of the stream.",
@@ -233,9 +224,8 @@ def checked_asof_join(
                 argument=argument,
             )
     _check_history(operator, dataset)
-    pairs = key_pairs(operator, "dataset", dataset.name, dataset.key, on)
     return AsOfJoin(
-        dataset.name, pairs, how, selected(operator, select, prefix), prefix, min_match_rate,
+        join.dataset, join.on, join.how, join.select, join.prefix, join.min_match_rate,
         as_of=as_of, before_history=before_history, on_null_time=on_null_time,
     )  # fmt: skip
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.orchestration.operators.arguments import called
-from dagster_adjunct.orchestration.operators.join import Join
-from dagster_adjunct.orchestration.operators.join_arguments import How, On, check_how, key_pairs
+from dagster_adjunct.orchestration.operators.join import Join, checked_join
+from dagster_adjunct.orchestration.operators.join_arguments import How, On
 from dagster_adjunct.orchestration.operators.known_columns import Types, types_of
 from dagster_adjunct.orchestration.operators.record_functions import RecordCall, call_in_tasks, checked_function
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
@@ -100,6 +100,5 @@ def checked_join_function(
     checked_function(operator, function, schema)
     assert function is not None
     assert schema is not None
-    check_how(operator, how, min_match_rate)
-    pairs = key_pairs(operator, "dataset", dataset.name, dataset.key, on)
-    return JoinFunction(dataset.name, pairs, how, (), "", min_match_rate, function=function, made=schema)
+    join = checked_join(operator, dataset, on, how, (), "", min_match_rate)
+    return JoinFunction(join.dataset, join.on, join.how, (), "", join.min_match_rate, function=function, made=schema)

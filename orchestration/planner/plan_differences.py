@@ -19,7 +19,6 @@ _NUMBER = re.compile(r"-\d+(?=-|$)")
 _SINGULAR = {
     "exchanges": "exchange",
     "tables": "send to a table",
-    "join_groups": "proven join",
     "streams": "stream",
     "state": "local table",
     "fed_joins": "join with what is written here",
@@ -108,13 +107,19 @@ def _operators(pairs: Sequence[tuple[Item | None, Item | None]], before: Item) -
 
 def _items(part: str, older: Sequence[Item], newer: Sequence[Item], named: Any) -> Iterator[str]:
     before, after = _by_name(older, named), _by_name(newer, named)
-    yield from (f"{_SINGULAR[part]} {name} is gone" for name in before if name not in after)
+    yield from (f"{_singular(part, item)} {name} is gone" for name, item in before.items() if name not in after)
     for name, item in after.items():
-        what = f"{_SINGULAR[part]} {name}"
+        what = f"{_singular(part, item)} {name}"
         if name not in before:
             yield f"{what} is new{_counted(item)}"
         else:
             yield from _changed(what, before[name], item, ())
+
+
+def _singular(part: str, item: Item) -> str:
+    if part == "join_groups":
+        return "proven join" if item.get("dataset") is not None else "what is kept at"
+    return _SINGULAR[part]
 
 
 def _by_name(items: Sequence[Item], named: Any) -> dict[str, Item]:

@@ -51,17 +51,14 @@ def render(
         partitioner = edge.partitioner if edge.partitioned_by else "-"
         rows.append((edge.name, edge.role, count, by, partitioner, edge.count_from))
     lines += _table(rows)
-    if join_groups:
-        lines += ["", "Joins that need no exchange on the dataset's side"]
-        lines += _table(
-            [("join", "partitions", "by", "streams")]
-            + [
-                (group.join, str(group.partitions), ", ".join(group.partitioned_by), ", ".join(group.streams))
-                for group in join_groups
-            ]
-        )
+    with_datasets = [group for group in join_groups if group.dataset is not None]
+    if with_datasets:
+        lines += ["", "Joins that need no exchange on the dataset's side", *_meeting("join", with_datasets)]
         for each in fed:
             lines.append(f"  {each.dataset} ({each.partitions}) is fed by {', '.join(each.streams)}")
+    with_state = [group for group in join_groups if group.dataset is None]
+    if with_state:
+        lines += ["", "Streams that meet and windows, whose state needs no exchange", *_meeting("at", with_state)]
     if exchanges:
         lines += ["", "Exchanges"]
         lines += _table(
@@ -101,6 +98,14 @@ def render(
     if notes:
         lines += ["", "Notes", *(f"  - {note}" for note in notes)]
     return "\n".join(lines) + "\n"
+
+
+def _meeting(named: str, groups: Sequence[JoinGroup]) -> list[str]:
+    rows = [
+        (group.join, str(group.partitions), ", ".join(group.partitioned_by), ", ".join(group.streams))
+        for group in groups
+    ]
+    return _table([(named, "partitions", "by", "streams"), *rows])
 
 
 def _graph(operators: Sequence[PlannedOperator]) -> list[str]:

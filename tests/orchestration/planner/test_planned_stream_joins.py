@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from dagster_adjunct import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.resources.errors import ConfigurationError, PartitionCountMismatchError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.testing import TestStream, assert_plannable
+from dagster_adjunct.windows import Count, Tumbling
 
 MINUTE = timedelta(minutes=1)
 
@@ -38,6 +40,31 @@ def test_both_sides_lie_by_the_key_and_so_does_what_leaves() -> None:
     assert joined.columns == ("k", "n", "at", "right_other", "right_paid", "right_at")
     assert not plan.exchanges, "not even what is sent moves"
     assert any("app-met-left, app-met-right" in note for note in plan.notes)
+
+
+def test_streams_that_meet_and_windows_are_listed_apart_from_joins_with_datasets() -> None:
+    def with_all(by: str = "k") -> Application:
+        app = Application("app")
+        left, right = (app.input_stream(f"lake.{name}", event_time="at") for name in ("left", "right"))
+        joined = left.join_stream(right, on="k", within=MINUTE, name="met", prefix="right_")
+        joined = joined.join(app.table(bounded_dataset("items", input="lake.items", key="k", partitions=2)), on="k")
+        windows = joined.partition_by(by).window(Tumbling(MINUTE), by=by, name="sums", aggregates={"count": Count()})
+        windows.send_to(app.output_stream("lake.out", partitions=2, key=by))
+        return app
+
+    streams = {**given(), "lake.items": TestStream(Schema.of(k="string", price="int"), key="k", partitions=2)}
+    plan = assert_plannable(with_all(), streams)
+    text = plan.render()
+    joins, kept = (text.partition(title)[2].split("\n\n")[0].splitlines()[2:] for title in (_JOINS, _KEPT))
+    assert [line.split()[0] for line in joins] == ["join-4-items"]
+    assert [line.split()[0] for line in kept] == ["stream-join-3-met", "window-6-sums"]
+    assert _JOINS not in assert_plannable(joining(), given()).render(), "nothing is joined with a dataset"
+    told = assert_plannable(with_all("n"), streams).differences_from(plan)
+    assert any(line.startswith("what is kept at window-6-sums is partitioned by n, was by k") for line in told), told
+
+
+_JOINS = "Joins that need no exchange on the dataset's side"
+_KEPT = "Streams that meet and windows, whose state needs no exchange"
 
 
 def test_names_that_differ_on_both_sides_are_the_left_ones_after_it() -> None:
