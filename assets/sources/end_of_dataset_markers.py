@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
 from dagster_adjunct.assets.versions.deliveries import MarkerFacts
@@ -24,6 +25,7 @@ class MarkerSaid:
 
     rows: int | None
     checksum: str | None
+    valid_from: datetime | None = None
 
 
 Settled = Mapping[str, Mapping[SystemStreamPartition, MarkerSaid]]
@@ -68,6 +70,7 @@ class Complete:
                     offset=cut.end,
                     rows=records[cut.ssp] if cut.marker.rows is None else cut.marker.rows,
                     checksum=cut.marker.checksum,
+                    valid_from=cut.marker.valid_from,
                 )
                 for cut in self.segments
             },
@@ -138,7 +141,7 @@ def next_delivery(
         )
         return replace(behind, dropped=(*dropped, *behind.dropped))
     for ssp, segment in next_segments.items():
-        first = MarkerSaid(segment.marker.rows, segment.marker.checksum)
+        first = MarkerSaid(segment.marker.rows, segment.marker.checksum, segment.marker.valid_from)
         for marker in by_partition[ssp]:
             if marker.version == segment.marker.version:
                 _check_repeated(dataset, marker, first)
@@ -203,6 +206,7 @@ def _check_repeated(dataset: str, marker: Marker, before: MarkerSaid | None) -> 
     for what, first, now in (
         ("records", before.rows, None if marker.counted else marker.rows),
         ("checksum", before.checksum, marker.checksum),
+        ("valid_from", before.valid_from, marker.valid_from),
     ):
         if first is not None and now is not None and first != now:
             raise MarkerConflictError(

@@ -36,7 +36,8 @@ def settled_versions(manifest: BoundedManifest) -> SettledVersions:
             continue
         markers = {} if done.version in rejected else done.markers
         said[done.name] = {
-            SystemStreamPartition.parse(ssp): MarkerSaid(facts.rows, facts.checksum) for ssp, facts in markers.items()
+            SystemStreamPartition.parse(ssp): MarkerSaid(facts.rows, facts.checksum, facts.valid_from)
+            for ssp, facts in markers.items()
         }
     lost = {name for lost in manifest.lost for name in lost.versions}
     dropped = {done.name for done in manifest.delivered if done.freed is not None}

@@ -11,7 +11,7 @@ NAMES_KEPT = 10_000
 
 
 class MarkerFacts(Document):
-    """What one marker said: rows before it and a checksum, where it gave them.
+    """What one marker said: rows before it, a checksum, and since when the version is valid, where it gave them.
 
     A marker is a partition's end-of-dataset marker, or the completion object of a folder of files (offset 0). Where a
     stream's marker gave no rows, they are those that were counted. Of a folder, `checksum` is of the completion object,
@@ -25,6 +25,7 @@ class MarkerFacts(Document):
     listing: str | None = None
     contents: str | None = None
     completed: AwareDatetime | None = None
+    valid_from: AwareDatetime | None = None
 
 
 class Awaited(Document):

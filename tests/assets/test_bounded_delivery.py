@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,6 +68,30 @@ def test_a_marker_for_a_sealed_version_with_other_counts_is_refused() -> None:
     settled = {"v1": {P0: MarkerSaid(5, None), P1: MarkerSaid(0, None)}}
     with pytest.raises(MarkerConflictError, match="first delivered there with 5"):
         next_delivery("planes", {P0: 6, P1: 1}, [marker(P0, 10, "v1", 4)], settled)
+
+
+def test_a_marker_that_repeats_a_version_with_another_time_is_refused_and_with_the_same_it_is_dropped() -> None:
+    first, other = dt.datetime(2026, 1, 3, tzinfo=dt.UTC), dt.datetime(2026, 1, 4, tzinfo=dt.UTC)
+    elsewhere = first.astimezone(dt.timezone(dt.timedelta(hours=2)))
+
+    def timed(offset: int, time: dt.datetime | None) -> Marker:
+        return Marker(P0, str(offset), "v1", 5, valid_from=time)
+
+    told = (
+        r"'v1' is marked again at offset 9 of lake.planes.0 with valid_from 2026-01-04 00:00:00\+00:00; it was first "
+        r"delivered there with 2026-01-03 00:00:00\+00:00"
+    )
+    with pytest.raises(MarkerConflictError, match=told) as refused:
+        next_delivery("planes", START, [timed(5, first), timed(9, other), marker(P1, 0, "v1", 0)], {})
+    assert "under a new version name" in refused.value.next_step
+    settled = {"v1": {P0: MarkerSaid(5, None, first), P1: MarkerSaid(0, None)}}
+    after = {P0: 6, P1: 1}
+    with pytest.raises(MarkerConflictError, match=told):
+        next_delivery("planes", after, [timed(9, other)], settled)
+    for same in (first, elsewhere, None):
+        found = next_delivery("planes", after, [timed(9, same)], settled)
+        assert isinstance(found, Waiting)
+        assert found.offsets == {P0: 10, P1: 1}
 
 
 def test_an_abandoned_version_is_dropped_whatever_its_markers_say() -> None:

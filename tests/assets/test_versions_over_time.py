@@ -17,7 +17,7 @@ from dagster_adjunct.assets.reading.open_dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.versions_over_time import VersionsOverTime
 from dagster_adjunct.assets.rebucketing.rebucketed_versions import repartition_versions
-from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
+from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, MarkerConflictError
 from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
@@ -141,6 +141,20 @@ def test_markers_of_different_times_or_of_none_reject_a_version(place: Place) ->
         place.reader()
     with pytest.raises(ConfigurationError, match="a time with its zone"):
         place.streams.append_markers("planes", "v3", producer="m", sequence=9, valid_from=dt.datetime(2026, 1, 1))
+
+
+def test_a_marker_that_comes_again_with_another_time_is_refused_and_with_the_same_changes_nothing(place: Place) -> None:
+    spec = place.dataset("marker")
+    place.send("v1", {"N1": 1}, at=day(4))
+    place.advance(spec)
+    for sequence, again in enumerate((day(4), None)):
+        place.streams.append_markers("planes", "v1", producer="m", sequence=sequence, valid_from=again)
+        assert place.advance(spec).sealed == ()
+    place.streams.append_markers("planes", "v1", producer="m", sequence=9, valid_from=day(5))
+    told = r"'v1' is marked again .* valid_from 2026-01-05 00:00:00\+00:00; .* with 2026-01-04 00:00:00\+00:00"
+    with pytest.raises(MarkerConflictError, match=told):
+        place.advance(spec)
+    assert place.spans() == [("v1", day(4), None)]
 
 
 def test_equal_content_is_a_version_of_its_own_where_the_one_before_does_not_stand_for_it(place: Place) -> None:

@@ -19,6 +19,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, ManifestMismatc
 from dagster_adjunct.resources.objects.commit_log import retry_conflicts
 from dagster_adjunct.resources.schemas.schema import arrow_type
 from dagster_adjunct.resources.streams.interface.checksum import promised_checksum
+from dagster_adjunct.resources.streams.interface.marker_times import time_of_micros
 from dagster_adjunct.resources.streams.interface.stream_system import EPOCH, TIMESTAMP
 from dagster_adjunct.resources.streams.lake.arrow_read import open_parquet
 from dagster_adjunct.resources.streams.lake.merge_segments import positions_in
@@ -76,7 +77,8 @@ class _Piece:
 def cuts_of(stream: str, segments: Sequence[Segment], partitions: int) -> list[Cut | Barrier]:
     """Return the segments' rows and markers in the order in which they are written anew. No I/O.
 
-    Raises ConfigurationError for markers that do not stand in all partitions alike, or hold a checksum of records.
+    Raises ConfigurationError for markers that do not stand in all partitions alike, hold a checksum of records, or say
+    different times.
     """
     marked: list[list[tuple[MarkerEntry, int]]] = [[] for _ in range(partitions)]
     for segment in segments:
@@ -107,7 +109,8 @@ def cuts_of(stream: str, segments: Sequence[Segment], partitions: int) -> list[C
             astray = sum(abs(rows - count) for rows, count in zip(told, counts, strict=True) if rows is not None)
             appended = max(in_partition[epoch][1] for in_partition in marked)
             first, wrong = markers[0], None if None in told else astray
-            result.append(Barrier(first.version, first.checksum, wrong, appended, first.valid_from))
+            valid_from = next((marker.valid_from for marker in markers if marker.valid_from is not None), None)
+            result.append(Barrier(first.version, first.checksum, wrong, appended, valid_from))
             starts = [end + 1 for end in ends]
     return result
 
@@ -131,6 +134,15 @@ def _check_markers(stream: str, marked: Sequence[Sequence[MarkerEntry]]) -> None
                 f"stream {stream!r} can't be repartitioned now: the markers of version {markers[0].version!r} hold "
                 "checksums of the records in each partition, which would not hold for other partitions.",
                 "Let retention drop the version first, or deliver it into a stream of another name.",
+                stream=f"lake.{stream}",
+            )
+        times = {marker.valid_from: marker.partition for marker in markers if marker.valid_from is not None}
+        if len(times) > 1:
+            said = ", ".join(f"{time_of_micros(time)} in partition {p}" for time, p in sorted(times.items()))
+            raise ConfigurationError(
+                f"stream {stream!r} can't be repartitioned now: the markers of version {markers[0].version!r} say "
+                f"different times since when it is valid ({said}), and no partition of now would hold one of them.",
+                "Let retention drop the version first, or deliver it with one time into a stream of another name.",
                 stream=f"lake.{stream}",
             )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
@@ -198,6 +198,24 @@ def test_markers_that_are_uneven_or_promise_checksums_are_refused(streams: LakeS
     streams.create("t", schema=Schema.of(k="string"), partitions=1)
     with pytest.raises(ConfigurationError, match="has no key"):
         repartition(streams, "t", 2, reason="x", by="ada", check=any_reader)
+
+
+def test_markers_of_different_times_are_refused_and_one_time_is_that_of_all(streams: LakeStreams, clock: Clock) -> None:
+    filled(streams.lake, clock)
+    times = [datetime(2026, 1, day, tzinfo=UTC) for day in (3, 4)]
+    streams.append_markers("s", "v2", producer="m", sequence=1, partitions=[0])
+    streams.append_markers("s", "v2", producer="m", sequence=2, partitions=[1], valid_from=times[0])
+    rewrite(streams, 3)
+    said = [marker.valid_from for marker in streams.markers("s") if marker.version == "v2"]
+    assert said == [times[0]] * 3, "partition 0 did not say"
+    for partition, time in enumerate((times[0], times[1], None)):
+        streams.append_markers("s", "v3", producer="m", sequence=3 + partition, partitions=[partition], valid_from=time)
+    with pytest.raises(
+        ConfigurationError,
+        match=r"version 'v3' say different times .* \(2026-01-03 00:00:00\+00:00 in partition 0, 2026-01-04 00:00:00",
+    ):
+        rewrite(streams, 2)
+    assert streams.info("s").partitions == 3
 
 
 def test_a_wrong_count_in_a_marker_stays_wrong(streams: LakeStreams, clock: Clock) -> None:
