@@ -86,45 +86,39 @@ def dying(what: str) -> Callable[[StepEvent], None]:
 
 
 @pytest.mark.long  # the kinds by themselves; "full" has the results of all of them
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("seed", range(1, 5))
-def test_all_kinds_are_what_plain_python_makes_however_batches_are_cut_and_die(
-    step_world: StepWorld, seed: int
-) -> None:
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("how", KINDS)
+def test_all_kinds_are_what_plain_python_makes_however_batches_are_cut_and_die(step_world: StepWorld, how: str) -> None:
     create(step_world)
-    chance, died = random.Random(seed), 0
-    for now in range(0, 160, 20):
-        app = meeting(chance.choice([20, 35, 60, 200]), *KINDS, late=True)
+    chance, died = random.Random(KINDS.index(how)), 0
+    for now in range(0, 80, 20):
+        app = meeting(chance.choice([20, 35, 60, 200]), how, late=True)
         send(step_world, chance, now, 20, keys=4)
-        fault = Fault("*", chance.randrange(60, 600), chance.choice(["crash-before", "crash-after"]))
+        fault = Fault("*", chance.randrange(40, 250), chance.choice(["crash-before", "crash-after"]))
         try:
             faulty = Lake(FaultyStore(step_world.lake.store, [fault]), step_world.lake.id)
             replace(step_world, lake=faulty).run(app, run=f"a-{now}")
         except Crash:
             died += 1
         if step_world.state(app).open is not None and chance.random() < 0.3:
-            give_up(step_world, app)
+            give_up(step_world, app, how)
         with suppress(DatasetNotFoundError):
-            discard(step_world.lake, "meeting-left-left", DiscardPolicy(1, timedelta(0)), by="test")
+            discard(step_world.lake, f"meeting-{how}-left", DiscardPolicy(1, timedelta(0)), by="test")
         if chance.random() < 0.5:
             step_world.run(app, run=f"b-{now}")
-            for how in KINDS:
-                assert found(step_world, how) == expected(step_world, how)[0]
+            assert found(step_world, how) == expected(step_world, how)[0]
     step_world.run(app, run="last")
-    assert died
-    for how in KINDS:
-        assert found(step_world, how) == expected(step_world, how)[0]
+    assert died > 1
+    results = expected(step_world, how)[0]
+    assert len(results) > 70
+    assert found(step_world, how) == results
 
 
-def give_up(world: StepWorld, app: Application) -> None:
-    """Abandon the open batch where none of its outputs has been written: else its records come twice, as is said."""
+def give_up(world: StepWorld, app: Application, stream: str) -> None:
+    """Abandon the open batch where its output has not been written: else its records come twice, as is said."""
     batch = world.state(app).batch + 1
-    if all(world.streams.appended(how, app.name, batch) is None for how in KINDS if _exists(world, how)):
+    if stream not in world.streams.list_streams() or world.streams.appended(stream, app.name, batch) is None:
         BatchLog(world.lake, app.name).abandon(reason="test", by="test", skip=False)
-
-
-def _exists(world: StepWorld, stream: str) -> bool:
-    return stream in world.streams.list_streams()
 
 
 def test_a_stream_without_event_time_is_refused(step_world: StepWorld) -> None:
