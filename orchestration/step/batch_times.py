@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.orchestration.operators.compiling import Watermarks
 from dagster_adjunct.orchestration.operators.hidden_columns import AGAIN, BEHIND, EVENT_TIME
 from dagster_adjunct.orchestration.step.record_positions import with_epochs
-from dagster_adjunct.orchestration.step.records_behind import TIME, Lateness, Stood, lateness
+from dagster_adjunct.orchestration.step.records_behind import TIME, Lateness, lateness
+from dagster_adjunct.orchestration.step.running_times import Stood
 from dagster_adjunct.orchestration.step.watermarks import Measured, event_times, moved_times
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.quoted_columns import bigints

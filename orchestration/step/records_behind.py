@@ -1,17 +1,19 @@
 """Which records are behind the watermark of their own source partition: exactly, and with one look at most records.
 
 A record is behind where its time is below the watermark that its partition had when it came: the newest time of all
-records before it, since ever, less the delay. Of many records, blocks of offsets are looked at first: only in one whose
-oldest time is below the watermark at its end can there be any.
+records before it, since ever, less the delay. Many records are looked at where they are read, and a second time only in
+blocks of offsets whose task had not read all that came before them, where that may make a difference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.operators.hidden_columns import BEHIND
+from dagster_adjunct.orchestration.step.running_times import NEVER, Stood, marks_at, running, spans
+from dagster_adjunct.orchestration.step.times_by_block import BLOCKS, BlocksOfTimes
 from dagster_adjunct.orchestration.step.watermarks import Measured
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION
 
@@ -23,18 +25,9 @@ if TYPE_CHECKING:
 TIME = "time"
 """The event time of a record in microseconds since 1970, null for none; with it its partition and its offset."""
 BLOCK = 1_024
-"""Offsets that are looked at together."""
+"""Offsets that are looked at again together."""
 AT_ONCE = 100_000
-"""Offsets: so many are looked at each, by the driver; of more, blocks come first."""
-_NEVER = -(2**62)  # before all times
-
-
-@dataclass(frozen=True, slots=True)
-class Stood:
-    """How far a partition had come before a batch, in microseconds: its newest time and its watermark."""
-
-    newest: int | None = None
-    watermark: int | None = None
+"""Offsets: so many are looked at by the driver, more by the tasks that read them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,102 +50,111 @@ def look_at_each(records: pa.Table, stood: Mapping[int, Stood], delay: int) -> L
     import numpy as np
 
     partition, offset = (records[name].to_numpy() for name in (PARTITION, OFFSET))
-    time = records[TIME].fill_null(_NEVER).to_numpy()
+    time = records[TIME].fill_null(NEVER).to_numpy()
     order = np.lexsort((offset, partition))
     partition, offset, time = partition[order], offset[order], time[order]
-    mark = np.full(len(time), _NEVER)
+    mark = np.full(len(time), NEVER)
     newest, read_to = {}, {}
-    for number, span in _spans(partition):
+    for number, span in spans(partition):
         before = stood.get(number, Stood())
-        running = _running(before, time[span])
-        mark[span] = _marks(before, running[:-1], delay)
+        reached = running(before, time[span])
+        mark[span] = marks_at(before, reached[:-1], delay)
         read_to[number] = int(offset[span][-1]) + 1
-        if running[-1] > _NEVER:
-            newest[number] = int(running[-1])
-    late = (time > _NEVER) & (time < mark)
+        if reached[-1] > NEVER:
+            newest[number] = int(reached[-1])
+    late = (time > NEVER) & (time < mark)
     behind = _behind(partition[late], offset[late], mark[late]) if late.any() else None
     return Lateness(Measured(newest, read_to), behind)
 
 
 def _by_blocks(times: DataFrame, stood: Mapping[int, Stood], delay: int) -> Lateness:
-    import numpy as np
+    """Look at each record in the task that reads it, and again at the blocks of which that task can't be sure."""
     import pyarrow as pa
-    from pyspark.sql import functions as F
 
-    times = times.withColumn("block", F.col(OFFSET) - F.pmod(F.col(OFFSET), F.lit(BLOCK)))
-    oldest, latest, last = F.min(TIME).alias("oldest"), F.max(TIME).alias("latest"), F.max(OFFSET).alias("last")
-    blocks = times.groupBy(PARTITION, "block").agg(oldest, latest, last).toArrow()
-    blocks = blocks.sort_by([(PARTITION, "ascending"), ("block", "ascending")])
-    partition, last_offset = blocks[PARTITION].to_numpy(), blocks["last"].to_numpy()
-    latest_time, oldest_time = (blocks[name].fill_null(_NEVER).to_numpy() for name in ("latest", "oldest"))
+    found = times.select(PARTITION, OFFSET, TIME).mapInArrow(BlocksOfTimes(stood, delay, BLOCK), BLOCKS).toArrow()
+    looked = put_together(found, stood, delay, BLOCK)
+    behind = looked.behind
+    if looked.unsure.num_rows:
+        behind = pa.concat_tables([behind, _within(times, looked.unsure, delay)])
+    return Lateness(looked.measured, behind if behind.num_rows else None)
+
+
+@dataclass(frozen=True, slots=True)
+class PutTogether:
+    """What the tasks' blocks come to: the records behind of those that are sure, and those to look at again.
+
+    Of the latter partition, first offset, and newest time and watermark before it.
+    """
+
+    measured: Measured
+    behind: pa.Table
+    unsure: pa.Table
+
+
+def put_together(found: pa.Table, stood: Mapping[int, Stood], delay: int, length: int) -> PutTogether:
+    """Return what rows of BLOCKS say, of all tasks, about blocks of `length` offsets."""
+    import numpy as np
+
+    found = found.sort_by([("partition", "ascending"), ("last", "ascending")])
+    blocks, late = found.filter(found["mark"].is_null()), found.filter(found["mark"].is_valid())
+    partition, first, last, oldest, latest = (blocks[name].to_numpy() for name in blocks.column_names[:-1])
+    late_partition, late_offset, late_mark = (late[name].to_numpy() for name in ("partition", "last", "mark"))
+    begun, mark, place = np.full(len(last), NEVER), np.full(len(last), NEVER), np.zeros(len(late_mark), np.int64)
     newest, read_to = {}, {}
-    begun, suspect = np.full(len(partition), _NEVER), np.zeros(len(partition), bool)
-    for number, span in _spans(partition):
+    for number, span in spans(partition):
         before = stood.get(number, Stood())
-        running = _running(before, latest_time[span])
-        begun[span] = running[:-1]
-        ends = _marks(before, running[1:], delay)
-        suspect[span] = (oldest_time[span] > _NEVER) & (oldest_time[span] < ends)
-        read_to[number] = int(last_offset[span][-1]) + 1
-        if running[-1] > _NEVER:
-            newest[number] = int(running[-1])
-    measured = Measured(newest, read_to)
-    if not suspect.any():
-        return Lateness(measured)
-    floor = [stood.get(int(number), Stood()).watermark for number in partition[suspect]]
-    looked_at = pa.table(
+        reached = running(before, latest[span])
+        begun[span], mark[span] = reached[:-1], marks_at(before, reached[:-1], delay)
+        mine = slice(*np.searchsorted(late_partition, [number, number + 1]))
+        place[mine] = span.start + np.searchsorted(last[span], late_offset[mine])
+        read_to[number] = int(last[span][-1]) + 1
+        if reached[-1] > NEVER:
+            newest[number] = int(reached[-1])
+    # Of one block several batches may have had a part each, and several tasks: those in any order.
+    begins = last - last % length
+    other = np.r_[len(last) > 0, (partition[1:] != partition[:-1]) | (begins[1:] != begins[:-1])][: len(last)]
+    mixed = ~other & np.r_[False, first[1:] <= last[:-1]][: len(last)]
+    block = np.cumsum(other) - 1
+    unsure = np.bincount(block, (oldest < mark) | mixed) > 0
+    sure = ~unsure[block[place]]
+    behind = _behind(late_partition[sure], late_offset[sure], np.maximum(late_mark, mark[place])[sure])
+    again = np.flatnonzero(other)[unsure]
+    return PutTogether(Measured(newest, read_to), behind, _asked(partition[again], begins[again], begun[again], stood))
+
+
+def _asked(
+    partition: np.ndarray[Any, Any],
+    begins: np.ndarray[Any, Any],
+    begun: np.ndarray[Any, Any],
+    stood: Mapping[int, Stood],
+) -> pa.Table:
+    import pyarrow as pa
+
+    floors = (stood.get(number, Stood()).watermark for number in partition.tolist())
+    return pa.table(
         {
-            PARTITION: pa.array(partition[suspect], pa.int32()),
-            "block": pa.array(blocks["block"].to_numpy()[suspect], pa.int64()),
-            "begun": pa.array(begun[suspect], pa.int64()),
-            "floor": pa.array([_NEVER if mark is None else mark for mark in floor], pa.int64()),
+            PARTITION: pa.array(partition, pa.int32()),
+            "block": pa.array(begins, pa.int64()),
+            "begun": pa.array(begun, pa.int64()),
+            "floor": pa.array([NEVER if floor is None else floor for floor in floors], pa.int64()),
         }
     )
-    return Lateness(measured, _within(times, looked_at, delay))
 
 
-def _within(times: DataFrame, blocks: pa.Table, delay: int) -> pa.Table | None:
+def _within(times: DataFrame, blocks: pa.Table, delay: int) -> pa.Table:
     """Return the records behind in these blocks, each of which says the newest time and the watermark before it."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
     spark = times.sparkSession
+    times = times.withColumn("block", F.col(OFFSET) - F.pmod(F.col(OFFSET), F.lit(BLOCK)))
     found = times.join(F.broadcast(spark.createDataFrame(blocks)), [PARTITION, "block"])
     earlier = Window.partitionBy(PARTITION, "block").orderBy(OFFSET).rowsBetween(Window.unboundedPreceding, -1)
     running = F.greatest(F.max(TIME).over(earlier), F.col("begun"))
     mark = F.greatest(running - F.lit(delay), F.col("floor"))
     late = found.select(PARTITION, OFFSET, TIME, mark.alias("mark")).where(F.col(TIME) < F.col("mark"))
     rows = late.select(PARTITION, OFFSET, "mark").toArrow()
-    if not rows.num_rows:
-        return None
     return _behind(*(rows[name].to_numpy() for name in (PARTITION, OFFSET, "mark")))
-
-
-def _spans(partition: np.ndarray[Any, Any]) -> Iterator[tuple[int, slice]]:
-    """Yield each number, and where its records are, of numbers in their order."""
-    import numpy as np
-
-    if not len(partition):
-        return
-    starts = np.flatnonzero(np.r_[True, partition[1:] != partition[:-1]]).tolist()
-    for start, end in zip(starts, [*starts[1:], len(partition)], strict=True):
-        yield int(partition[start]), slice(start, end)
-
-
-def _running(before: Stood, times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the newest time before the first, and after each."""
-    import numpy as np
-
-    first = _NEVER if before.newest is None else before.newest
-    return np.maximum.accumulate(np.r_[first, times])
-
-
-def _marks(before: Stood, newest: np.ndarray[Any, Any], delay: int) -> np.ndarray[Any, Any]:
-    """Return the watermarks at these newest times."""
-    import numpy as np
-
-    floor = _NEVER if before.watermark is None else before.watermark
-    return np.maximum(np.where(newest > _NEVER, newest - delay, _NEVER), floor)
 
 
 def _behind(partition: np.ndarray[Any, Any], offset: np.ndarray[Any, Any], mark: np.ndarray[Any, Any]) -> pa.Table:

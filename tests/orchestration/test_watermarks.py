@@ -17,7 +17,8 @@ from dagster_adjunct.orchestration.batchlog.stored_times import PartitionTimes, 
 from dagster_adjunct.orchestration.operators.held_back import held_back
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
 from dagster_adjunct.orchestration.planner import plan
-from dagster_adjunct.orchestration.step.records_behind import Stood, look_at_each
+from dagster_adjunct.orchestration.step.records_behind import look_at_each
+from dagster_adjunct.orchestration.step.running_times import Stood
 from dagster_adjunct.orchestration.step.time_progress import input_times, waited_for
 from dagster_adjunct.orchestration.step.watermarks import begun_times, moved_times, operator_watermark
 from dagster_adjunct.resources.schemas.schema import Schema

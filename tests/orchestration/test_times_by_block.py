@@ -1,0 +1,106 @@
+"""What tasks find in the times that they read, put together, against one walk over each partition."""
+
+from __future__ import annotations
+
+import random
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagster_adjunct.orchestration.step.records_behind import put_together
+from dagster_adjunct.orchestration.step.running_times import NEVER, Stood
+from dagster_adjunct.orchestration.step.times_by_block import COLUMNS, BlocksOfTimes
+from dagster_adjunct.resources.times import microseconds
+
+Record = tuple[int, int, int | None]  # partition, offset, time
+LENGTH = 4
+
+
+def walked(records: list[Record], newest: int, floor: int, delay: int) -> dict[tuple[int, int], int]:
+    """Return the watermark that each record of a partition is below, of those that are."""
+    behind = {}
+    for partition, offset, time in records:
+        mark = max(newest - delay, floor)
+        if time is not None:
+            if time < mark:
+                behind[partition, offset] = mark
+            newest = max(newest, time)
+    return behind
+
+
+def batch(records: list[Record]) -> pa.RecordBatch:
+    kinds = (pa.int32(), pa.int64(), pa.int64())
+    columns = [pa.array([record[place] for record in records], kind) for place, kind in enumerate(kinds)]
+    return pa.record_batch(columns, names=["p", "o", "t"])
+
+
+def told(tasks: list[list[list[Record]]], stood: dict[int, Stood], delay: int) -> pa.Table:
+    look = BlocksOfTimes(stood, delay, LENGTH)
+    schema = pa.schema([(name, pa.int32() if name == "partition" else pa.int64()) for name in COLUMNS])
+    found = [part for task in tasks for part in look(iter([batch(each) for each in task]))]
+    return pa.Table.from_batches(found, schema)
+
+
+@st.composite
+def partitions(draw: st.DrawFn) -> list[list[Record]]:
+    made = []
+    for number in range(draw(st.integers(0, 3))):
+        offset, records = draw(st.integers(0, 9)), list[Record]()
+        for gap, time in draw(st.lists(st.tuples(st.integers(1, 3), st.none() | st.integers(0, 40)), max_size=30)):
+            offset += gap
+            records.append((number, offset, time))
+        made.append(records)
+    return made
+
+
+@given(
+    partitions(),
+    st.integers(0, 10),
+    st.lists(st.tuples(st.none() | st.integers(0, 20), st.none() | st.integers(0, 20)), min_size=3, max_size=3),
+    st.randoms(use_true_random=False),
+    st.sampled_from(("in order", "files", "all over")),
+)
+@settings(max_examples=150, deadline=None)
+def test_whoever_reads_which_records_in_whatever_order_the_same_are_behind(
+    made: list[list[Record]],
+    delay: int,
+    before: list[tuple[int | None, int | None]],
+    drawn: random.Random,
+    lying: str,
+) -> None:
+    stood = {number: Stood(*each) for number, each in enumerate(before)}
+    floors = [(NEVER if new is None else new, NEVER if mark is None else mark) for new, mark in before]
+    expected = {}
+    for number, records in enumerate(made):
+        expected |= walked(records, *floors[number], delay)
+    tasks: list[list[list[Record]]]
+    if lying == "in order":
+        cuts = [drawn.randint(1, 9) for _ in made]
+        tasks = [[each[at : at + cut] for at in range(0, len(each), cut)] for each, cut in zip(made, cuts, strict=True)]
+    else:
+        records = [record for each in made for record in each]
+        if lying == "all over":
+            drawn.shuffle(records)
+        parts = [records[at : at + 5] for at in range(0, len(records), 5)]
+        drawn.shuffle(parts)
+        tasks = [parts[::2], parts[1::2]]
+
+    looked = put_together(told(tasks, stood, delay), stood, delay, LENGTH)
+    found = {(row["__partition"], row["__offset"]): microseconds(row["__behind"]) for row in looked.behind.to_pylist()}
+    again = looked.unsure.to_pylist()
+    for row in again:
+        number, begin = row["__partition"], row["block"]
+        inside = [record for record in made[number] if begin <= record[1] < begin + LENGTH]
+        assert not any(begin <= offset < begin + LENGTH for partition, offset in found if partition == number)
+        found |= walked(inside, row["begun"], row["floor"], delay)
+    assert found == expected
+    if lying == "in order":
+        assert not again, "a task that has read a whole partition in its order is sure of it"
+    newest = {
+        number: time
+        for number, each in enumerate(made)
+        if each and (time := max([floors[number][0], *(at for *_, at in each if at is not None)])) > NEVER
+    }
+    assert looked.measured.newest == newest
+    assert looked.measured.read_to == {number: each[-1][1] + 1 for number, each in enumerate(made) if each}
