@@ -28,7 +28,7 @@ hurry_sparks_jvms()
 
 # Those that others import come first, or pytest could not rewrite their assertions.
 pytest_plugins = [
-    "tests.kept_jvms",
+    "tests.kept_processes",
     "tests.servers.s3",
     "tests.servers.kafka",
     "tests.servers.postgres",

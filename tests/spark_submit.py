@@ -1,4 +1,4 @@
-"""Takes the place of `spark-submit` where JVMs are kept (tests/kept_jvms.py): python spark_submit.py FOLDER ARGUMENTS…
+"""Takes the place of `spark-submit` where JVMs are kept (kept_processes.py): python spark_submit.py FOLDER ARGUMENTS…
 
 It lends the process that asks one of the JVMs in the folder, waits until that process has ended, however it did, and
 leaves a JVM without a Spark context behind.
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 _PLACES = 4
-# As in kept_jvms.py, which is not imported: this is started often, and has to be quick.
+# As in kept_processes.py, which is not imported: this is started often, and has to be quick.
 _HOME, _REAL = "SPARK_HOME", "KEPT_JVMS_SPARK_HOME"
 
 

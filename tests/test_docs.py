@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from dagster_adjunct import errors
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.resources.objects import LakeSettings
 from tests.doc_blocks import ROOT, PageReader, blocks_of, printed
+from tests.kept_processes import without_kept_processes
 
 DOCS = ROOT / "docs"
 PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md"]
@@ -29,6 +31,17 @@ def test_the_code_of_a_page_runs_as_written(page: Path, tmp_path: Path) -> None:
     with PageReader(folder, tmp_path / "session.log") as reader:
         for block in blocks_of(page):
             reader.follow(block)
+
+
+@pytest.mark.long  # by default they are forked from one that has imported what they need
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.stem)
+def test_the_code_of_a_page_runs_in_processes_that_are_started_for_it(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in os.environ.keys() - without_kept_processes(os.environ).keys():
+        monkeypatch.delenv(name)
+    test_the_code_of_a_page_runs_as_written(page, tmp_path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

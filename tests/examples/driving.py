@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.kept_jvms import without_kept_jvms
+from tests.kept_processes import without_kept_processes
 
 ROOT = Path(__file__).resolve().parents[2]
 _MARK = "ADJUNCT_TEST_PROCESS"
@@ -58,7 +58,7 @@ def drive(lake: str, state: Path, *options: str, env: Mapping[str, str] | None =
         **(env or {}),
     }
     if "--kill" in options:
-        environment = without_kept_jvms(environment)
+        environment = without_kept_processes(environment)
     command = [sys.executable, "-m", "tests.examples.drive", lake, *options]
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, start_new_session=True, text=True,

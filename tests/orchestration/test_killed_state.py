@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kept_jvms import without_kept_jvms
+from tests.kept_processes import without_kept_processes
 from tests.orchestration import killed_state
 from tests.orchestration.killed_state import DOORS, SHOPS, check, selling, set_prices
 from tests.orchestration.step_world import StepWorld
@@ -32,7 +32,7 @@ def killed(world: StepWorld, folder: Path, chosen: random.Random) -> bool:
     with log.open("w") as said:
         child = subprocess.Popen(
             [sys.executable, "-m", killed_state.__name__, str(folder)],
-            env=without_kept_jvms(os.environ),
+            env=without_kept_processes(os.environ),
             stdout=said,
             stderr=said,
             start_new_session=True,

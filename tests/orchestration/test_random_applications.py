@@ -16,7 +16,7 @@ import pytest
 
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from tests.faulty_store import Crash
-from tests.kept_jvms import without_kept_jvms
+from tests.kept_processes import without_kept_processes
 from tests.orchestration import random_applications
 from tests.orchestration.random_applications import (
     INPUTS,
@@ -108,7 +108,7 @@ def test_a_run_that_is_killed_within_a_batch_leaves_what_python_makes(
     command = [sys.executable, "-m", random_applications.__name__, str(tmp_path), str(seed), "8"]
     log = tmp_path / "killed.log"
     with log.open("w") as said:
-        environment = without_kept_jvms(os.environ)
+        environment = without_kept_processes(os.environ)
         child = subprocess.Popen(command, env=environment, stdout=said, stderr=said, start_new_session=True)
         try:
             app = described(story.graph, world)

@@ -1,0 +1,165 @@
+"""A Python that has imported what most of ours import, and forks for whoever asks: python python_server.py, in a folder
+
+A process that it makes is as one that was started: with the arguments, the environment, the folder and the standard
+streams of the one that asks (python_client.py), in a process group of its own, and a `__main__` of its own. It is
+killed, with its group, when the one that asked is gone; the server ends with the test process, which holds the other
+end of `lifeline`.
+
+A request is its length in 4 bytes, then JSON, with the three streams beside it; the answer is the exit status as
+`waitpid` has it, in 4 bytes.
+"""
+
+from __future__ import annotations
+
+import array
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import struct
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_LONGEST_REQUEST = 4_000_000
+# What commands, pages, and what Spark's workers are forked from import; nothing of the tests.
+_IMPORTED = (
+    "numpy",
+    "pandas",
+    "pyarrow.parquet",
+    "pyspark.worker",
+    "pyspark.sql",
+    "py4j.clientserver",
+    "dagster",
+    "dagster_adjunct._dagster_api",
+    "dagster_adjunct.orchestration.cli.main",
+    "dagster_adjunct.resources.bucketing.write_buckets",
+)
+
+
+def _serve() -> dict[str, Any]:
+    """Fork for each request; return one in the process that it is for, and never here."""
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind("being-made")
+    listening.listen(64)
+    woken, wake = os.pipe()
+    for end in (woken, wake):
+        os.set_blocking(end, False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    selector = selectors.DefaultSelector()
+    for waited in (listening, woken, os.open("lifeline", os.O_RDONLY | os.O_NONBLOCK)):
+        selector.register(waited, selectors.EVENT_READ)
+    asking: dict[int, socket.socket] = {}
+    Path("being-made").rename("pythons.socket")
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is listening:
+                connection, _ = listening.accept()
+                request = _received(connection)
+                pid = os.fork()
+                if not pid:
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    for other in (listening, connection, *asking.values()):
+                        other.close()
+                    selector.close()
+                    os.close(woken)
+                    os.close(wake)
+                    return request
+                for stream in request["streams"]:
+                    os.close(stream)
+                asking[pid] = connection
+                selector.register(connection, selectors.EVENT_READ, pid)
+            elif key.fileobj == woken:
+                os.read(woken, 4096)
+                _answer_for_those_that_ended(asking, selector)
+            elif key.data is None:  # the test process has ended
+                for pid in asking:
+                    _kill(pid)
+                sys.exit()
+            else:
+                _kill(key.data)
+                selector.unregister(key.fileobj)
+
+
+def _received(connection: socket.socket) -> dict[str, Any]:
+    streams = array.array("i")
+    data, ancillary, *_ = connection.recvmsg(_LONGEST_REQUEST, socket.CMSG_SPACE(3 * streams.itemsize))
+    for _, _, sent in ancillary:
+        streams.frombytes(sent)
+    (length,) = struct.unpack("!i", data[:4])
+    while len(data) < 4 + length:
+        data += connection.recv(_LONGEST_REQUEST)
+    return {**json.loads(data[4:]), "streams": list(streams)}
+
+
+def _answer_for_those_that_ended(asking: dict[int, socket.socket], selector: selectors.BaseSelector) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            return
+        connection = asking.pop(pid)
+        with suppress(OSError):
+            connection.sendall(struct.pack("!i", status))
+        with suppress(KeyError):  # of one that was gone before
+            selector.unregister(connection)
+        connection.close()
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _become(request: dict[str, Any]) -> None:
+    """Make this process what was asked for, up to its streams, folder, environment and path of modules."""
+    with suppress(PermissionError):
+        os.setpgid(0, 0)
+    for number, stream in enumerate(request["streams"]):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    path = os.environ.get("PYTHONPATH")
+    sys.path[:0] = path.split(os.pathsep) if path else []
+    sys.modules["__main__"] = ModuleType("__main__")
+
+
+def _run(arguments: list[str]) -> None:
+    """Do what `python ARGUMENTS…` does: -c CODE, -m MODULE or a file, and what is for it."""
+    if arguments[0] == "-c":
+        sys.argv = ["-c", *arguments[2:]]
+        sys.path.insert(0, "")
+        exec(compile(arguments[1], "<string>", "exec"), vars(sys.modules["__main__"]))
+    elif arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
+        main = sys.modules["__main__"]
+        main.__file__ = arguments[0]
+        exec(compile(Path(arguments[0]).read_bytes(), arguments[0], "exec"), vars(main))
+
+
+if __name__ == "__main__":
+    del sys.path[0]
+    for _name in _IMPORTED:
+        importlib.import_module(_name)
+    gc.collect()
+    gc.freeze()  # no collection of those that are forked looks at this again
+    _request = _serve()
+    _become(_request)
+    _run(_request["arguments"])

@@ -1,0 +1,68 @@
+"""A process that is forked from a kept Python is as one that was started, and ends with the one that asked for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.kept_processes import programs
+
+SAYS = "import os, sys; print(__name__, sys.argv[1:], os.getcwd(), os.environ.get('SAID'), sys.stdin.read())"
+
+
+@pytest.fixture
+def python() -> Path:
+    found = programs()
+    assert found is not None
+    return found / "python"
+
+
+@pytest.mark.parametrize("form", ["-c", "-m", "file"])
+def test_it_has_the_arguments_the_environment_the_folder_and_the_streams_of_who_asks(
+    python: Path, form: str, tmp_path: Path
+) -> None:
+    (tmp_path / "says.py").write_text(SAYS, encoding="utf-8")
+    asked = {"-c": ["-c", SAYS], "-m": ["-m", "says"], "file": ["says.py"]}[form]
+    said = [
+        subprocess.run(
+            [started, *asked, "a", "b"], cwd=tmp_path, env={**os.environ, "SAID": "yes"},
+            input="typed", text=True, capture_output=True, check=True,
+        ).stdout
+        for started in (sys.executable, python)
+    ]  # fmt: skip
+    assert said[0] == said[1] == f"__main__ ['a', 'b'] {tmp_path} yes typed\n"
+
+
+@pytest.mark.parametrize("code", ["pass", "raise SystemExit(7)", "1 / 0", "import os; os.kill(os.getpid(), 9)"])
+def test_it_ends_as_a_python_of_its_own_would(python: Path, code: str) -> None:
+    ended = [subprocess.run([each, "-c", code], capture_output=True, check=False) for each in (sys.executable, python)]
+    assert ended[0].returncode == ended[1].returncode
+    assert ended[0].stderr.splitlines()[-1:] == ended[1].stderr.splitlines()[-1:]
+
+
+def test_it_is_killed_with_all_that_it_started_when_who_asked_is(python: Path) -> None:
+    code = "import os, time; print(os.getpid(), flush=True); child = os.fork(); time.sleep(600)"
+    asking = subprocess.Popen([python, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert asking.stdout is not None
+    pid = int(asking.stdout.readline())
+    os.killpg(asking.pid, signal.SIGKILL)
+    asking.wait()
+    deadline = time.monotonic() + 30
+    while _alive(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert asking.stdout.read() == "", "the last one that had it open is gone"
+
+
+def _alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
