@@ -15,14 +15,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from tests.kept_processes import programs
+from tests.kept_processes import program, programs
 
 ROOT = Path(__file__).resolve().parents[1]
 LONGEST = 300
@@ -100,11 +99,9 @@ class PageReader:
         self._said: str | None = None
         ours = ("ADJUNCT_", "AWS_", "DAGSTER")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-        own = Path(sys.executable).parent
-        self._python = (programs() or own) / "python"
         self._environment = {
             **kept,
-            "PATH": os.pathsep.join([*map(str, filter(None, [programs()])), str(own), kept.get("PATH", "")]),
+            "PATH": os.pathsep.join([*map(str, programs()), kept.get("PATH", "")]),
             "ADJUNCT_SPARK_MASTER": "local[2]",
             "COLUMNS": "100",
         }
@@ -147,7 +144,7 @@ class PageReader:
     def _typed(self, block: Block) -> str:
         if self._session is None:
             self._session = subprocess.Popen(
-                [self._python, "-c", _SESSION], cwd=self._folder, env=self._environment, start_new_session=True,
+                [program("python"), "-c", _SESSION], cwd=self._folder, env=self._environment, start_new_session=True,
                 text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
             )  # fmt: skip
         asked, answers = _pipes(self._session)

@@ -7,7 +7,7 @@ nothing of ours knows of it. What asks for packages or for a cluster, or comes w
 own, as without this module.
 
 Each of these processes, and the one that Spark forks its workers from, would also import a second's worth of modules.
-The `python` and the commands in `programs()` are forked from a Python that has imported them (python_server.py).
+The Python and the commands in `programs()` are forked from a Python that has imported them (python_server.py).
 
 A group of processes that is killed to see what its death leaves behind has neither: what it started has to die with it
 (`without_kept_processes`).
@@ -27,7 +27,7 @@ import pytest
 
 _SUBMIT = Path(__file__).with_name("spark_submit.py")
 _CLIENT = Path(__file__).with_name("python_client.py")
-_COMMANDS = ("adjunct",)
+_COMMANDS = ("adjunct", "dagster", "dagster-webserver", "dagster-daemon")
 _WORKERS = "PYSPARK_PYTHON"
 _HOME = "SPARK_HOME"
 _REAL = "KEPT_JVMS_SPARK_HOME"  # of a process that is served so: where Spark really is
@@ -39,10 +39,16 @@ def kept_for_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         yield
 
 
-def programs() -> Path | None:
-    """Return the folder of the programs that are forked, for who puts it first on a path; None where none are kept."""
+def programs() -> list[Path]:
+    """Return the folders of this environment's programs, that of those that are forked first."""
     python = os.environ.get(_WORKERS)
-    return Path(python).parent if python and _REAL in os.environ else None
+    kept = [Path(python).parent] if python and _REAL in os.environ else []
+    return [*kept, Path(sys.executable).parent]
+
+
+def program(name: str) -> str:
+    """Return how to start a program of this environment: forked, where it can be."""
+    return next(str(folder / name) for folder in programs() if (folder / name).exists())
 
 
 @contextmanager

@@ -23,22 +23,37 @@ def _main(folder: str, python: str, arguments: list[str]) -> None:
     told = arguments[0] if arguments else "-"
     if told.startswith("-") and told not in {"-c", "-m"}:
         os.execv(python, [python, *arguments])
-    asked = json.dumps({"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}).encode()  # noqa: PTH109
+    files = [int(name) for name in os.listdir("/dev/fd")]  # noqa: PTH208
+    files = [file for file in files if _is_open(file)]
+    asked = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd(), "files": files}  # noqa: PTH109
+    text = json.dumps({**asked, "program": f"{folder}/bin/python"}).encode()
     with _connected(folder, python) as connection:
-        streams = array.array("i", [0, 1, 2])
-        beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)]
-        data = struct.pack("!i", len(asked)) + asked
-        data = data[connection.sendmsg([data], beside) :]
-        connection.sendall(data)
+        beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))]
+        connection.sendmsg([struct.pack("!i", len(text))], beside)
+        connection.sendall(text)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, frame: connection.sendall(struct.pack("!i", number)))
+        # Who waits for the end of one of them waits for the process that was made, and not for this one.
+        for file in files:
+            if file != 2:
+                os.close(file)
         answer = connection.recv(4)
     if not answer:
         sys.exit("the kept Python has ended")
     (status,) = struct.unpack("!i", answer)
     if os.WIFSIGNALED(status):
-        if os.WTERMSIG(status) == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if os.WTERMSIG(status) in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
         os.kill(os.getpid(), os.WTERMSIG(status))
     os._exit(os.waitstatus_to_exitcode(status))
+
+
+def _is_open(file: int) -> bool:
+    try:
+        os.fstat(file)
+    except OSError:
+        return False
+    return True
 
 
 def _connected(folder: str, python: str) -> socket.socket:

@@ -1,20 +1,22 @@
 """A Python that has imported what most of ours import, and forks for whoever asks: python python_server.py, in a folder
 
-A process that it makes is as one that was started: with the arguments, the environment, the folder and the standard
-streams of the one that asks (python_client.py), in a process group of its own, and a `__main__` of its own. It is
-killed, with its group, when the one that asked is gone; the server ends with the test process, which holds the other
-end of `lifeline`.
+A process that it makes is as one that was started: with the arguments, the environment, the folder and the open files
+of the one that asks (python_client.py), in a process group of its own, and a `__main__` of its own. It is killed, with
+its group, when the one that asked is gone; the server ends with the test process, which holds the other end of
+`lifeline`.
 
-A request is its length in 4 bytes, then JSON, with the three streams beside it; the answer is the exit status as
-`waitpid` has it, in 4 bytes.
+A request is its length in 4 bytes, then JSON, with the open files beside it; then come signals, a number in 4 bytes
+each. The answer is the exit status as `waitpid` has it, in 4 bytes.
 """
 
 from __future__ import annotations
 
 import array
+import fcntl
 import gc
 import importlib
 import json
+import multiprocessing.process
 import os
 import runpy
 import selectors
@@ -27,7 +29,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_LONGEST_REQUEST = 4_000_000
+_MOST_FILES = 250
+# Files are moved up here first: what a file is to be numbered may be the number of another.
+_HIGH = 1000
 # What commands, pages, and what Spark's workers are forked from import; nothing of the tests.
 _IMPORTED = (
     "numpy",
@@ -73,8 +77,8 @@ def _serve() -> dict[str, Any]:
                     os.close(woken)
                     os.close(wake)
                     return request
-                for stream in request["streams"]:
-                    os.close(stream)
+                for file in request["received"]:
+                    os.close(file)
                 asking[pid] = connection
                 selector.register(connection, selectors.EVENT_READ, pid)
             elif key.fileobj == woken:
@@ -84,20 +88,24 @@ def _serve() -> dict[str, Any]:
                 for pid in asking:
                     _kill(pid)
                 sys.exit()
+            elif told := asking[key.data].recv(4):
+                with suppress(ProcessLookupError):
+                    os.kill(key.data, *struct.unpack("!i", told))
             else:
                 _kill(key.data)
                 selector.unregister(key.fileobj)
 
 
 def _received(connection: socket.socket) -> dict[str, Any]:
-    streams = array.array("i")
-    data, ancillary, *_ = connection.recvmsg(_LONGEST_REQUEST, socket.CMSG_SPACE(3 * streams.itemsize))
-    for _, _, sent in ancillary:
-        streams.frombytes(sent)
-    (length,) = struct.unpack("!i", data[:4])
-    while len(data) < 4 + length:
-        data += connection.recv(_LONGEST_REQUEST)
-    return {**json.loads(data[4:]), "streams": list(streams)}
+    files = array.array("i")
+    data, beside, *_ = connection.recvmsg(4, socket.CMSG_SPACE(_MOST_FILES * files.itemsize))
+    for _, _, sent in beside:
+        files.frombytes(sent)
+    (length,) = struct.unpack("!i", data)
+    text = b""
+    while len(text) < length:
+        text += connection.recv(length - len(text))
+    return {**json.loads(text), "received": list(files)}
 
 
 def _answer_for_those_that_ended(asking: dict[int, socket.socket], selector: selectors.BaseSelector) -> None:
@@ -122,18 +130,24 @@ def _kill(pid: int) -> None:
 
 
 def _become(request: dict[str, Any]) -> None:
-    """Make this process what was asked for, up to its streams, folder, environment and path of modules."""
+    """Make this process what was asked for, up to its files, folder, environment and path of modules."""
     with suppress(PermissionError):
         os.setpgid(0, 0)
-    for number, stream in enumerate(request["streams"]):
-        os.dup2(stream, number)
-        os.close(stream)
+    high = [fcntl.fcntl(file, fcntl.F_DUPFD, _HIGH) for file in request["received"]]
+    for file in request["received"]:
+        os.close(file)
+    for number, file in zip(request["files"], high, strict=True):
+        os.dup2(file, number)
+        os.close(file)
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
     path = os.environ.get("PYTHONPATH")
     sys.path[:0] = path.split(os.pathsep) if path else []
     sys.modules["__main__"] = ModuleType("__main__")
+    sys.executable = request["program"]
+    multiprocessing.set_executable(sys.executable)
+    multiprocessing.process.ORIGINAL_DIR = request["folder"]  # what it spawns looks for its main module there
 
 
 def _run(arguments: list[str]) -> None:
@@ -150,7 +164,7 @@ def _run(arguments: list[str]) -> None:
         sys.argv = arguments
         sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
         main = sys.modules["__main__"]
-        main.__file__ = arguments[0]
+        main.__file__ = str(Path(arguments[0]).absolute())
         exec(compile(Path(arguments[0]).read_bytes(), arguments[0], "exec"), vars(main))
 
 

@@ -11,21 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.kept_processes import programs
+from tests.kept_processes import program
 
 SAYS = "import os, sys; print(__name__, sys.argv[1:], os.getcwd(), os.environ.get('SAID'), sys.stdin.read())"
 
 
 @pytest.fixture
-def python() -> Path:
-    found = programs()
-    assert found is not None
-    return found / "python"
+def python() -> str:
+    found = program("python")
+    assert Path(found).parent != Path(sys.executable).parent
+    return found
 
 
 @pytest.mark.parametrize("form", ["-c", "-m", "file"])
 def test_it_has_the_arguments_the_environment_the_folder_and_the_streams_of_who_asks(
-    python: Path, form: str, tmp_path: Path
+    python: str, form: str, tmp_path: Path
 ) -> None:
     (tmp_path / "says.py").write_text(SAYS, encoding="utf-8")
     asked = {"-c": ["-c", SAYS], "-m": ["-m", "says"], "file": ["says.py"]}[form]
@@ -40,13 +40,13 @@ def test_it_has_the_arguments_the_environment_the_folder_and_the_streams_of_who_
 
 
 @pytest.mark.parametrize("code", ["pass", "raise SystemExit(7)", "1 / 0", "import os; os.kill(os.getpid(), 9)"])
-def test_it_ends_as_a_python_of_its_own_would(python: Path, code: str) -> None:
+def test_it_ends_as_a_python_of_its_own_would(python: str, code: str) -> None:
     ended = [subprocess.run([each, "-c", code], capture_output=True, check=False) for each in (sys.executable, python)]
     assert ended[0].returncode == ended[1].returncode
     assert ended[0].stderr.splitlines()[-1:] == ended[1].stderr.splitlines()[-1:]
 
 
-def test_it_is_killed_with_all_that_it_started_when_who_asked_is(python: Path) -> None:
+def test_it_is_killed_with_all_that_it_started_when_who_asked_is(python: str) -> None:
     code = "import os, time; print(os.getpid(), flush=True); child = os.fork(); time.sleep(600)"
     asking = subprocess.Popen([python, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert asking.stdout is not None
@@ -58,6 +58,45 @@ def test_it_is_killed_with_all_that_it_started_when_who_asked_is(python: Path) -
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert asking.stdout.read() == "", "the last one that had it open is gone"
+
+
+def test_a_signal_reaches_it_and_it_may_go_on(python: str) -> None:
+    code = "import signal; signal.signal(signal.SIGTERM, lambda *_: print('asked to end', flush=True)); "
+    code += "print('ready', flush=True); signal.pause()"
+    asking = subprocess.Popen([python, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert asking.stdout is not None
+    assert asking.stdout.readline() == "ready\n"
+    asking.terminate()
+    assert asking.communicate(timeout=30)[0] == "asked to end\n"
+    assert asking.returncode == 0
+
+
+def test_processes_that_it_spawns_are_forked_too_and_talk_with_it(python: str, tmp_path: Path) -> None:
+    (tmp_path / "squares.py").write_text(
+        """
+import multiprocessing, sys
+
+def squares(numbers, answers):
+    for number in iter(numbers.get, None):
+        answers.put(number * number)
+    answers.put("dagster" in sys.modules)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    numbers, answers = context.Queue(), context.Queue()
+    process = context.Process(target=squares, args=(numbers, answers))
+    process.start()
+    for number in (2, 3, None):
+        numbers.put(number)
+    print([answers.get() for _ in range(3)])
+    process.join()
+    print(process.exitcode)
+""",
+        encoding="utf-8",
+    )
+    done = subprocess.run([python, "squares.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "[4, 9, True]\n0\n", done.stderr
+    assert done.stderr == ""
 
 
 def _alive(group: int) -> bool:

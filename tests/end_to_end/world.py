@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dagster_adjunct import Application, Lake, LakeStreams, RunReport, open_lake, run_application, systems_for
 from tests.end_to_end.relay import PARTITIONS, Gate, declare
+from tests.kept_processes import program
 from tests.servers.kafka import KafkaServer
 from tests.servers.s3 import ROOT
 
@@ -124,7 +125,7 @@ class World:
     def command(self, *arguments: str, fails: bool = False) -> str:
         """Run `adjunct` and return what it prints."""
         done = subprocess.run(
-            [str(Path(sys.executable).parent / "adjunct"), *arguments],
+            [program("adjunct"), *arguments],
             cwd=ROOT,
             env={**os.environ, **self.environment, "COLUMNS": "200"},
             capture_output=True,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from dagster_adjunct.orchestration.cli.main import root
 from tests.examples.conftest import FinishedJob
 from tests.examples.driving import ROOT
 from tests.examples.oracle import ENRICHED_COLUMNS, STATE_COLUMNS, expected
+from tests.kept_processes import program
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 STREAMS = ["aircraft", "airlines", "airports", "enriched-flights", "flights", "planes", "weather"]
@@ -34,8 +34,7 @@ def read(job: FinishedJob, *arguments: str) -> Any:
 
 def adjunct(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the console script itself."""
-    script = Path(sys.executable).parent / "adjunct"
-    return subprocess.run([str(script), *arguments], capture_output=True, text=True, check=False, cwd=ROOT)
+    return subprocess.run([program("adjunct"), *arguments], capture_output=True, text=True, check=False, cwd=ROOT)
 
 
 def test_streams_are_listed_with_their_records(main_job: FinishedJob) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -19,6 +18,7 @@ from typing import Any, TypeVar
 from dagster import DagsterInstance
 
 from dagster_adjunct.orchestration.code_location.dagster_home import prepare_dagster_home
+from tests.kept_processes import program
 from tests.servers.s3 import ROOT, free_port
 
 T = TypeVar("T")
@@ -96,10 +96,9 @@ def dagster_servers(home: Path, env: Mapping[str, str]) -> Iterator[DagsterServe
     _create_storage(home)
     port = free_port()
     environment = {**os.environ, "DAGSTER_HOME": str(home), **env}
-    scripts = Path(sys.executable).parent
     commands = {
-        "webserver": [str(scripts / "dagster-webserver"), "-h", "127.0.0.1", "-p", str(port), "-w", "workspace.yaml"],
-        "daemon": [str(scripts / "dagster-daemon"), "run", "-w", "workspace.yaml"],
+        "webserver": [program("dagster-webserver"), "-h", "127.0.0.1", "-p", str(port), "-w", "workspace.yaml"],
+        "daemon": [program("dagster-daemon"), "run", "-w", "workspace.yaml"],
     }
     processes: list[subprocess.Popen[bytes]] = []
     servers = DagsterServers(f"http://127.0.0.1:{port}", home)
