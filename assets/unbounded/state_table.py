@@ -16,14 +16,17 @@ from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
 from dagster_adjunct.assets.declaration.local_table import local_table
 from dagster_adjunct.assets.sources.entries_of_records import declaration_of
 from dagster_adjunct.assets.unbounded.compact_table import compact_due
-from dagster_adjunct.assets.unbounded.local_manifest import check_columns
+from dagster_adjunct.assets.unbounded.local_manifest import Parent, check_columns, first_manifest, schema_of, serving
 from dagster_adjunct.assets.unbounded.local_table import undo_batch
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest, as_unbounded
+from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
 from dagster_adjunct.assets.writing.write_generation import check_declaration
 from dagster_adjunct.resources.errors import DatasetError
+from dagster_adjunct.resources.objects.commit_log import retry_conflicts
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.unbounded.state_spec import StateSpec
     from dagster_adjunct.assets.writing.write_context import WriteContext
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 # Nobody reads an earlier state but the batch that was begun with it, which holds it.
 _NO_LONGER = DiscardPolicy(keep=1, grace=timedelta(0))
 _COMPACTION = DeltaCompaction()
+_TRIES = 20
 _RETIRED = 8
 """So many dropped or merged generations are deleted together."""
 
@@ -67,6 +71,34 @@ def check_state(lake: Lake, dataset: AdjunctDataset) -> None:
         _check_kept_for(dataset, manifest)
         check_declaration(dataset.name, manifest.declaration, declaration_of(dataset, dataset.input.schema))
         check_columns(dataset, manifest)
+
+
+def begin_state(context: WriteContext, dataset: AdjunctDataset) -> None:
+    """Store a table of state without rows where there is none yet.
+
+    A batch that is given up is noted in it then (`undo_state`), so that what its dead run commits late is refused.
+    """
+    log = context.log(dataset.name)
+
+    def decided() -> Callable[[], None]:
+        commit, stored = log.read()
+        if stored is not None:
+            return lambda: None
+        now, attempt, number = context.now(), log.attempt(), Parent(commit, None).number + 1
+        manifest = first_manifest(dataset, schema_of(dataset), now)
+        rows = [attempt.generation(manifest.next_generation)]
+        manifest = manifest.after(
+            next_generation=manifest.next_generation + 1,
+            version=serving(dataset, rows, number=number, id=f"v{number:06d}-{attempt.id}", now=now, counters={}),
+            change=Change(action="begin", reason="an operator is going to keep its state here"),
+        )
+
+        def commit_begun() -> None:
+            log.commit(commit, manifest, by=context.by, commit_id=attempt.id)
+
+        return commit_begun
+
+    retry_conflicts(decided, attempts=_TRIES)
 
 
 def _check_kept_for(dataset: AdjunctDataset, manifest: UnboundedManifest) -> None:

@@ -43,7 +43,8 @@ def commit_intent(step: OpenedStep, run: StepRun, planned: PlannedBatch) -> Open
     own = {dataset.name for dataset in context.app.datasets if dataset.is_owned_by(context.app.name)}
     shapes = {**planned.records, **{name: _shape(view) for name, view in views.items() if name not in own}}
     if shapes != run.shapes:  # once a run, and for datasets or inputs of other columns or buckets
-        rehearse(context, views, {ssp: span.start for ssp, span in intent.ranges.items()}).tell()
+        starts = {ssp: span.start for ssp, span in intent.ranges.items()}
+        rehearse(context, views, starts, step.versions.begin_state).tell()
     run = replace(run, shapes=shapes, logged=step.log.open(run.logged, intent))
     spans = intent.ranges.items()
     records = sum(context.systems[ssp.system].distance(ssp, span.start, span.end) for ssp, span in spans)

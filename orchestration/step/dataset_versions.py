@@ -12,7 +12,7 @@ from dagster_adjunct.assets.reading.versions_over_time import VersionsOverTime, 
 from dagster_adjunct.assets.unbounded.freshness import check_fresh
 from dagster_adjunct.assets.unbounded.local_manifest import check_columns
 from dagster_adjunct.assets.unbounded.local_table import undo_batch
-from dagster_adjunct.assets.unbounded.state_table import tend_state, undo_state
+from dagster_adjunct.assets.unbounded.state_table import begin_state, tend_state, undo_state
 from dagster_adjunct.assets.unbounded.transient_table import TransientTable
 from dagster_adjunct.assets.unbounded.transient_version import TransientVersion, is_transient
 from dagster_adjunct.assets.versions.leases import Lease
@@ -30,6 +30,7 @@ from dagster_adjunct.resources.errors import (
 )
 
 if TYPE_CHECKING:
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.versions.advance_report import AdvanceReport
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.assets.versions.sealed_version import SealedVersion
@@ -90,6 +91,10 @@ class BatchVersions:
                 undo_batch(write, dataset, self._app.name, batch)
         for name in self.states:
             undo_state(write, name, self._app.name, batch)
+
+    def begin_state(self, dataset: AdjunctDataset) -> None:
+        """Store a table of state that a batch is going to write, so that the batch can be taken out of it."""
+        begin_state(WriteContext(self._lake, self._systems, self._spark, self._run), dataset)
 
     def tend_states(self) -> None:
         """Merge small generations of the tables of state where there are many, and delete what nobody reads."""

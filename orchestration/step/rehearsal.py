@@ -33,6 +33,7 @@ from dagster_adjunct.resources.tables.spark_write import check_record_columns
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.assets.unbounded.state_spec import StateSpec
     from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
@@ -57,16 +58,20 @@ def rehearse(
     context: StepContext,
     views: Mapping[str, VersionReader | TransientVersion | None],
     starts: Mapping[SystemStreamPartition, str] | None = None,
+    on_state: Callable[[AdjunctDataset], object] = lambda dataset: None,
 ) -> PhysicalProof:
     """Return what Spark is going to do with a batch over these dataset versions; nothing is read, and no job is run.
 
     Raises what creating an output stream would raise for the columns that it gets, and PlanningError for what Spark
     refuses. Functions of the application are called with a frame of no records, as a batch may be: one that fails over
     that is refused. `starts` are offsets that are there, of input streams; they are asked for where they are left out.
+    `on_state` is told of each table of state that a batch writes.
     """
     ranges = {ssp: OffsetRange(start, start) for ssp, start in (starts or {}).items()}
     rehearsal = Rehearsal(context, BatchInputs(0, ranges, views), lambda name: None)
     rehearsal.run()
+    for dataset in rehearsal.states:
+        on_state(dataset)
     return rehearsal.proof.result()
 
 
@@ -78,6 +83,7 @@ class Rehearsal(Batch):
         self.proof = Proof(context.plan)
         for operator in context.app.operators:
             self.proof.allow(operator.id, operator.spec.moves)
+        self.states: list[AdjunctDataset] = []
         self._datasets: dict[str, str] = {}
         self._looked_at: dict[str, dict[str, str] | None] = {}
 
@@ -190,7 +196,8 @@ class Rehearsal(Batch):
         kept_rows(frame, self.app.dataset(table).key, deleted, on_null_key)
 
     def state(self, name: str, spec: StateSpec, *, of: str | None = None) -> StateHandle:
-        check_state(self._context.lake, state_dataset(self.app.name, name, spec))
+        self.states.append(state_dataset(self.app.name, name, spec))
+        check_state(self._context.lake, self.states[-1])
         return super().state(name, spec, of=of)
 
     def write(self, operator: str, frame: DataFrame, send: TableSend) -> None:
