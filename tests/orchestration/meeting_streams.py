@@ -20,9 +20,12 @@ def seconds(count: float) -> timedelta:
     return timedelta(seconds=count)
 
 
-def meeting(records: int, *kinds: str, name: str = "meeting", late: bool = False) -> Application:
+def meeting(
+    records: int, *kinds: str, name: str = "meeting", late: bool = False, partitions: int = 2, **times: Any
+) -> Application:
+    """Return an application that joins both streams in these ways; `times` is what its inputs say of times, too."""
     app = Application(name, max_batch_records=records)
-    options: dict[str, Any] = {"default_offset": "oldest", "event_time": "ts", "delay": seconds(DELAY)}
+    options: dict[str, Any] = {"default_offset": "oldest", "event_time": "ts", "delay": seconds(DELAY), **times}
     orders = app.input_stream("lake.orders", **options)
     payments = app.input_stream("lake.payments", **options)
     for how in kinds:
@@ -34,15 +37,15 @@ def meeting(records: int, *kinds: str, name: str = "meeting", late: bool = False
             name=how,
             select=["n as paid", "ts as paid_at"],
         )
-        joined.send_to(app.output_stream(f"lake.{how}", partitions=2, key="k"))
+        joined.send_to(app.output_stream(f"lake.{how}", partitions=partitions, key="k"))
         if late:
             joined.late_records().send_to(app.output_stream(f"lake.{how}-late", partitions=1))
     return app
 
 
-def create(world: StepWorld) -> None:
-    world.stream("orders", "k", 2, k="string", n="int", ts="timestamp")
-    world.stream("payments", "order_key", 2, order_key="string", n="int", ts="timestamp")
+def create(world: StepWorld, partitions: int = 2) -> None:
+    world.stream("orders", "k", partitions, k="string", n="int", ts="timestamp")
+    world.stream("payments", "order_key", partitions, order_key="string", n="int", ts="timestamp")
 
 
 def drawn(chance: random.Random, number: int, now: int, keys: int) -> tuple[Any, ...]:
@@ -51,22 +54,29 @@ def drawn(chance: random.Random, number: int, now: int, keys: int) -> tuple[Any,
     return (f"k{chance.randrange(keys)}", number, None if chance.random() < 0.03 else at(now + off))
 
 
-def expected(world: StepWorld, how: str) -> tuple[Counter[Result], Counter[str]]:
-    """Return the results of the whole input, and how many records are late or have no time."""
+def expected(world: StepWorld, how: str, *, idle: bool = False) -> tuple[Counter[Result], Counter[str]]:
+    """Return the results of the whole input, and how many records are left out, by the reason.
+
+    A partition without any record holds everything back, or is not waited for where partitions may be `idle`.
+    """
     sides, marks, counts = [], [], Counter[str]()
     for stream, key in (("orders", "k"), ("payments", "order_key")):
         stored = world.streams.read_arrow(world.streams.whole(stream)).to_pylist()
         rows = []
-        for partition in (0, 1):
+        for partition in range(world.streams.info(stream).partitions):
             mine = sorted((r for r in stored if r["__partition"] == partition), key=lambda r: r["__offset"])
             times = [None if r["ts"] is None else (r["ts"] - at(0)).total_seconds() for r in mine]
             behind, end = watermarks_in_order(times, DELAY)
-            marks.append(end)
+            if mine or not idle:
+                marks.append(end)
             for row, time, mark in zip(mine, times, behind, strict=True):
-                if mark is not None:
+                if row["__tombstone"]:
+                    counts["tombstones"] += 1
+                elif mark is not None:
                     counts["late"] += 1
                 else:
                     counts["null_times"] += time is None
+                    counts["null_keys"] += time is not None and row[key] is None
                     rows.append((row[key], row["n"], time))
         sides.append(rows)
     end = None if None in marks else min(mark for mark in marks if mark is not None)
@@ -75,7 +85,7 @@ def expected(world: StepWorld, how: str) -> tuple[Counter[Result], Counter[str]]
     met: tuple[set[int], set[int]] = (set(), set())
     for key, order, time in left:
         for other, payment, paid in right:
-            if key == other and None not in (time, paid) and time - BEFORE <= paid <= time + AFTER:
+            if key == other and None not in (key, time, paid) and time - BEFORE <= paid <= time + AFTER:
                 results[(key, order, payment)] += 1
                 met[0].add(order)
                 met[1].add(payment)
@@ -84,7 +94,7 @@ def expected(world: StepWorld, how: str) -> tuple[Counter[Result], Counter[str]]
         (right, BEFORE, how in ("right", "full"), 1),
     ):
         for key, number, time in side:
-            passed = time is None or (end is not None and time + ahead < end)
+            passed = None in (key, time) or (end is not None and time + ahead < end)
             if outer and number not in met[index] and passed:
                 results[(key, None, number) if index else (key, number, None)] += 1
     return results, counts

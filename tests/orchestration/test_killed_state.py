@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.kept_processes import without_kept_processes
 from tests.orchestration import killed_state
+from tests.orchestration.killed_runs import killed
 from tests.orchestration.killed_state import DOORS, SHOPS, check, selling, set_prices
 from tests.orchestration.step_world import StepWorld
 
@@ -23,31 +18,6 @@ pytestmark = pytest.mark.spark
 def send(world: StepWorld, chosen: random.Random, count: int) -> None:
     for door in DOORS:
         world.send(door, *[(chosen.choice("abcde"), chosen.choice(SHOPS)) for _ in range(count)])
-
-
-def killed(world: StepWorld, folder: Path, chosen: random.Random) -> bool:
-    """Run the application in a process of its own and kill it some seconds after its first batch; False if it ended."""
-    log = folder / "killed.log"
-    first = world.state(selling(folder)).batch
-    with log.open("w") as said:
-        child = subprocess.Popen(
-            [sys.executable, "-m", killed_state.__name__, str(folder)],
-            env=without_kept_processes(os.environ),
-            stdout=said,
-            stderr=said,
-            start_new_session=True,
-        )
-        try:
-            deadline = time.monotonic() + 240
-            while (state := world.state(selling(folder))).open is None and state.batch == first:
-                assert child.poll() is None, log.read_text()[-3000:]
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-            time.sleep(chosen.uniform(0, 9))
-            return child.poll() is None
-        finally:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
 
 
 @pytest.mark.long
@@ -63,7 +33,7 @@ def test_whenever_runs_are_killed_state_and_answers_are_what_plain_python_makes(
     for edition in (1, 2):
         set_prices(tmp_path, edition)
         send(step_world, chosen, 25)
-        died += killed(step_world, tmp_path, chosen)
+        died += killed(step_world, app, killed_state, tmp_path, chosen)
     set_prices(tmp_path, 3)
     step_world.run(app, run="last")
     assert died
