@@ -97,13 +97,22 @@ class StreamOverTime:
 
 
 def check_times(graph: Graph, operator: str, what: str) -> None:
-    """Raise PlanningError where records that arrive at `operator` come from an input that says no time."""
+    """Raise PlanningError where records that arrive at `operator` come from an input that says no time, or from an
+    output stream, which holds none."""
     waiting, seen = [operator], set()
     while waiting:
         found = graph.operators[waiting.pop()]
         if found.id in seen or found.spec.over_time is not None:  # whose results have a time
             continue
         seen.add(found.id)
+        if found.spec.role == "output":
+            raise PlanningError(
+                f"{what}: behind {found.id} records are those that {found.spec.writes} holds: nothing says when they "
+                "happened.",
+                f"Put it before send_to, or read {found.spec.writes} in another application, with an event_time.",
+                operator=found.id,
+                stream=found.spec.writes,
+            )
         waiting += found.inputs
         if isinstance(found.spec, Input) and found.spec.event_time is None:
             raise PlanningError(

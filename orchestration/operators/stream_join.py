@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from dagster_adjunct.assets.unbounded.state_spec import StateSpec
-from dagster_adjunct.orchestration.operators.hidden_columns import EVENT_TIME
 from dagster_adjunct.orchestration.operators.join_arguments import Selected
 from dagster_adjunct.orchestration.operators.known_columns import Columns, Types, check_names, require
 from dagster_adjunct.orchestration.operators.late_records import as_late
@@ -194,14 +193,6 @@ class StreamJoin(Spec):
                     f'Cast one of them before: .with_columns({b}="cast({b} as {types[0][a]})").',
                     operator=operator,
                     column=a,
-                )
-        for which, frame in zip(("left", "right"), frames, strict=True):
-            if EVENT_TIME not in frame.columns:
-                raise PlanningError(
-                    f"{operator}: the records of the {which} stream have no event time.",
-                    "Behind an output stream, or a function that does not hand it on, it is not known any more: join "
-                    "before.",
-                    operator=operator,
                 )
         chosen = self.selection(own[1])
         keys = [tuple(pair[number] for pair in self.on) for number in (0, 1)]

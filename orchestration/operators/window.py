@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, ClassVar
 from dagster_adjunct.assets.unbounded.state_spec import StateSpec
 from dagster_adjunct.orchestration.operators import window_functions as functions
 from dagster_adjunct.orchestration.operators import window_records as records
-from dagster_adjunct.orchestration.operators.hidden_columns import EVENT_TIME
 from dagster_adjunct.orchestration.operators.known_columns import check_names, require
 from dagster_adjunct.orchestration.operators.late_records import as_late
 from dagster_adjunct.orchestration.operators.made_records import made_records
@@ -147,7 +146,6 @@ class Window(Spec):
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
         (frame,) = frames
-        check_event_time(operator, frame)
         self._check_types(operator, dict(frame.dtypes))
         windows = self.of_types(dict(frame.dtypes))
         counted = self._counted(operator, frame, windows, batch)
@@ -234,17 +232,6 @@ _COUNTS = {
     "again": f"{records.WHY} = '{records.READ_AGAIN}'",
     "tombstones": f"{records.WHY} = '{records.DELETED}'",
 }
-
-
-def check_event_time(operator: str, frame: DataFrame) -> None:
-    """Raise PlanningError where records have no time of their own."""
-    if EVENT_TIME not in frame.columns:
-        raise PlanningError(
-            f"{operator}: its records have no event time.",
-            'Declare it where they enter: app.input_stream("lake.clicks", event_time="ts", …); those that come back '
-            "from an output stream have none.",
-            operator=operator,
-        )
 
 
 def _can_be_kept(name: str, kind: str) -> bool:

@@ -16,7 +16,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard
-from dagster_adjunct.resources.errors import DatasetNotFoundError, PlanningError
+from dagster_adjunct.resources.errors import DatasetNotFoundError
 from dagster_adjunct.resources.objects import Lake
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.orchestration.meeting_streams import KINDS, create, drawn, expected, found, meeting
@@ -123,16 +123,3 @@ def give_up(world: StepWorld, app: Application, stream: str) -> None:
     batch = world.state(app).batch + 1
     if stream not in world.streams.list_streams() or world.streams.appended(stream, app.name, batch) is None:
         BatchLog(world.lake, app.name).abandon(reason="test", by="test", skip=False)
-
-
-def test_a_stream_without_event_time_is_refused(step_world: StepWorld) -> None:
-    create(step_world)
-    app = Application("app")
-    orders = app.input_stream("lake.orders", event_time="ts")
-    payments = app.input_stream("lake.payments", event_time="ts")
-    sent = payments.send_to(app.output_stream("lake.sent", partitions=2, key="order_key"))
-    joined = orders.join_stream(sent, on={"k": "order_key"}, within=timedelta(seconds=1), name="j", prefix="p_")
-    joined.send_to(app.output_stream("lake.out", partitions=2, key="k"))
-    step_world.send("orders", ("a", 1, None))
-    with pytest.raises(PlanningError, match="records of the right stream have no event time"):
-        step_world.run(app)

@@ -21,7 +21,6 @@ ELSEWHERE = {
     "operator_graph.py, add": "an operator of one's own: docs/contributing/operators.md",
     "does not lie as the operator needs it": "an operator of one's own",
     ".py, compile:": "what only Spark knows, in a run",
-    "window.py, check_event_time": "what only Spark knows, in a run",
     "table_lookups.py, check_stored": "what only the store knows, in a run",
     "filter.py, _check_columns": "what only Spark knows, in a run",
     "stream_join.py, _sides": "what only Spark knows, in a run",

@@ -89,6 +89,29 @@ def test_keys_of_different_types_do_not_meet() -> None:
         assert_plannable(joining(), given(kind="bigint"))
 
 
+@pytest.mark.parametrize("behind", [lambda sent: sent, lambda sent: sent.filter("n > 0").merge(sent.filter("n < 0"))])
+def test_what_comes_back_from_an_output_stream_has_no_time_to_meet_or_to_be_counted_at(behind: Any) -> None:
+    app = Application("app")
+    left, right = (app.input_stream(f"lake.{name}", event_time="at") for name in ("left", "right"))
+    sent = behind(left.send_to(app.output_stream("lake.sent", partitions=2, key="k")))
+    within: dict[str, Any] = {"on": "k", "within": MINUTE, "name": "met"}
+    refused = r"behind send-to-3\S* records are those that lake\.sent holds: nothing says when they happened"
+    for one, other in ((sent, right), (right, sent)):
+        with pytest.raises(PlanningError, match=rf"stream-join-\d+-met: {refused}"):
+            one.join_stream(other, **within)
+    with pytest.raises(PlanningError, match=rf"window after \S+: {refused}") as caught:
+        sent.window(Tumbling(MINUTE), by="k", name="counted", aggregates={"n": Count()})
+    assert "read lake.sent in another application, with an event_time" in caught.value.next_step
+
+
+def test_one_side_of_merged_streams_that_says_no_time_is_refused_by_its_name() -> None:
+    app = Application("app")
+    left, right = app.input_stream("lake.left", event_time="at"), app.input_stream("lake.right")
+    merged = left.merge(right.select("k", "paid as n", "at"))
+    with pytest.raises(PlanningError, match=r"nothing says when the records of lake\.right happened"):
+        merged.window(Tumbling(MINUTE), by="k", name="counted", aggregates={"n": Count()})
+
+
 @pytest.mark.parametrize("within", [5, -MINUTE, (MINUTE,), (MINUTE, -MINUTE), None])
 def test_a_bound_is_a_time_or_two(within: Any) -> None:
     with pytest.raises(ConfigurationError, match="expected a timedelta, or two"):
