@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 LAST_DAY = datetime(2013, 12, 30, tzinfo=UTC)
 OF_AIRCRAFT = ("time_hour", "carrier", "flight", "tailnum", "origin", "dest", "operator", "came_from", "there_since")
 INSTEAD = ("carrier", "dest", "flight", "origin", "time_hour", "next_flight", "next_origin", "next_time_hour")
+DAYS = ("origin", "window_start", "flights", "departed", "mean_delay")
 
 
 def assert_over_time(lake_url: str, every: int) -> None:
@@ -46,8 +47,7 @@ def assert_instead(lake: Lake, flights: list[dict[str, Any]]) -> None:
 
 def assert_days(lake: Lake, flights: list[dict[str, Any]]) -> None:
     """Compare the days that are over, which are all but the last."""
-    columns = ("origin", "window_start", "flights", "departed", "mean_delay")
-    found = outputs(lake, "airport-days", columns)
+    found = outputs(lake, "airport-days", DAYS)
     assert set(found.values()) == {1}
     wanted = days(flights)
     over = {row[:2] for row in found}
