@@ -12,11 +12,13 @@ import tempfile
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dagster_adjunct.assets.declaration.version_times import MARKER
 from dagster_adjunct.assets.reading.open_dataset import open_dataset
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.step.run_application import RunReport, run_application
@@ -94,7 +96,7 @@ class TestApplication:
         self._close = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self._lake = open_lake(self._folder / "lake")
         self._declared = app
-        self._datasets = {dataset.name: _from_stream(dataset) for dataset in app.datasets}
+        self._datasets = {dataset.name: _dated_by_marker(_from_stream(dataset)) for dataset in app.datasets}
         self._tables = {
             name: twin_of(table, self._folder / f"{name}.table")
             for name, table in app.tables.items()
@@ -124,13 +126,15 @@ class TestApplication:
         split_stream_name(stream)
         self._append(stream, records, deleted, None)
 
-    def dataset(self, name: str, records: Rows, *, deleted: Rows = ()) -> None:
+    def dataset(self, name: str, records: Rows, *, deleted: Rows = (), valid_from: datetime | None = None) -> None:
         """Deliver records to a dataset, for the next run.
 
         To a bounded one they are a whole new version; to an unbounded one changes of these keys, and deletions of those
-        of `deleted`. They are records as its input has them.
+        of `deleted`. They are records as its input has them. `valid_from` (with its zone) is since when the version of
+        a bounded dataset is valid that declares what tells it, whatever that is.
         """
         dataset = self._datasets[_known("dataset", name, self._datasets)]
+        _check_dated(dataset, valid_from)
         if dataset.stream is None:
             raise ConfigurationError(
                 f"dataset {name!r} takes no records: it is made from {dataset.input}.",
@@ -147,7 +151,7 @@ class TestApplication:
                 argument="deleted",
                 dataset=name,
             )
-        self._append(dataset.stream, records, (), f"v{self._sequence + 1:06d}")
+        self._append(dataset.stream, records, (), f"v{self._sequence + 1:06d}", valid_from)
 
     def table(self, name: str, records: Mapping[Any, Mapping[str, Any]]) -> None:
         """Put records into a remote table, each under its key (a tuple where the key has several columns)."""
@@ -187,7 +191,7 @@ class TestApplication:
         return StreamTwins(lake, name, {} if name == "lake" else said)
 
     def _same_inputs(self) -> bool:
-        return all(self._datasets[dataset.name] is dataset for dataset in self._declared.datasets)
+        return all(self._datasets[dataset.name].input is dataset.input for dataset in self._declared.datasets)
 
     def _twin(self, name: str) -> TableTwin:
         table = self._tables[name]
@@ -212,7 +216,9 @@ class TestApplication:
         partitions = 1 if given is None else given.partitions
         self._systems[system].create(stream, schema=schema_of(name, given, records), key=key, partitions=partitions)
 
-    def _append(self, name: str, records: Rows, deleted: Rows, version: str | None) -> None:
+    def _append(
+        self, name: str, records: Rows, deleted: Rows, version: str | None, valid_from: datetime | None = None
+    ) -> None:
         system, stream = split_stream_name(name)
         if system not in self._systems:
             raise ConfigurationError(
@@ -229,7 +235,7 @@ class TestApplication:
         self._sequence += 1
         self._systems[system].append(
             stream, table_of(name, info.schema, records, deleted), producer="test", sequence=self._sequence,
-            end_of_dataset=version,
+            end_of_dataset=version, valid_from=valid_from,
         )  # fmt: skip
 
     def _ends(self, name: str) -> dict[SystemStreamPartition, str]:
@@ -262,6 +268,27 @@ def _from_stream(dataset: AdjunctDataset) -> AdjunctDataset:
             dataset=dataset.name,
         )
     return replace(dataset, input=f"lake.{dataset.name}-of-the-test")
+
+
+def _dated_by_marker(dataset: AdjunctDataset) -> AdjunctDataset:
+    """Return a dataset whose versions are dated as one whose markers say it, which is how a test does."""
+    return dataset if dataset.valid_from is None else replace(dataset, valid_from=MARKER)
+
+
+def _check_dated(dataset: AdjunctDataset, valid_from: datetime | None) -> None:
+    """Raise ConfigurationError where a version lacks its time, or something has one that takes none."""
+    if (valid_from is None) == (dataset.valid_from is None):
+        return
+    if valid_from is None:
+        problem = f"dataset {dataset.name!r} has a time of each version, and this one has none."
+        next_step = "Say since when it is valid: valid_from=datetime(2026, 1, 31, tzinfo=UTC)."
+    elif dataset.follows_changes:
+        problem = f"dataset {dataset.name!r} follows changes, and valid_from={valid_from!r} is for whole versions."
+        next_step = "Leave it out: each change says its own time, in the column that the dataset's valid_from names."
+    else:
+        problem = f"dataset {dataset.name!r} got valid_from={valid_from!r}: it declares nothing that tells such a time."
+        next_step = "Leave it out, or declare the dataset with valid_from=…."
+    raise ConfigurationError(problem, next_step, argument="valid_from", dataset=dataset.name)
 
 
 def _key_columns(columns: Sequence[str], key: Hashable) -> dict[str, Any]:

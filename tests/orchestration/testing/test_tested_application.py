@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +109,58 @@ def test_small_batches_are_counted_and_a_limit_is_kept(spark: SparkSession) -> N
         assert len(test.output("lake.out")) == 2
         test.run(spark)
         assert by_visitor(test.output("lake.out")) == by_visitor(VISITS)
+
+
+@pytest.mark.parametrize(
+    "told_by", ["name", *(pytest.param(other, marks=pytest.mark.long) for other in ("marker", "date=%Y-%m-%d"))]
+)
+def test_versions_are_dated_by_the_test_whatever_tells_it_in_production(spark: SparkSession, told_by: str) -> None:
+    def day(number: int) -> datetime:
+        return datetime(2026, 1, number, tzinfo=UTC)
+
+    app = Application("flown")
+    planes = bounded_dataset("planes", input="lake.planes", key="tail", partitions=2, valid_from=told_by)
+    flights = app.input_stream("lake.flights")
+    flown = flights.join(app.table(planes), on="tail", how="left", select=["seats"], as_of="at")
+    flown.send_to(app.output_stream("lake.flown", partitions=2, key="tail"))
+    streams = {
+        "lake.flights": TestStream(Schema.of(tail="string", at="timestamp"), key="tail", partitions=2),
+        "lake.planes": TestStream(Schema.of(tail="string", seats="int"), key="tail", partitions=2),
+    }
+    with TestApplication(app, streams) as test:
+        test.dataset("planes", [{"tail": "a", "seats": 5}, {"tail": "b", "seats": 1}], valid_from=day(5))
+        test.dataset("planes", [{"tail": "a", "seats": 3}], valid_from=day(3))
+        test.input("lake.flights", [{"tail": tail, "at": day(number)} for tail in "ab" for number in range(2, 7)])
+        result = test.run(spark)
+        seats = {(row["tail"], row["at"].day): row["seats"] for row in result.output("lake.flown")}
+        assert [seats["a", number] for number in range(2, 7)] == [None, 3, 3, 5, 5]
+        assert [seats["b", number] for number in range(2, 7)] == [None, None, None, 1, 1]
+        assert result.counters["join-2-planes"]["before_history"] == 2
+        test.dataset("planes", [{"tail": "b", "seats": 4}], valid_from=day(4))
+        test.input("lake.flights", [{"tail": tail, "at": day(4)} for tail in "ab"])
+        assert {row["tail"]: row["seats"] for row in test.run(spark).output("lake.flown")} == {"a": None, "b": 4}
+        assert planes.valid_from == told_by
+
+
+def test_a_time_is_asked_for_where_versions_have_one_and_refused_elsewhere() -> None:
+    app = Application("dated")
+    dated = bounded_dataset("dated", input="lake.dated", key="k", partitions=1, valid_from="name")
+    prices = unbounded_dataset(
+        "prices", input="lake.prices", key="k", partitions=1, history="all", valid_from="since"
+    )  # fmt: skip
+    plain = bounded_dataset("plain", input="lake.plain", key="k", partitions=1)
+    for dataset in (dated, prices, plain):
+        app.table(dataset)
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    with TestApplication(app) as test:
+        for name, valid_from, refused in [
+            ("dated", None, "has a time of each version, and this one has none"),
+            ("dated", datetime(2026, 1, 1), "expected a version that ends, and a time with its zone"),
+            ("prices", now, "follows changes, and valid_from=.* is for whole versions"),
+            ("plain", now, "declares nothing that tells such a time"),
+        ]:
+            with pytest.raises(ConfigurationError, match=refused):
+                test.dataset(name, [{"k": "a"}], valid_from=valid_from)
 
 
 class Service(TableWriteFunction[str, Any, Any]):
