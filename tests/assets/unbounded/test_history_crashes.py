@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -14,10 +16,13 @@ from dagster_adjunct.resources.errors import CommitConflictError, CommitStateUnk
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.objects.object_store import ObjectStore
+from dagster_adjunct.resources.objects.s3_store import S3Store
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.unbounded.over_time import NAME, Change, Model, check, manifest_of, prices, prices_in, send
 from tests.faulty_store import Crash, Fault, FaultKind, FaultyStore
+from tests.servers.s3 import S3Server
 
 FIRST: list[Change] = [("a", 1, 1), ("b", 2, None), ("c", 3, 1), ("a", 4, 2)]
 SECOND: list[Change] = [("a", 3, 7), ("d", 30, 1), ("c", 29, None)]
@@ -31,17 +36,45 @@ CASES: dict[str, tuple[list[list[Change]], list[Change], str, dict[str, Any]]] =
 }
 
 
-def copy_of(world: World) -> World:
-    copy = InMemoryStore()
-    copy._objects.update(world.lake.store._objects)  # type: ignore[attr-defined]
-    return World(Lake(copy, world.lake.id), IN_PROCESS, dict(world.sequences))
+NewStore = Callable[[], ObjectStore]
+
+
+def copy_of(world: World, store: ObjectStore) -> World:
+    for each in world.lake.store.list(""):
+        store.put(each.key, world.lake.store.get(each.key).data)
+    return World(Lake(store, world.lake.id), IN_PROCESS, dict(world.sequences))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_dies_at_any_request_leaves_a_whole_history_and_is_taken_up(name: str) -> None:
+    dies_and_is_taken_up(name, InMemoryStore)
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("name", ["a commit", "a major compaction that prunes and forgets"])
+def test_on_s3_what_dies_is_taken_up(versitygw: S3Server, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    versitygw.set_in(monkeypatch)
+    dies_and_is_taken_up(name, stores_on(versitygw), every=11)
+
+
+@pytest.mark.server
+@pytest.mark.long  # all requests and servers, of which the one above takes some
+@pytest.mark.parametrize("name", CASES)
+def test_on_s3_what_dies_at_any_request_is_taken_up(s3_server: S3Server, name: str) -> None:
+    dies_and_is_taken_up(name, stores_on(s3_server))
+
+
+def stores_on(server: S3Server) -> NewStore:
+    """Make stores under prefixes of their own in one bucket."""
+    root, number = server.url(), itertools.count()
+    return lambda: S3Store(f"{root}-{next(number)}", server.settings.s3_options())
+
+
+def dies_and_is_taken_up(name: str, new_store: NewStore, every: int = 1) -> None:
+    """Run the case into faults, at each so many-th request: what is served is whole, and the next run ends it."""
     before, sent, act, options = CASES[name]
     spec, models = prices(**options), [Model()]
-    begin = prices_in(World(lake_in(InMemoryStore()), IN_PROCESS))
+    begin = prices_in(World(lake_in(new_store()), IN_PROCESS))
     for changes in before:
         send(begin, changes)
         begin.advance(spec)
@@ -57,14 +90,14 @@ def test_what_dies_at_any_request_leaves_a_whole_history_and_is_taken_up(name: s
         else:
             compact_dataset(lake, NAME, IN_PROCESS, by="test", level=act)  # type: ignore[arg-type]
 
-    probe = copy_of(begin)
+    probe = copy_of(begin, new_store())
     counted = FaultyStore(probe.lake.store)
     run(probe, Lake(counted, probe.lake.id))
     faults: list[tuple[int, FaultKind]] = [(nth, "crash-before") for nth in range(1, len(counted.requests) + 1)]
     faults += [(nth, "lost-after") for nth, (made, _) in enumerate(counted.requests, 1) if made in WRITES]
     assert len(faults) > 10
-    for nth, kind in faults:
-        copy = copy_of(begin)
+    for nth, kind in faults[::every]:
+        copy = copy_of(begin, new_store())
         try:
             run(copy, Lake(FaultyStore(copy.lake.store, (Fault("*", nth, kind),)), copy.lake.id))
         except Crash:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 from datetime import timedelta
 from typing import Any
 
@@ -19,7 +20,7 @@ from dagster_adjunct.assets.reading.arrow_entries import read_entries
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.assets.versions.kept_history import moment_of, told
 from dagster_adjunct.resources.bucketing.write_over_time import OverTime, Timeline
-from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.objects.lake import lake_in, open_lake
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
@@ -37,6 +38,7 @@ from tests.assets.unbounded.over_time import (
     second_of,
     send,
 )
+from tests.servers.s3 import S3Server
 
 EXAMPLES = int(os.environ.get("ADJUNCT_HISTORY_EXAMPLES", "25"))
 CHANGES = st.lists(
@@ -60,7 +62,32 @@ def world_of_prices() -> World:
 def test_what_is_read_over_time_is_what_a_dictionary_says(
     first: Any, steps: Any, length: int | None, broadcast: bool, chunk: int
 ) -> None:
-    world, model = world_of_prices(), Model()
+    walk(world_of_prices(), first, steps, length, broadcast, chunk)
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 12))])
+def test_on_s3_what_is_read_over_time_is_what_a_dictionary_says(
+    versitygw: S3Server, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    versitygw.set_in(monkeypatch)
+    chance = random.Random(seed)
+
+    def some() -> list[Any]:
+        drawn = [(chance.choice(KEYS), chance.randint(0, LAST), chance.choice([None, 0, 1, 2])) for _ in range(5)]
+        return [[("d", 0, None), *drawn], "minor"] if chance.random() < 0.5 else [drawn, "major"]
+
+    steps = [step for _ in range(3) for step in some()]
+    world = prices_in(World(open_lake(versitygw.url()), IN_PROCESS))
+    length = [4, None, 12][seed % 3]
+    walk(world, [("a", 1, 1), ("b", 1, None)], steps, length, broadcast=seed % 4 == 3, chunk=2 + seed)
+    if length == 4:
+        assert manifest_of(world).horizon is not None, "the deletion of b is forgotten"
+
+
+def walk(world: World, first: Any, steps: Any, length: int | None, broadcast: bool, chunk: int) -> None:
+    """Take in changes and compact, step by step, and hold what is read after each against the dictionary."""
+    model = Model()
     kept: Any = "all" if length is None else timedelta(seconds=length)
     spec = prices(history=kept, broadcast=broadcast, chunk=chunk)
     for step in [first, *steps]:

@@ -18,6 +18,7 @@ from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.unbounded.over_time import KEYS, LAST, NAME, Change, Model, at, prices, prices_in, second_of, send
 from tests.orchestration.cli import commands
+from tests.servers.s3 import S3Server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -113,9 +114,19 @@ def by_polars(view: Any) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_other_engines_and_the_entries_of_each_key_say_the_same_once_compacted(prices_world: World, seed: int) -> None:
-    model = written(prices_world, random.Random(seed))
-    compact_dataset(prices_world.lake, NAME, IN_PROCESS, by="test", level="major")
-    with open_dataset(prices_world.lake, NAME) as opened:
+    engines_say_the_same(prices_world, random.Random(seed))
+
+
+@pytest.mark.server
+def test_other_engines_say_the_same_of_a_table_on_s3(versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    versitygw.set_in(monkeypatch)
+    engines_say_the_same(prices_in(World(open_lake(versitygw.url()), IN_PROCESS)), random.Random(3))
+
+
+def engines_say_the_same(world: World, chance: random.Random) -> None:
+    model = written(world, chance)
+    compact_dataset(world.lake, NAME, IN_PROCESS, by="test", level="major")
+    with open_dataset(world.lake, NAME) as opened:
         assert by_key(opened) == sorted(intervals(model))
         for read in (by_duckdb, by_polars):
             assert over_time(read(opened.over_time())) == sorted(intervals(model))
