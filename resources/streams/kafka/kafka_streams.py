@@ -202,6 +202,7 @@ class KafkaStreams(NumberedOffsets):
         partitioned: bool = False,
         consumed: Mapping[SystemStreamPartition, str] | None = None,
         sources: Sources | None = None,
+        valid_from: datetime | None = None,
     ) -> AppendResult:
         """Add records; see `produce.append`, which says what is promised with and without transactions.
 
@@ -219,6 +220,7 @@ class KafkaStreams(NumberedOffsets):
             order_by=order_by,
             partitioned=partitioned,
             consumed=consumed,
+            valid_from=valid_from,
         )
 
     def append_markers(

@@ -68,6 +68,7 @@ def append(
     order_by: Sequence[str] = (),
     partitioned: bool = False,
     consumed: Mapping[SystemStreamPartition, str] | None = None,
+    valid_from: datetime | None = None,
 ) -> AppendResult:
     """Add records to a topic, from a frame by Spark's tasks, from a table by this process and in its order.
 
@@ -75,7 +76,7 @@ def append(
     Records of one key go out by one task, in the order of `order_by` (columns that only serve the order are left
     out), to the partition that Kafka's Java client gives the key; records without key go to any. `partitioned` spares
     nothing here: several tasks may have read what comes from one partition of Kafka's. `end_of_dataset` ends a version:
-    a marker follows in every partition.
+    a marker follows in every partition; `valid_from` (with its zone) is since when that version is valid.
 
     Without transactions this is at least once. With them it is exactly once per producer and sequence, and `consumed`,
     the next offsets of input from the same cluster, is committed with the records, for the consumer group
@@ -86,11 +87,12 @@ def append(
     StreamUnavailableError, after which the same call may be repeated.
     """
     check_producer(producer, sequence)
+    micros_of_marker(end_of_dataset, valid_from)
     facts = system.topic(stream)
     markers: dict[int, bytes] = {}
     if end_of_dataset is not None:
         check_name("version", end_of_dataset)
-        markers = dict.fromkeys(range(facts.partitions), marker_text(end_of_dataset))
+        markers = dict.fromkeys(range(facts.partitions), marker_text(end_of_dataset, valid_from=valid_from))
     what = _append(system, facts, producer, sequence, markers, consumed or {})
     before = system.admin.upcoming(facts.topic, range(facts.partitions))
     if type(data).__module__.startswith("pyarrow"):  # asking for the class itself would import Arrow

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.server
+EAST = timezone(timedelta(hours=5))
 RECORDS = raw(*[(f"key {i}", f"value {i}") for i in range(20)])
 
 
@@ -76,6 +78,17 @@ def test_markers_alone_tell_counts_and_checksums(system: KafkaStreams) -> None:
         system.append_markers("s", "v1", partitions=[3], producer="p", sequence=1)
     with pytest.raises(ConfigurationError, match=r"partitions \[1\] .* no row count"):
         system.append_markers("s", "v1", partitions=[0, 1], rows={0: 1}, producer="p", sequence=1)
+
+
+def test_a_marker_says_since_when_its_version_is_valid(system: KafkaStreams) -> None:
+    since = datetime(2026, 1, 31, 6, 0, 0, 123456, tzinfo=UTC)
+    for stream in ("s", "t"):
+        system.append(stream, RECORDS, producer="p", sequence=0, end_of_dataset="v1", valid_from=since)
+        system.append_markers(stream, "v2", producer="p", sequence=1, valid_from=since.astimezone(EAST))
+        assert {each.valid_from for each in system.markers(stream)} == {since}
+    for version, wrong in (("v3", since.replace(tzinfo=None)), (None, since)):
+        with pytest.raises(ConfigurationError, match="expected a version that ends, and a time with its zone"):
+            system.append("s", RECORDS, producer="p", sequence=2, end_of_dataset=version, valid_from=wrong)
 
 
 def test_a_transaction_has_its_markers_once(system: KafkaStreams) -> None:
