@@ -12,7 +12,7 @@ import difflib
 import enum
 import functools
 import inspect
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from itertools import chain, repeat
 from types import FunctionType
 from typing import Any
@@ -29,6 +29,11 @@ _COUNTLESS = frozenset({"UpdateMessage", "Insert", "Put", "Replace", "Remove"})
 _CALLED_COUNTLESS_TIMES = ("KeyValueTable.", "BlockingKeyValueTable.")
 # Made and called by us for each key and value, and by users hardly ever.
 _NOT_CHECKED = frozenset({"KeyVersion", "IteratorState"})
+# What a table's layers ask of each operation: `RemoteTable` has looked at what its caller gave.
+_ASKED_BY_LAYERS = frozenset(
+    {"BatchProvider.batch", "BatchProvider.gathers", "BatchProvider.size_of"}
+    | {f"{function}.send" for function in ("TableReadFunction", "TableWriteFunction")}
+)
 _CALLED_BY_US = frozenset({"to_bytes", "from_bytes"})
 
 
@@ -63,7 +68,7 @@ def _guard_class(cls: type[Any], names: Mapping[str, Any]) -> None:
             else:
                 # A base that users do not know is a part of the class that they do.
                 called = f"{(owner if owner.__name__ in names else cls).__name__}.{name}"
-            if not isinstance(function, FunctionType) or hasattr(function, _MARK) or called in _NOT_CHECKED:
+            if not isinstance(function, FunctionType) or hasattr(function, _MARK) or called in _NOT_CHECKED | _ASKED_BY_LAYERS:
                 continue
             checked: Any = _checked(function, called, skip=0 if isinstance(member, staticmethod) else 1)
             if isinstance(member, classmethod | staticmethod):
@@ -151,14 +156,17 @@ def _checked(function: Any, called: str, skip: int = 0) -> Any:
     declares = function.__name__ == "__init__" or called.partition(".")[0] in _DECLARATIONS
     hints: dict[str, Any] | None = {} if called in _COUNTLESS or called.startswith(_CALLED_COUNTLESS_TIMES) else None
 
+    def named(args: Sequence[Any], given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        places = chain(positional, repeat(several)) if several else positional
+        return chain(zip(places, args[skip:], strict=False), given.items())
+
     @functools.wraps(function)
     def call(*args: Any, **given: Any) -> Any:
         nonlocal hints
         if hints is None:
             hints = hints_of(function, [parameter.name for parameter in parameters])
-        places = chain(positional, repeat(several)) if several else positional
         # Requests of single records take any key and record, and must not pay for a look at them.
-        for name, value in chain(zip(places, args[skip:], strict=False), given.items()) if hints else ():
+        for name, value in named(args, given) if hints else ():
             hint = hints.get(name if name in known else anything)
             if hint is not None and type(value) is not hint and not fits(value, hint):
                 # It reaches nothing outside, so it may have more to say, or make of the elements what it wants.
