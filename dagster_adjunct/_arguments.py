@@ -68,7 +68,11 @@ def _guard_class(cls: type[Any], names: Mapping[str, Any]) -> None:
             else:
                 # A base that users do not know is a part of the class that they do.
                 called = f"{(owner if owner.__name__ in names else cls).__name__}.{name}"
-            if not isinstance(function, FunctionType) or hasattr(function, _MARK) or called in _NOT_CHECKED | _ASKED_BY_LAYERS:
+            if (
+                not isinstance(function, FunctionType)
+                or hasattr(function, _MARK)
+                or called in _NOT_CHECKED | _ASKED_BY_LAYERS
+            ):
                 continue
             checked: Any = _checked(function, called, skip=0 if isinstance(member, staticmethod) else 1)
             if isinstance(member, classmethod | staticmethod):
