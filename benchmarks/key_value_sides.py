@@ -20,6 +20,8 @@ from dagster_adjunct.key_value import (
 from dagster_adjunct.resources.key_value.table_segment import SegmentBackend, TableId
 
 FAMILY = "benchmark"
+IN_A_LOOP = "in a loop"
+"""What the name of a side ends with that waits in an event loop."""
 Entries = Sequence[tuple[bytes, bytes]]
 
 
@@ -73,20 +75,25 @@ class Store:
 
 
 @contextmanager
-def our_side(backend: SegmentBackend) -> Iterator[Side]:
-    """A table of one partition in a backend, blocking, or in an event loop where it waits."""
+def our_sides(backend: SegmentBackend) -> Iterator[dict[str, Side]]:
+    """Tables of one partition in a backend: a blocking one and, where the backend waits, one in an event loop."""
+    with _table_in(backend) as table, BlockingKeyValueTable(table) as blocking:
+        sides: dict[str, Side] = {"ours": _Blocking(blocking)}
+        if not backend.waits:
+            yield sides
+            return
+        with _table_in(backend) as other, asyncio.Runner() as runner:
+            yield {**sides, f"ours {IN_A_LOOP}": _Waiting(other, runner)}
+            runner.run(other.close())
+
+
+@contextmanager
+def _table_in(backend: SegmentBackend) -> Iterator[KeyValueTable[bytes, bytes]]:
     identity = TableId("benchmarks", "ours", secrets.token_hex(8))
     backend.create(identity, 1)
     bytes_ = BytesSerializer()
-    table = KeyValueTable(identity, KeyValueTableConfiguration(partitions=1), backend, bytes_, bytes_)
     try:
-        if backend.waits:
-            with asyncio.Runner() as runner:
-                yield _Waiting(table, runner)
-                runner.run(table.close())
-        else:
-            with BlockingKeyValueTable(table) as blocking:
-                yield _Blocking(blocking)
+        yield KeyValueTable(identity, KeyValueTableConfiguration(partitions=1), backend, bytes_, bytes_)
     finally:
         backend.delete(identity, 1)
 

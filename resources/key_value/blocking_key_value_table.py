@@ -21,15 +21,17 @@ T = TypeVar("T")
 class BlockingKeyValueTable(Generic[K, V]):
     """The operations of a `KeyValueTable`, each returning when it is done; arguments, results and errors are its own.
 
-    They may be called from any thread. Where the backend never waits (SQLite) they run in the caller's, without an
-    event loop; else on a loop in a thread of its own. Use it in a `with` block, or `close()` it.
+    They may be called from any thread, and run there where the backend needs no event loop (SQLite, PostgreSQL); else,
+    and where several partitions are read at once, on a loop in a thread of its own. Use it in a `with` block, or
+    `close()` it.
     """
 
     def __init__(self, table: KeyValueTable[K, V]) -> None:
         self.table = table
+        by_hand = table._by_hand()
         self._thread = LoopThread(f"key-value-table-{table.id}") if table.backend.waits else None
-        self._run = _by_hand if self._thread is None else self._thread.run
-        self._driven = table._by_hand() if self._thread is None else table
+        self._driven = by_hand or table
+        self._run = _by_hand if by_hand is not None or self._thread is None else self._thread.run
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BlockingKeyValueTable, (self.table,)
@@ -81,6 +83,8 @@ class BlockingKeyValueTable(Generic[K, V]):
         return self._run(self._driven.exists(key, family=family))
 
     def get_all(self, keys: Iterable[K | TableKey[K]], *, family: str | None = None) -> list[TableEntry[K, V] | None]:
+        if self._thread is not None and self.table.configuration.partitions > 1:
+            return self._thread.run(self.table.get_all(keys, family=family))
         return self._run(self._driven.get_all(keys, family=family))
 
     def keys(
@@ -123,10 +127,10 @@ class BlockingKeyValueTable(Generic[K, V]):
 
     def close(self) -> None:
         """Close the table and end the thread, where there is one. The next operation starts them again."""
-        if self._thread is None:
+        if self._driven is not self.table:
             _by_hand(self._driven.close())
-        else:
-            self._thread.close(self._driven.close)
+        if self._thread is not None:
+            self._thread.close(self.table.close)
 
     def _each(self, pages: TablePages[T]) -> Iterator[IteratorPage[T]]:
         while (page := self._run(pages.next_page())) is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -34,6 +33,7 @@ from dagster_adjunct.resources.key_value.table_segment import (
     ANYTHING,
     ConditionsFailed,
     Expected,
+    OpensWithoutLoop,
     SegmentBackend,
     SegmentChange,
     StoredEntry,
@@ -86,6 +86,7 @@ class KeyValueTable(Generic[K, V]):
         self._coder = EntryCoder(id, configuration, backend.limits, key, value)
         self._segments: dict[int, TableSegment] = {}
         self._pause: Pause = pause_in_loop
+        self._open, self._waits = backend.open, backend.waits
 
     def __reduce__(self) -> tuple[Any, ...]:
         return KeyValueTable, (
@@ -228,16 +229,20 @@ class KeyValueTable(Generic[K, V]):
         for segment in list(self._segments.values()):
             await segment.close()
 
-    def _by_hand(self) -> KeyValueTable[K, V]:
-        """Return this table for callers without an event loop; its backend does not wait."""
-        twin = copy.copy(self)
-        twin._pause = pause_by_hand
+    def _by_hand(self) -> KeyValueTable[K, V] | None:
+        """Return this table for callers without an event loop; None where its backend needs one."""
+        twin = KeyValueTable(self.id, self.configuration, self.backend, self.key_serializer, self.value_serializer)
+        twin._pause, twin._waits = pause_by_hand, False
+        if isinstance(self.backend, OpensWithoutLoop):
+            twin._open = self.backend.open_without_loop
+        elif self.backend.waits:
+            return None
         return twin
 
     def _segment(self, partition: int) -> TableSegment:
         segment = self._segments.get(partition)
         if segment is None:  # of two threads that open it at once, one gets the other's
-            segment = self._segments.setdefault(partition, self.backend.open(self.id, partition))
+            segment = self._segments.setdefault(partition, self._open(self.id, partition))
         return segment
 
     async def _write(self, family: str | None, key: K, value: bytes | None, expected: Expected | bytes) -> KeyVersion:
@@ -279,7 +284,7 @@ class KeyValueTable(Generic[K, V]):
         return found
 
     async def _read_each(self, stored: dict[int, list[bytes]]) -> list[list[StoredEntry | None]]:
-        if len(stored) < 2 or not self.backend.waits:
+        if len(stored) < 2 or not self._waits:
             return [await self._get(partition, keys, True) for partition, keys in stored.items()]
         tasks = [asyncio.ensure_future(self._get(partition, keys, True)) for partition, keys in stored.items()]
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from dagster_adjunct.resources.errors import TransientError
 from dagster_adjunct.resources.key_value.addressing import LONGEST, KeyRange
@@ -190,4 +190,13 @@ class SegmentBackend(Protocol):
 
     def location(self, table: TableId, partition: int) -> str:
         """Return where a segment lives, for people: no user, no password."""
+        ...
+
+
+@runtime_checkable
+class OpensWithoutLoop(Protocol):
+    """A backend that waits, and whose segments can also be had without an event loop."""
+
+    def open_without_loop(self, table: TableId, partition: int) -> TableSegment:
+        """Return a segment that is as from `open`, but never suspends: it waits in the thread of whoever asks."""
         ...

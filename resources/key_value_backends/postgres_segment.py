@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import psycopg
 
-from dagster_adjunct.resources.backends.postgres_pool import Pool
 from dagster_adjunct.resources.errors import TableUnavailableError
 from dagster_adjunct.resources.key_value.addressing import KeyRange
+from dagster_adjunct.resources.key_value.repeating import Pause, pause_by_hand, pause_in_loop
 from dagster_adjunct.resources.key_value.table_segment import (
     ABSENT,
     ANYTHING,
@@ -39,21 +38,33 @@ Refused = dict[int, bytes | None]
 _entry: Callable[[Sequence[Any]], StoredEntry] = partial(tuple.__new__, StoredEntry)
 
 
-class PostgresSegment:
-    """Requests to one partition, over connections that all segments of the backend share in an event loop."""
+class WirePool(Protocol):
+    """Lends connections: each is the caller's alone until it is given back."""
 
-    waits = True
+    async def take(self) -> PostgresWire: ...
+
+    async def give(self, wire: Any, /) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class PostgresSegment:
+    """Requests to one partition, over connections that all segments of the backend share: in an event loop or, where
+    it never `waits`, in all threads."""
 
     def __init__(
         self,
-        pool: Callable[[], Pool[PostgresWire]],
+        pool: Callable[[], WirePool],
         statements: KeyValueStatements,
         partition: int,
         limits: SegmentLimits,
         errors: PostgresSegmentErrors,
         kept: float,
+        *,
+        waits: bool,
     ) -> None:
-        self.limits = limits
+        self.limits, self.waits = limits, waits
+        self._pause: Pause = pause_in_loop if waits else pause_by_hand
         self._pool, self._statements, self._errors = pool, statements, errors
         self._prefix, self._end = partition.to_bytes(4, "big"), (partition + 1).to_bytes(4, "big")
         self._forget = statements.forget.format(round(kept)).encode()
@@ -67,7 +78,7 @@ class PostgresSegment:
                 raise ConditionsFailed(refused)
             if refused is not None:
                 return
-            await asyncio.sleep(random.random() * _PAUSE)
+            await self._pause(random.random() * _PAUSE)
         raise TableUnavailableError(
             f"{self._errors.label}: others changed the same keys {_ROUNDS} times while they were written.",
             "It is tried again; if that goes on, let fewer write the same keys.",
@@ -99,7 +110,7 @@ class PostgresSegment:
         return page
 
     async def close(self) -> None:
-        """Close the running event loop's connections, for all tables of the same backend."""
+        """Close these connections, for all tables of the same backend."""
         await self._pool().close()
 
     async def _read(self, query: str, parameters: Sequence[bytes], make: Callable[[Sequence[Any]], R]) -> list[R]:

@@ -40,7 +40,7 @@ class PostgresSegmentErrors:
         state, words = error.sqlstate, " ".join(str(error).split())
         cut = state is None or error.diag.severity_nonlocalized in ("FATAL", "PANIC")
         if cut or state == _READ_ONLY:
-            await wire.connection.close()
+            await wire.close()
         if state == SEALED:
             return sealed_table(self.table, self.label)
         if state in _NOT_THERE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,8 +28,10 @@ from dagster_adjunct.resources.tables.per_loop import PerLoop
 if TYPE_CHECKING:
     import psycopg
 
+    from dagster_adjunct.resources.key_value_backends.postgres_segment import WirePool
     from dagster_adjunct.resources.key_value_backends.postgres_segment_errors import PostgresSegmentErrors
-    from dagster_adjunct.resources.key_value_backends.postgres_wire import PostgresWire
+    from dagster_adjunct.resources.key_value_backends.postgres_thread_wires import ThreadWires
+    from dagster_adjunct.resources.key_value_backends.postgres_wire import LoopWire, ThreadWire
 
 T = TypeVar("T")
 # An index entry has 2,704 bytes: its own 8, 4 of a length, 4 of the partition, and the key, in steps of 8.
@@ -50,8 +53,9 @@ class PostgresSegments:
     `connect` gives libpq's keywords without secrets (`service`, `host`, …), and what neither says comes from libpq's
     own environment, service and password files. It must be a server that takes writes.
 
-    All tables opened through one of these share up to `connections` for each event loop that uses them. A request that
-    has no answer after `request_timeout` seconds, or half of `horizon`, is given up. A write may be repeated for
+    All tables opened through one of these share up to `connections` for each event loop that uses them, and as many for
+    the threads that do without one (`BlockingKeyValueTable`), where a thread waits for its turn. A request that has no
+    answer after `request_timeout` seconds, or half of `horizon`, is given up. A write may be repeated for
     `horizon` seconds, so recent requests are remembered for twice as long, in about 100 bytes each. Values and batches
     have 64 MiB at most, table keys 2,688 bytes (what an index of PostgreSQL takes).
     """
@@ -86,7 +90,9 @@ class PostgresSegments:
                     argument=name,
                 )
         self.connections, self.request_timeout, self.horizon = connections, request_timeout, horizon
-        self._open: PerLoop[Pool[PostgresWire]] = PerLoop(lambda: Pool(self.connections, self._connected), Pool.finish)
+        self._open: PerLoop[Pool[LoopWire]] = PerLoop(lambda: Pool(self.connections, self._connected), Pool.finish)
+        self._of_threads: ThreadWires | None = None
+        self._opening = threading.Lock()
 
     def __repr__(self) -> str:
         source = f"dsn_env={self.dsn_env!r}" if self.dsn_env else f"connect={self.connect}"
@@ -122,13 +128,27 @@ class PostgresSegments:
         self._change(table, lambda connection: postgres_key_value_schema.drop(connection, self.schema, table))
 
     def open(self, table: TableId, partition: int) -> TableSegment:
+        return self._segment(table, partition, self._open.here, waits=True)
+
+    def open_without_loop(self, table: TableId, partition: int) -> TableSegment:
+        return self._segment(table, partition, self._thread_wires, waits=False)
+
+    def _segment(self, table: TableId, partition: int, pool: Callable[[], WirePool], *, waits: bool) -> TableSegment:
         require_driver(_label(table))
         from dagster_adjunct.resources.key_value_backends.postgres_key_values import KeyValueStatements
         from dagster_adjunct.resources.key_value_backends.postgres_segment import PostgresSegment
 
         statements = KeyValueStatements.of(self.schema, table)
         kept = 2 * self.horizon  # the last attempt may begin at the horizon, and an attempt before it come late
-        return PostgresSegment(self._open.here, statements, partition, self.limits, self._errors(table), kept)
+        return PostgresSegment(pool, statements, partition, self.limits, self._errors(table), kept, waits=waits)
+
+    def _thread_wires(self) -> ThreadWires:
+        if self._of_threads is None:
+            from dagster_adjunct.resources.key_value_backends.postgres_thread_wires import ThreadWires
+
+            with self._opening:
+                self._of_threads = self._of_threads or ThreadWires(self.connections, self._connected_in_thread)
+        return self._of_threads
 
     def location(self, table: TableId, partition: int) -> str:
         from dagster_adjunct.resources.key_value_backends.sql_table_name import sql_table_name
@@ -157,10 +177,10 @@ class PostgresSegments:
         finally:
             connection.close()
 
-    async def _connected(self) -> PostgresWire:
+    async def _connected(self) -> LoopWire:
         import psycopg
 
-        from dagster_adjunct.resources.key_value_backends.postgres_wire import PostgresWire
+        from dagster_adjunct.resources.key_value_backends.postgres_wire import LoopWire
 
         label = f"key-value tables of schema {self.schema}"
         settings = self._settings(label)
@@ -172,8 +192,29 @@ class PostgresSegments:
             if isinstance(error, psycopg.Error):
                 raise translated(error, label, where(settings)) from error
             raise
-        # A write without an answer is given up while there is time to look for it.
-        return PostgresWire(connection, min(self.request_timeout, self.horizon / 2))
+        return LoopWire(connection, self._patience)
+
+    def _connected_in_thread(self) -> ThreadWire:
+        import psycopg
+
+        from dagster_adjunct.resources.key_value_backends.postgres_wire import ThreadWire
+
+        label = f"key-value tables of schema {self.schema}"
+        settings = self._settings(label)
+        connection = connect_to_change(label, settings)
+        try:
+            connection.execute(SESSION)
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, psycopg.Error):
+                raise translated(error, label, where(settings)) from error
+            raise
+        return ThreadWire(connection, self._patience)
+
+    @property
+    def _patience(self) -> float:
+        """A write without an answer is given up while there is time to look for it."""
+        return min(self.request_timeout, self.horizon / 2)
 
     def _errors(self, table: TableId) -> PostgresSegmentErrors:
         from dagster_adjunct.resources.key_value_backends.postgres_segment_errors import PostgresSegmentErrors

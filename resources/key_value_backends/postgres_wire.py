@@ -3,6 +3,8 @@
 The driver's cursors take as long in the client as the server takes for one key. Here a request is its bytes: parameters
 and columns are binary, and nothing is looked up for their types.
 
+A `LoopWire` waits in an event loop, a `ThreadWire` in the thread of whoever asks, where its coroutines never suspend.
+
 A server nearby answers before the event loop has begun to watch its socket, which costs more than the answer. So where
 the last answer came within NEAR seconds, the next is waited for as long without the loop.
 """
@@ -12,15 +14,16 @@ from __future__ import annotations
 import asyncio
 import select
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, Connection
 from psycopg.adapt import Transformer
 from psycopg.errors import error_from_result
-from psycopg.pq import ExecStatus
+from psycopg.pq import ConnStatus, ExecStatus
 from psycopg.pq.abc import PGresult
 
 R = TypeVar("R")
@@ -28,26 +31,45 @@ NEAR = 0.0003
 _SELECTABLE = 1024  # sockets whose number is below can be waited for by themselves
 _LAST_WORD = 1.0  # seconds that a server has for the end of a request that was given up
 _PREPARED = 512  # statements that a connection keeps: about a dozen for each table that is in use
+_EITHER = select.POLLIN | select.POLLOUT
 _BYTEA = 17
 _BINARY = [1] * 16
 _NONE = struct.pack(">i", -1)
 _length = struct.Struct(">i").pack
 
 
-class PostgresWire:
+class PostgresWire(ABC):
     """Requests over one connection in autocommit mode, which is somebody's alone meanwhile.
 
     One that takes longer than `patience` seconds, or is cancelled, is given up with its connection. `may_stand` tells,
     after an error, whether what the last request changed may have been committed all the same.
     """
 
-    def __init__(self, connection: AsyncConnection[Any], patience: float) -> None:
-        self.connection = connection
+    def __init__(self, connection: AsyncConnection[Any] | Connection[Any], patience: float) -> None:
         self.may_stand = False
         self._pg, self._patience = connection.pgconn, patience
         self._names: dict[str, bytes] = {}
         self._rows = Transformer(connection)
-        self._near = True
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is closed, or was lost."""
+        return self._pg.status != ConnStatus.OK
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close the connection, which ends what is open in it."""
+
+    @abstractmethod
+    async def _turn(self, writing: bool = False) -> None:
+        """Wait until the server has sent something or, where we are `writing`, takes more; read what there is.
+
+        Raises psycopg.OperationalError once `patience` is over.
+        """
+
+    @abstractmethod
+    async def _cancel(self) -> None:
+        """Ask the server to end what it is doing for us."""
 
     async def ask(self, statement: str, parameters: Sequence[bytes | None], *, commits: bool = False) -> PGresult:
         """Return the answer to a statement, prepared when it first comes. Raises psycopg.Error.
@@ -71,10 +93,10 @@ class PostgresWire:
     async def undo(self) -> None:
         """End an open transaction without effect; where that does not work the connection is closed, which ends it."""
         with suppress(psycopg.Error):
-            if not self.connection.closed:
+            if not self.closed:
                 await self.tell(b"ROLLBACK")
                 return
-        await self.connection.close()
+        await self.close()
 
     def rows(self, answer: PGresult, make: Callable[[Sequence[Any]], R]) -> list[R]:
         """Return the rows of an answer, each made of its columns by `make`."""
@@ -114,8 +136,27 @@ class PostgresWire:
         assert last is not None
         return last
 
+    async def _give_up(self) -> None:
+        with suppress(psycopg.Error):
+            await self._cancel()  # so that it holds no locks any longer
+        await self.close()
+
+    def _late(self) -> psycopg.OperationalError:
+        return psycopg.OperationalError(f"no answer within {self._patience:g} s")
+
+
+class LoopWire(PostgresWire):
+    """Requests that wait in the running event loop."""
+
+    def __init__(self, connection: AsyncConnection[Any], patience: float) -> None:
+        super().__init__(connection, patience)
+        self.connection = connection
+        self._near = True
+
+    async def close(self) -> None:
+        await self.connection.close()
+
     async def _turn(self, writing: bool = False) -> None:
-        """Wait until the server has sent something or, where we are `writing`, takes more; read what there is."""
         if self._near and not writing and self._came_at_once():
             return
         loop = asyncio.get_running_loop()
@@ -134,7 +175,7 @@ class PostgresWire:
             if writing:
                 loop.remove_writer(socket)
         if not in_time:
-            raise psycopg.OperationalError(f"no answer within {self._patience:g} s")
+            raise self._late()
         self._near = loop.time() - began < NEAR
         self._pg.consume_input()
 
@@ -145,10 +186,30 @@ class PostgresWire:
             self._pg.consume_input()
         return self._near
 
-    async def _give_up(self) -> None:
-        with suppress(psycopg.Error):
-            await self.connection.cancel_safe(timeout=_LAST_WORD)  # so that it holds no locks any longer
-        await self.connection.close()
+    async def _cancel(self) -> None:
+        await self.connection.cancel_safe(timeout=_LAST_WORD)
+
+
+class ThreadWire(PostgresWire):
+    """Requests that wait in the thread of whoever asks."""
+
+    def __init__(self, connection: Connection[Any], patience: float) -> None:
+        super().__init__(connection, patience)
+        self.connection = connection
+        self._poll = select.poll()
+
+    async def close(self) -> None:
+        self.connection.close()
+
+    async def _turn(self, writing: bool = False) -> None:
+        # Each time, as the socket of a connection is not its own any more once it is closed.
+        self._poll.register(self._pg.socket, _EITHER if writing else select.POLLIN)
+        if not self._poll.poll(self._patience * 1000):
+            raise self._late()
+        self._pg.consume_input()
+
+    async def _cancel(self) -> None:
+        self.connection.cancel_safe(timeout=_LAST_WORD)
 
 
 def _set(ready: asyncio.Future[bool], in_time: bool) -> None:

@@ -82,6 +82,18 @@ def postgres(request: pytest.FixtureRequest, folder: Path) -> SegmentStore:
     return SegmentStore(lambda: PostgresSegments(connect=connect))
 
 
+class PostgresWithoutLoop(PostgresSegments):
+    """The same, whose segments wait in the thread of whoever asks."""
+
+    waits = False
+    open = PostgresSegments.open_without_loop
+
+
+def postgres_without_loop(request: pytest.FixtureRequest, folder: Path) -> SegmentStore:
+    connect = postgres(request, folder).backend().to_dict()["connect"]
+    return SegmentStore(lambda: PostgresWithoutLoop(connect=connect))
+
+
 SEGMENT_STORES = [
     pytest.param(dynamodb, id="dynamodb", marks=pytest.mark.server),
     pytest.param(sqlite, id="sqlite"),
@@ -89,6 +101,7 @@ SEGMENT_STORES = [
     pytest.param(objects_in_memory, id="objects-in-memory"),
     pytest.param(objects_in_s3, id="objects-in-s3", marks=pytest.mark.server),
     pytest.param(postgres, id="postgres", marks=pytest.mark.server),
+    pytest.param(postgres_without_loop, id="postgres-without-loop", marks=[pytest.mark.server, pytest.mark.long]),
 ]
 # Asked so often that slow servers take long: those at length only.
 QUICK_STORES = [
@@ -96,6 +109,7 @@ QUICK_STORES = [
     pytest.param(sqlite, id="sqlite"),
     pytest.param(postgres, id="postgres", marks=pytest.mark.server),
     pytest.param(dynamodb, id="dynamodb", marks=[pytest.mark.server, pytest.mark.long]),
+    pytest.param(postgres_without_loop, id="postgres-without-loop", marks=[pytest.mark.server, pytest.mark.long]),
     pytest.param(objects_in_a_folder, id="objects-in-a-folder", marks=pytest.mark.long),
     pytest.param(objects_in_s3, id="objects-in-s3", marks=[pytest.mark.server, pytest.mark.long]),
 ]

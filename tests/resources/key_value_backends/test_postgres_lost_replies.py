@@ -32,7 +32,7 @@ from tests.resources.key_value_backends.segment_handle import (
     replace,
     surely,
 )
-from tests.resources.key_value_backends.segment_stores import SegmentStore, postgres
+from tests.resources.key_value_backends.segment_stores import SegmentStore, postgres, postgres_without_loop
 from tests.servers.tcp_proxy import TcpProxy
 
 pytestmark = pytest.mark.server
@@ -68,9 +68,15 @@ def after(before: Stored, request: Request) -> Stored:
     return stored
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(postgres, id="in a loop"),
+        pytest.param(postgres_without_loop, id="in a thread", marks=pytest.mark.long),
+    ],
+)
 def segment_store(request, tmp_path_factory) -> SegmentStore:
-    return postgres(request, tmp_path_factory.mktemp("segments"))
+    return request.param(request, tmp_path_factory.mktemp("segments"))
 
 
 @pytest.fixture
@@ -94,7 +100,8 @@ def troubled(segment_store, table, run, proxy) -> Iterator[Handle]:
 
 
 def behind(proxy: TcpProxy, store: SegmentStore) -> PostgresSegments:
-    return PostgresSegments(connect={**store.backend().connect, "port": str(proxy.port)})
+    backend = store.backend()
+    return type(backend)(connect={**backend.connect, "port": str(proxy.port)})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -247,7 +254,9 @@ def test_what_is_moved_while_requests_and_replies_are_lost_is_neither_lost_nor_d
 
 
 def test_a_write_without_an_answer_is_looked_for_before_its_horizon_is_over(segment_store, table, proxy):
-    backend = PostgresSegments(connect={**segment_store.backend().connect, "port": str(proxy.port)}, horizon=3.0)
+    backend = type(segment_store.backend())(
+        connect={**segment_store.backend().connect, "port": str(proxy.port)}, horizon=3.0
+    )
     key_values = KeyValueTable(table, KeyValueTableConfiguration(1), backend, TextSerializer(), TextSerializer())
     proxy.next("hangs", holding=b"patience")
 
