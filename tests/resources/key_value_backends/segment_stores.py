@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,6 +89,13 @@ class PostgresWithoutLoop(PostgresSegments):
     waits = False
     open = PostgresSegments.open_without_loop
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _without_loop, (self.to_dict(),)
+
+
+def _without_loop(settings: dict[str, Any]) -> PostgresWithoutLoop:
+    return PostgresWithoutLoop(**settings)
+
 
 def postgres_without_loop(request: pytest.FixtureRequest, folder: Path) -> SegmentStore:
     connect = postgres(request, folder).backend().to_dict()["connect"]
@@ -101,15 +109,17 @@ SEGMENT_STORES = [
     pytest.param(objects_in_memory, id="objects-in-memory"),
     pytest.param(objects_in_s3, id="objects-in-s3", marks=pytest.mark.server),
     pytest.param(postgres, id="postgres", marks=pytest.mark.server),
-    pytest.param(postgres_without_loop, id="postgres-without-loop", marks=[pytest.mark.server, pytest.mark.long]),
 ]
+WITHOUT_LOOP = pytest.param(
+    postgres_without_loop, id="postgres-without-loop", marks=[pytest.mark.server, pytest.mark.long]
+)
 # Asked so often that slow servers take long: those at length only.
 QUICK_STORES = [
     pytest.param(objects_in_memory, id="objects-in-memory"),
     pytest.param(sqlite, id="sqlite"),
     pytest.param(postgres, id="postgres", marks=pytest.mark.server),
     pytest.param(dynamodb, id="dynamodb", marks=[pytest.mark.server, pytest.mark.long]),
-    pytest.param(postgres_without_loop, id="postgres-without-loop", marks=[pytest.mark.server, pytest.mark.long]),
+    WITHOUT_LOOP,
     pytest.param(objects_in_a_folder, id="objects-in-a-folder", marks=pytest.mark.long),
     pytest.param(objects_in_s3, id="objects-in-s3", marks=[pytest.mark.server, pytest.mark.long]),
 ]
