@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.sql.checking import checked_expression
 from dagster_adjunct.resources.streams.interface.stream_system import TIMESTAMP
+from dagster_adjunct.resources.times import microseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 ARRIVAL = TIMESTAMP
 """As an event time: when the record was written to its stream."""
+FIRST, LAST = (microseconds(moment.replace(tzinfo=UTC)) for moment in (datetime.min, datetime.max))
+"""The years 1 to 9999, in microseconds since 1970."""
 _KINDS = ("timestamp", "date")
 _ZERO = timedelta(0)
 
@@ -68,7 +72,12 @@ class EventTime:
         if kind not in _KINDS:
             raise self._no_time(operator, kind)
         time = time.cast("timestamp")
-        return F.when(time.between(F.lit("0001-01-01").cast("timestamp"), F.lit(_LAST).cast("timestamp")), time)
+        return F.when(F.unix_micros(time).between(F.lit(FIRST), F.lit(LAST)), time)
+
+    def column_name(self, types: Mapping[str, str]) -> str | None:
+        """Return the column that is the time as it stands, of records with these types; None where Spark makes it."""
+        plain = self.expression == ARRIVAL or self.expression.isidentifier()
+        return self.expression if plain and types.get(self.expression) == "timestamp" else None
 
     def _no_time(self, operator: str, kind: str) -> PlanningError:
         return PlanningError(
@@ -76,9 +85,6 @@ class EventTime:
             "Make a time of it: to_timestamp(text), timestamp_millis(number).",
             operator=operator,
         )
-
-
-_LAST = "9999-12-31 23:59:59.999999"
 
 
 def checked_event_time(

@@ -10,6 +10,7 @@ from dagster_adjunct.orchestration.operators.hidden_columns import AGAIN, BEHIND
 from dagster_adjunct.orchestration.step.record_positions import with_epochs
 from dagster_adjunct.orchestration.step.records_behind import TIME, Lateness, lateness
 from dagster_adjunct.orchestration.step.running_times import Stood
+from dagster_adjunct.orchestration.step.times_in_tasks import TimesInTasks
 from dagster_adjunct.orchestration.step.watermarks import Measured, event_times, moved_times
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.quoted_columns import bigints
@@ -150,7 +151,24 @@ class BatchTimes:
         time = F.unix_micros(declared.column(f"input {stream}", records)).alias(TIME)
         times = records.where(~self._again(stream)).select(PARTITION, OFFSET, time)
         stood = {ssp.partition: _stood(times) for ssp, times in self._stood(stream).items()}
-        return lateness(times, stood, _micros(declared.delay), offsets=offsets)
+        in_tasks = self._in_tasks(stream, declared.column_name(dict(records.dtypes)))
+        return lateness(times, stood, _micros(declared.delay), offsets=offsets, in_tasks=in_tasks)
+
+    def _in_tasks(self, stream: str, name: str | None) -> TimesInTasks | None:
+        """Return how tasks read the column `name` of the records that were not read before, where they can."""
+        system = self._context.systems[split_stream_name(stream)[0]]
+        if name is None or not system.reads_in_tasks or not system.numbered_offsets:
+            return None
+        read_to = {ssp: times.read_to or 0 for ssp, times in self._stood(stream).items()}
+        ranges = {
+            ssp: OffsetRange(str(start), span.end)
+            for ssp, span in self._ranges(stream).items()
+            if (start := max(int(span.start), read_to.get(ssp, 0))) < int(span.end)
+        }
+        if not ranges:
+            return None
+        reads = system.task_reads(ranges, [] if name == TIMESTAMP else [name])
+        return TimesInTasks(reads, [ssp.partition for ssp in ranges], name)
 
     def _with_behind(self, stream: str, records: DataFrame) -> DataFrame:
         from pyspark.sql import functions as F

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
+    from dagster_adjunct.orchestration.step.times_in_tasks import TimesInTasks
+
 TIME = "time"
 """The event time of a record in microseconds since 1970, null for none; with it its partition and its offset."""
 BLOCK = 1_024
@@ -38,11 +40,16 @@ class Lateness:
     behind: pa.Table | None = None
 
 
-def lateness(times: DataFrame, stood: Mapping[int, Stood], delay: int, *, offsets: int) -> Lateness:
-    """Return what the records say, of which there are at most as many as `offsets`; `delay` is in microseconds."""
+def lateness(
+    times: DataFrame, stood: Mapping[int, Stood], delay: int, *, offsets: int, in_tasks: TimesInTasks | None = None
+) -> Lateness:
+    """Return what the records say, of which there are at most as many as `offsets`; `delay` is in microseconds.
+
+    Of many the times are read by `in_tasks`, where there is such a thing.
+    """
     if offsets <= AT_ONCE:
         return look_at_each(times.toArrow(), stood, delay)
-    return _by_blocks(times, stood, delay)
+    return _by_blocks(times, stood, delay, in_tasks)
 
 
 def look_at_each(records: pa.Table, stood: Mapping[int, Stood], delay: int) -> Lateness:
@@ -67,12 +74,16 @@ def look_at_each(records: pa.Table, stood: Mapping[int, Stood], delay: int) -> L
     return Lateness(Measured(newest, read_to), behind)
 
 
-def _by_blocks(times: DataFrame, stood: Mapping[int, Stood], delay: int) -> Lateness:
+def _by_blocks(times: DataFrame, stood: Mapping[int, Stood], delay: int, in_tasks: TimesInTasks | None) -> Lateness:
     """Look at each record in the task that reads it, and again at the blocks of which that task can't be sure."""
     import pyarrow as pa
 
-    found = times.select(PARTITION, OFFSET, TIME).mapInArrow(BlocksOfTimes(stood, delay, BLOCK), BLOCKS).toArrow()
-    looked = put_together(found, stood, delay, BLOCK)
+    look = BlocksOfTimes(stood, delay, BLOCK)
+    if in_tasks is None:
+        found = times.select(PARTITION, OFFSET, TIME).mapInArrow(look, BLOCKS)
+    else:
+        found = in_tasks.blocks(times.sparkSession, look)
+    looked = put_together(found.toArrow(), stood, delay, BLOCK)
     behind = looked.behind
     if looked.unsure.num_rows:
         behind = pa.concat_tables([behind, _within(times, looked.unsure, delay)])

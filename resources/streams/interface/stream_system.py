@@ -6,7 +6,7 @@ Offsets are strings that only their system orders: compare them with `StreamSyst
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Literal
@@ -164,6 +164,8 @@ class StreamSystem(ABC):
     reads_columns: bool = False
     # Whether `read_arrow` gives records without Spark.
     reads_arrow: bool = False
+    # Whether `task_reads` gives what tasks read records with.
+    reads_in_tasks: bool = False
     # The kinds of startpoints ("oldest", "upcoming", "timestamp", "specific") that the system can't resolve.
     unsupported_startpoints: Collection[str] = ()
 
@@ -227,6 +229,15 @@ class StreamSystem(ABC):
     def read_arrow(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> pa.Table:
         """Return what `read` does without Spark, ordered by partition and offset; all of it is held in memory."""
         raise self._unable("be read without Spark", "Pass a Spark session.")
+
+    def task_reads(
+        self, ranges: Mapping[SystemStreamPartition, OffsetRange], columns: Sequence[str]
+    ) -> Callable[[int], Iterator[pa.Table]]:
+        """Return what yields, called with a partition, its records in order: these columns, then those of RECORD_META.
+
+        It can be pickled, for tasks.
+        """
+        raise self._unable("be read by tasks", "Pass a Spark session.")
 
     def append(
         self,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError
 from dagster_adjunct.resources.objects.object_file import open_object
-from dagster_adjunct.resources.schemas.schema import arrow_type
+from dagster_adjunct.resources.schemas.schema import Schema, arrow_type
 from dagster_adjunct.resources.streams.interface.stream_system import (
     EPOCH,
     OFFSET,
@@ -38,10 +38,9 @@ _POSITION_KINDS = {name: kind for name, kind in HIDDEN if name in POSITION}
 def read_tables(
     store: ObjectStore,
     prefix: str,
-    state: StreamState,
+    columns: Schema,
     segments: Sequence[Segment],
     spans: Mapping[int, Span],
-    columns: Sequence[str],
     *,
     positions: bool = False,
 ) -> Iterator[pa.Table]:
@@ -49,12 +48,12 @@ def read_tables(
 
     In parts of a row group each, so that only one is in memory. `segments` are those that the spans touch.
     """
-    schema = meta_schema(state.declaration.schema_.select(columns).to_arrow(), positions=positions)
+    schema = meta_schema(columns.to_arrow(), positions=positions)
     for partition, span in sorted(spans.items()):
         for segment in segments:
             for file in segment.files:
                 if file.partition == partition and touches(segment, {partition: span}):
-                    for table in _file_rows(store, prefix, segment, file, span, columns, positions=positions):
+                    for table in _file_rows(store, prefix, segment, file, span, columns.names, positions=positions):
                         yield table.cast(schema)
 
 

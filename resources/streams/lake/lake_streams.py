@@ -67,6 +67,7 @@ class LakeStreams(LakeReads):
     keeps_positions = True
     appends_by_one_task = True
     reads_arrow = True
+    reads_in_tasks = True
 
     # -- declaring
 

@@ -23,6 +23,7 @@ from dagster_adjunct.resources.streams.lake.ranges import check_ranges, one_stre
 from dagster_adjunct.resources.streams.lake.segment_index import Span, markers_in, touches, walk
 from dagster_adjunct.resources.streams.lake.stream_manifest import Segment, StreamState
 from dagster_adjunct.resources.streams.lake.stream_states import StreamStates
+from dagster_adjunct.resources.streams.lake.task_reads import TaskReads
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -99,14 +100,23 @@ class LakeReads(StreamStates, NumberedOffsets):
         """Yield what `read_arrow` returns in parts of at most 65,536 records; one is in memory. The first is empty."""
         latest = check_epochs(epochs)
         stream, state, segments, spans = self._found(ranges)
-        names = state.declaration.schema_.names if columns is None else tuple(columns)
+        schema = state.declaration.schema_ if columns is None else state.declaration.schema_.select(columns)
         replaced = replaced_results(self, stream, state, segments, without_position) if latest else []
-        yield meta_schema(state.declaration.schema_.select(names).to_arrow(), positions=positions).empty_table()
+        yield meta_schema(schema.to_arrow(), positions=positions).empty_table()
         wanted = positions or bool(replaced)
         prefix = self.lake.stream_prefix(stream)
-        for table in read_tables(self.lake.store, prefix, state, segments, spans, names, positions=wanted):
+        for table in read_tables(self.lake.store, prefix, schema, segments, spans, positions=wanted):
             latest_rows = only_latest(table, replaced)
             yield latest_rows if positions else without_positions(latest_rows)
+
+    def task_reads(
+        self,
+        ranges: Mapping[SystemStreamPartition, OffsetRange],
+        columns: Sequence[str],
+    ) -> TaskReads:
+        stream, state, segments, spans = self._found(ranges)
+        schema, prefix = state.declaration.schema_.select(columns), self.lake.stream_prefix(stream)
+        return TaskReads(self.lake.store.descriptor, prefix, schema, segments, spans)
 
     def _found(
         self, ranges: Mapping[SystemStreamPartition, OffsetRange]
