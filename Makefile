@@ -22,8 +22,8 @@ test-fast: $(READY)  ## What needs neither Java nor a server, without what takes
 unit: java $(READY) classes  ## All tests but the long ones, with seconds by suite
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-test-long: java $(READY) classes servers  ## Variants that `make test` leaves out, because another test shows the same
-	@$(BIN)/python -m pytest -m long
+test-long: java $(READY) classes servers  ## What `make test` leaves out: variants of what another test shows, and further rounds
+	@ADJUNCT_ALL_ROUNDS=1 $(BIN)/python -m pytest -m "long or rounds"
 
 lint: $(READY)  ## Format and lint
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check .

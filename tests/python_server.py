@@ -85,8 +85,10 @@ def _serve() -> dict[str, Any]:
                 os.read(woken, 4096)
                 _answer_for_those_that_ended(asking, selector)
             elif key.data is None:  # the test process has ended
-                for pid in asking:
+                for pid, connection in asking.items():
                     _kill(pid)
+                    with suppress(OSError):
+                        connection.sendall(struct.pack("!i", signal.SIGKILL))
                 sys.exit()
             elif told := asking[key.data].recv(4):
                 with suppress(ProcessLookupError):

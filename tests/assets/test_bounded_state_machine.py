@@ -41,6 +41,7 @@ from tests.assets.cycle import (
 )
 from tests.assets.versions_model import KEYS, MOST_ROWS, Entries, Model, Partition, Refused
 from tests.faulty_store import Crash, Fault
+from tests.rounds import rounds
 
 PARTITIONS, IN_FLIGHT, KEEP = 2, 3, 2
 POLICY = DiscardPolicy(keep=KEEP, grace=timedelta(0))
@@ -349,13 +350,14 @@ def without_spark():
         yield
 
 
+@pytest.mark.rounds
 def test_any_history_serves_one_whole_version(without_spark) -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
     run_state_machine_as_test(
         ToTheEnd,
         settings=settings(
-            max_examples=int(os.environ.get("ADJUNCT_HISTORIES", "20")),
+            max_examples=int(os.environ.get("ADJUNCT_HISTORIES", rounds(10, 20))),
             stateful_step_count=int(os.environ.get("ADJUNCT_STEPS", "50")),
             deadline=None,
             derandomize="ADJUNCT_HISTORIES" not in os.environ,

@@ -1,4 +1,4 @@
-"""Readers in eight processes while fifty versions are published and discarded under them."""
+"""Readers in eight processes while versions are published and discarded under them."""
 
 from __future__ import annotations
 
@@ -21,20 +21,23 @@ from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.reading import CODES, DATASET, SCHEMA, WAYS, Seen, read_until
+from tests.rounds import rounds
 from tests.servers.s3 import S3Server
 
 SPEC = bounded_dataset(DATASET, input="lake.rates", key="code", partitions=2)
 NOTHING_BUT_THE_NEWEST = DiscardPolicy(keep=1, grace=timedelta(0))
-READERS, VERSIONS = 8, 50
+READERS, VERSIONS = 8, rounds(20, 50)
 PATIENCE = 60
 
 
-def test_eight_readers_meet_whole_versions_while_fifty_are_published_and_discarded(
+@pytest.mark.rounds
+def test_eight_readers_meet_whole_versions_while_others_are_published_and_discarded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish_and_discard_under_readers(str(tmp_path / "lake"), {}, monkeypatch, pause=0.2, collectors=2)
 
 
+@pytest.mark.rounds
 @pytest.mark.server
 def test_eight_readers_meet_whole_versions_on_a_real_s3_server(
     versitygw: S3Server, monkeypatch: pytest.MonkeyPatch

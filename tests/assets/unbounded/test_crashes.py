@@ -75,7 +75,8 @@ CASES = {
     "a commit by position": Case({"order_by": "at", "keep_tombstones": 4}, (FIRST,), SECOND),
     "a bootstrap": Case({}, (), FIRST),
     "a bootstrap of several chunks": Case({"chunk": 2}, (), FIRST + SECOND, kill_at=(0.3, 0.6, 0.9)),
-    "a bootstrap with dead letters": Case({"chunk": 3, **WITH_LETTERS}, (), FIRST + BAD + SECOND + BAD),
+    "a bootstrap with dead letters": Case({"chunk": 3, **WITH_LETTERS}, (), BAD + SECOND[:2] + BAD),
+    "a long bootstrap with dead letters": Case({"chunk": 3, **WITH_LETTERS}, (), FIRST + BAD + SECOND + BAD),
     "an empty table": Case({"bootstrap": False}, (), FIRST),
     "a commit with dead letters": Case(WITH_LETTERS, (FIRST,), BAD + SECOND + BAD, kill_at=(0.5, 0.7, 0.9)),
     "a second commit with dead letters": Case(WITH_LETTERS, (FIRST + BAD, BAD), BAD),
@@ -88,7 +89,7 @@ CASES = {
     ),
 }
 # Chunks with dead letters are in the bootstrap, a commit with them is by itself: this one is both.
-AT_LENGTH = {"chunks with dead letters"}
+AT_LENGTH = {"chunks with dead letters", "a long bootstrap with dead letters"}
 
 
 def prepared(case: Case, lake: Lake) -> World:

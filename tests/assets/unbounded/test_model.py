@@ -64,6 +64,7 @@ from tests.assets.unbounded.facts import (
     table_of,
 )
 from tests.faulty_store import Crash, Fault
+from tests.rounds import rounds
 
 POLICY = DiscardPolicy(keep=2, grace=timedelta(0))
 KEPT = 6
@@ -396,11 +397,12 @@ def histories(default: int, steps: int) -> settings:
     )
 
 
+@pytest.mark.rounds
 def test_any_history_is_what_a_dictionary_says() -> None:
     class Plain(ToTheEnd):
         make = staticmethod(lambda: facts_in(lake_in(InMemoryStore()), IN_PROCESS))
 
-    run_state_machine_as_test(Plain, settings=histories(8, 20))
+    run_state_machine_as_test(Plain, settings=histories(rounds(4, 8), 20))
 
 
 @pytest.mark.spark

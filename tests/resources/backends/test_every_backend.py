@@ -34,6 +34,7 @@ from tests.resources.backends.fresh_functions import (
     NewStore,
 )
 from tests.resources.backends.plain_store import Message, PlainStore, without_nulls
+from tests.rounds import rounds
 
 NONE = Conditions()
 EVERY_KEY = ["k1", "k2", "k3", "ключ"]
@@ -162,7 +163,8 @@ def operations(draw, store):
     return draw(st.lists(step, min_size=1, max_size=7))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
+@pytest.mark.rounds
+@settings(max_examples=rounds(25, 60), deadline=None, suppress_health_check=SLOW)
 @given(data=st.data())
 def test_every_sequence_of_requests_does_what_plain_python_would(new_store, data):
     store, plain = new_store(), PlainStore()
@@ -210,7 +212,8 @@ EACH = [NONE, Conditions("at"), Conditions(None, True), Conditions("at", True)]
 
 
 @pytest.mark.parametrize("new_store", WHOLE_STORES, indirect=True)
-@settings(max_examples=80, deadline=None, suppress_health_check=SLOW)
+@pytest.mark.rounds
+@settings(max_examples=rounds(30, 80), deadline=None, suppress_health_check=SLOW)
 @given(requests=st.lists(st.tuples(st.booleans(), batches(), st.sampled_from(EACH)), min_size=1, max_size=5))
 def test_arrow_batches_do_what_plain_python_would(new_store, monkeypatch, requests):
     for module in ("postgres_batches", "postgres_waves"):
