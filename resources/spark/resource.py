@@ -10,6 +10,7 @@ from dagster import ConfigurableResource, InitResourceContext
 from pydantic import Field, PrivateAttr
 
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS, is_in_process
+from dagster_adjunct.resources.spark.remembered_functions import remember_functions
 from dagster_adjunct.resources.spark.session import prepare_environment, session_config
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class SparkResource(ConfigurableResource):  # type: ignore[type-arg]
             running = SparkSession.getActiveSession()
             self._session = LazyPySparkResource(spark_config=config).spark_session
             self._ours = running is None
+            remember_functions(self._session)
         session: SparkSession = self._session
         return session
 

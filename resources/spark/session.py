@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.spark.quick_jvm import is_quick, quick_options
+from dagster_adjunct.resources.spark.remembered_functions import remember_functions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -147,7 +148,9 @@ def new_session(
     builder = SparkSession.builder
     for key, value in settings.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    session = builder.getOrCreate()
+    remember_functions(session)
+    return session
 
 
 def stop_session(session: SparkSession) -> None:
