@@ -53,7 +53,7 @@ def write_buckets(
     """
     from pyspark.sql import functions as F
 
-    digest = row_hash([F.col(quoted(name)) for name in (*layout.schema.names, *digest_also)])
+    digest = row_hash((*layout.schema.names, *digest_also))
     if layout.bucket_by:
         keys = [F.col(quoted(name)) for name in layout.bucket_by]
         bucket = F.pmod(F.hash(*keys), F.lit(layout.partitions))
@@ -65,7 +65,6 @@ def write_buckets(
         if one_task:
             # Looked at where the rows lie, and only then brought together.
             df = df.withColumns({_BUCKET: bucket, DIGEST: digest}).coalesce(1)
-            digest = F.col(DIGEST)
     elif not partitioned:
         df = df.coalesce(1)
     one_task = one_task and bool(layout.bucket_by)
@@ -75,8 +74,9 @@ def write_buckets(
     marks = [TOMBSTONE] if options.drop_tombstones and TOMBSTONE not in layout.columns else []
     stored = [name for name in (*layout.columns, *marks) if name in df.columns]
     # By position: mapInArrow looks columns up by name, and stumbles over dots and backticks in them.
-    numbered = [F.col(quoted(name)).alias(f"c{index}") for index, name in enumerate(stored)]
-    df = df.select(*numbered, digest.alias("digest"), *([F.col(_BUCKET).alias("bucket")] if one_task else []))
+    numbered = [f"{quoted(name)} AS c{index}" for index, name in enumerate(stored)]
+    last = [f"{DIGEST} AS digest", *([f"{_BUCKET} AS bucket"] if one_task else [])]
+    df = (df if one_task else df.withColumn(DIGEST, digest)).selectExpr(*numbered, *last)
     wanted = [*stored, DIGEST, *([_BUCKET] if one_task else [])]
     task = _task(store.descriptor, folder, layout, options, wanted)
     with unwrapped():

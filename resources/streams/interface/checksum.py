@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.bucketing.row_digest import row_digests
 from dagster_adjunct.resources.errors import MarkerConflictError
-from dagster_adjunct.resources.schemas.quoted_columns import column, row_hash
+from dagster_adjunct.resources.schemas.quoted_columns import row_hash
 from dagster_adjunct.resources.spark.spark_errors import unwrapped
 from dagster_adjunct.resources.streams.interface.stream_system import PARTITION
 
@@ -78,7 +78,7 @@ def _halves(schema: Schema) -> tuple[Column, Column]:
     """Return the sums of the hashes' upper and lower 32 bits: neither overflows below 2**31 records."""
     from pyspark.sql import functions as F
 
-    hashed = row_hash([column(name) for name in schema.names])
+    hashed = row_hash(schema.names)
     high, low = F.shiftrightunsigned(hashed, 32), hashed.bitwiseAND(F.lit(0xFFFFFFFF))
     return F.sum(high), F.sum(low)
 
