@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.compiling import Watermarks
 from dagster_adjunct.orchestration.operators.hidden_columns import AGAIN, BEHIND, EVENT_TIME
+from dagster_adjunct.orchestration.step import records_behind
 from dagster_adjunct.orchestration.step.record_positions import with_epochs
-from dagster_adjunct.orchestration.step.records_behind import TIME, Lateness, lateness
-from dagster_adjunct.orchestration.step.running_times import Stood
-from dagster_adjunct.orchestration.step.times_in_tasks import TimesInTasks
+from dagster_adjunct.orchestration.step.records_behind import Lateness, lateness, look_at_each
+from dagster_adjunct.orchestration.step.running_times import TIME, Stood
+from dagster_adjunct.orchestration.step.times_in_tasks import TimesInTasks, times_of
 from dagster_adjunct.orchestration.step.watermarks import Measured, event_times, moved_times
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.quoted_columns import bigints
@@ -126,11 +127,15 @@ class BatchTimes:
 
         if self._stays and not self._rehearsed:
             return F.col(OFFSET) >= F.lit(-1)  # as a literal, Spark would leave out what counts these records
-        read_to = {ssp.partition: times.read_to for ssp, times in self._stood(stream).items() if times.read_to}
+        read_to = self._read_to(stream)
         if not read_to and not self._rehearsed:
             return F.lit(False)
         ends = bigints(read_to.get(number, 0) for number in range(max(read_to, default=0) + 1))
         return F.col(OFFSET) < F.coalesce(F.get(ends, F.col(PARTITION)), F.lit(0))
+
+    def _read_to(self, stream: str) -> dict[int, int]:
+        """Return the offsets below which records of the partitions were read before, without zeros."""
+        return {ssp.partition: times.read_to for ssp, times in self._stood(stream).items() if times.read_to}
 
     def _stood(self, stream: str) -> Mapping[SystemStreamPartition, PartitionTimes]:
         times = self._inputs.times.partitions.items()
@@ -148,27 +153,30 @@ class BatchTimes:
         if self._stays or not offsets:
             return Lateness(Measured())
         records = self._records(stream)
+        stood = {ssp.partition: _stood(times) for ssp, times in self._stood(stream).items()}
+        delay = _micros(declared.delay)
+        in_tasks = None
+        name, system = declared.column_name(dict(records.dtypes)), self._context.systems[split_stream_name(stream)[0]]
+        if name is not None and system.numbered_offsets:
+            unread, columns = self._unread(stream), [] if name == TIMESTAMP else [name]
+            if not unread:
+                return Lateness(Measured())
+            if self._inputs.few and offsets <= records_behind.AT_ONCE and system.reads_arrow:
+                return look_at_each(times_of(system.read_arrow(unread, columns), name), stood, delay)
+            if system.reads_in_tasks:
+                in_tasks = TimesInTasks(system.task_reads(unread, columns), [ssp.partition for ssp in unread], name)
         time = F.unix_micros(declared.column(f"input {stream}", records)).alias(TIME)
         times = records.where(~self._again(stream)).select(PARTITION, OFFSET, time)
-        stood = {ssp.partition: _stood(times) for ssp, times in self._stood(stream).items()}
-        in_tasks = self._in_tasks(stream, declared.column_name(dict(records.dtypes)))
-        return lateness(times, stood, _micros(declared.delay), offsets=offsets, in_tasks=in_tasks)
+        return lateness(times, stood, delay, offsets=offsets, in_tasks=in_tasks)
 
-    def _in_tasks(self, stream: str, name: str | None) -> TimesInTasks | None:
-        """Return how tasks read the column `name` of the records that were not read before, where they can."""
-        system = self._context.systems[split_stream_name(stream)[0]]
-        if name is None or not system.reads_in_tasks or not system.numbered_offsets:
-            return None
-        read_to = {ssp: times.read_to or 0 for ssp, times in self._stood(stream).items()}
-        ranges = {
+    def _unread(self, stream: str) -> dict[SystemStreamPartition, OffsetRange]:
+        """Return the parts of the batch's ranges, of numbered offsets, that were not read before."""
+        read_to = self._read_to(stream)
+        return {
             ssp: OffsetRange(str(start), span.end)
             for ssp, span in self._ranges(stream).items()
-            if (start := max(int(span.start), read_to.get(ssp, 0))) < int(span.end)
+            if (start := max(int(span.start), read_to.get(ssp.partition, 0))) < int(span.end)
         }
-        if not ranges:
-            return None
-        reads = system.task_reads(ranges, [] if name == TIMESTAMP else [name])
-        return TimesInTasks(reads, [ssp.partition for ssp in ranges], name)
 
     def _with_behind(self, stream: str, records: DataFrame) -> DataFrame:
         from pyspark.sql import functions as F

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.operators.hidden_columns import BEHIND
-from dagster_adjunct.orchestration.step.running_times import NEVER, Stood, marks_at, running, spans
+from dagster_adjunct.orchestration.step.running_times import NEVER, TIME, Stood, marks_at, running, spans
 from dagster_adjunct.orchestration.step.times_by_block import BLOCKS, BlocksOfTimes
 from dagster_adjunct.orchestration.step.watermarks import Measured
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.step.times_in_tasks import TimesInTasks
 
-TIME = "time"
-"""The event time of a record in microseconds since 1970, null for none; with it its partition and its offset."""
 BLOCK = 1_024
 """Offsets that are looked at again together."""
 AT_ONCE = 100_000

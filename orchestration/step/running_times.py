@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
+TIME = "time"
+"""The event time of a record in microseconds since 1970, null for none; with it its partition and its offset."""
 NEVER = -(2**62)
 """Microseconds: before all times."""
 

@@ -1,6 +1,7 @@
-"""What a stream's records say of their times, read in tasks that decode nothing else of them.
+"""What a stream's records say of their times, read by Arrow, which decodes nothing else of them.
 
-Spark hands each record to Python one by one, which costs several times what it takes to read its time from a file.
+Of many they are read in tasks: Spark hands each record to Python one by one, which costs several times what it takes
+to read its time from a file. Of few this process has them before Spark would have planned a job for them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.event_time import FIRST, LAST
+from dagster_adjunct.orchestration.step.running_times import TIME
 from dagster_adjunct.orchestration.step.times_by_block import BLOCKS, BlocksOfTimes
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION
 
@@ -33,14 +35,8 @@ class TimesInTasks:
 
     def of(self, partition: int) -> Iterator[pa.RecordBatch]:
         """Yield (partition, offset, time) of a partition's records: microseconds, null outside the years 1 to 9999."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         for records in self.reads(partition):
-            time = records[self.name].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
-            time = pc.if_else(pc.and_(pc.greater_equal(time, FIRST), pc.less_equal(time, LAST)), time, None)
-            columns = {PARTITION: records[PARTITION], OFFSET: records[OFFSET], self.name: time}
-            yield from pa.table(columns).combine_chunks().to_batches()
+            yield from times_of(records, self.name).combine_chunks().to_batches()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +48,13 @@ class _Task:
         for batch in places:
             for place in batch.column(0).to_pylist():
                 yield from self.look(self.times.of(self.times.partitions[place]))
+
+
+def times_of(records: pa.Table, name: str) -> pa.Table:
+    """Return PARTITION, OFFSET and TIME of these records, whose event time is the column `name`."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    time = records[name].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+    time = pc.if_else(pc.and_(pc.greater_equal(time, FIRST), pc.less_equal(time, LAST)), time, None)
+    return pa.table({PARTITION: records[PARTITION], OFFSET: records[OFFSET], TIME: time})

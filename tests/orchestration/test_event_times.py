@@ -8,13 +8,17 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark.sql.functions import unix_micros
 
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.operators.event_time import FIRST, LAST, EventTime
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import startpoints_of
 from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
 from dagster_adjunct.orchestration.step import records_behind
 from dagster_adjunct.orchestration.step.step_report import StepEvent
+from dagster_adjunct.orchestration.step.times_in_tasks import times_of
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -40,14 +44,16 @@ def application(records: int = 100_000, **options: object) -> Application:
 def test_each_record_is_behind_what_came_before_it_in_its_partition_however_batches_are_cut(
     step_world: StepWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By this process for few records, by Spark for each of them, and by Spark in blocks."""
     step_world.stream("clicks", "k", 2, k="string", n="int", ts="timestamp")
     drawn = random.Random(5)
     rows = [
         (f"k{drawn.randrange(20)}", n, None if drawn.random() < 0.05 else at(n + drawn.choice([0, 0, 0, -5, -40, 30])))
-        for n in range(120)
+        for n in range(180)
     ]
     app = application(70, delay=timedelta(seconds=10))
-    for begin, looked_at in ((0, records_behind.AT_ONCE), (60, 0)):
+    for begin, few, looked_at in ((0, 5_000, records_behind.AT_ONCE), (60, 0, records_behind.AT_ONCE), (120, 0, 0)):
+        app.few_records = few
         monkeypatch.setattr(records_behind, "AT_ONCE", looked_at)
         monkeypatch.setattr(records_behind, "BLOCK", 8)
         step_world.send("clicks", *rows[begin : begin + 60])
@@ -67,6 +73,30 @@ def test_each_record_is_behind_what_came_before_it_in_its_partition_however_batc
         assert end is not None
         last.append(at(end))
     assert step_world.state(app).times.operators == {"seen": min(last)}
+
+
+def test_times_by_arrow_are_those_that_spark_makes_of_them(step_world: StepWorld) -> None:
+    step_world.stream("clicks", "k", 3, k="string", ts="timestamp")
+    ends = [FIRST, FIRST - 1, LAST, LAST + 1, 0, -1, -13_000_000_000_000_001, 2**62, -(2**62), None]
+    table = pa.table(
+        {
+            "k": [f"k{number}" for number in range(len(ends))],
+            "ts": pa.array(ends, pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+        }
+    )
+    step_world.streams.append("clicks", table, producer="test", sequence=1)
+    step_world.streams.append("clicks", table, producer="test", sequence=2)
+    ranges = step_world.streams.whole("clicks")
+    records = step_world.streams.read(step_world.spark(), ranges)
+    time = EventTime("ts")
+    assert time.column_name(dict(records.dtypes)) == "ts"
+    made = records.withColumn("time", unix_micros(time.column("input clicks", records)))
+    rows = made.select("__partition", "__offset", "k", "time").collect()
+    found = times_of(step_world.streams.read_arrow(ranges, ["ts"]), "ts").to_pylist()
+    assert sorted(tuple(row.values()) for row in found) == sorted((row[0], row[1], row["time"]) for row in rows)
+    kept = {f"k{number}": end if end is not None and FIRST <= end <= LAST else None for number, end in enumerate(ends)}
+    assert all(row["time"] == kept[row["k"]] for row in rows)
+    assert {row["k"] for row in rows} == set(kept)
 
 
 def test_what_is_no_time_and_what_could_not_be_late_is_refused(step_world: StepWorld) -> None:

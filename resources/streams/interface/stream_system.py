@@ -226,8 +226,13 @@ class StreamSystem(ABC):
         Raises OffsetOutOfRangeError for a range that the stream does not hold whole.
         """
 
-    def read_arrow(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> pa.Table:
-        """Return what `read` does without Spark, ordered by partition and offset; all of it is held in memory."""
+    def read_arrow(
+        self, ranges: Mapping[SystemStreamPartition, OffsetRange], columns: Sequence[str] | None = None
+    ) -> pa.Table:
+        """Return what `read` does without Spark, ordered by partition and offset; all of it is held in memory.
+
+        Of the stream's own columns only these, when given; those of RECORD_META always.
+        """
         raise self._unable("be read without Spark", "Pass a Spark session.")
 
     def task_reads(
