@@ -113,7 +113,10 @@ def stream_of(ssp: str) -> str:
 
 
 def run(box: Box, setting: Setting, max_batches: int | None) -> Iterator[None]:
-    """Raises ConflictError and RefusedError, as a run does."""
+    """Hand out, then end the batch that is open, then begin. Raises ConflictError and RefusedError, as a run does."""
+    known = box.world.log
+    yield
+    fanned_out = yield from fan_out(box, setting, known)
     log = box.world.log
     yield
     started, batches = False, 0
@@ -121,7 +124,7 @@ def run(box: Box, setting: Setting, max_batches: int | None) -> Iterator[None]:
         batch = log.open
         if batch is None:
             if not started:
-                log = yield from _start(box, setting, log)
+                log = yield from _start(box, setting, log, fanned_out)
                 started = True
             batch = yield from _plan(box, setting, log)
             if batch is None:
@@ -179,12 +182,15 @@ def _kept(world: startpoints_model.World) -> startpoints_model.World:
     return replace(world, settled=world.settled & numbers, handed=handed)
 
 
-def _start(box: Box, setting: Setting, log: Log) -> Generator[None, None, Log]:
-    fanned_out = yield from fan_out(box, setting, log)
+def _start(
+    box: Box, setting: Setting, log: Log, fanned_out: Mapping[tuple[str, str], Request]
+) -> Generator[None, None, Log]:
+    yield
+    left = {at: request.id for at, request in box.world.startpoints.pending.items()}
     pending: dict[str, tuple[str, Request]] = {}
     done: dict[tuple[str, str], str] = {}
     for (task, ssp), request in fanned_out.items():
-        if ssp in setting.tasks.get(task, ()):
+        if ssp in setting.tasks.get(task, ()) and left.get((task, ssp)) == request.id:  # else it was taken back
             pending[ssp] = (task, request)
     resolved = {s: found for s, found in log.resolved.items() if s in pending and pending[s][1].id == found[0]}
     after = replace(log, resolved=resolved, begun=frozenset())
