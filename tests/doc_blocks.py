@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 from contextlib import suppress
@@ -130,6 +131,9 @@ class PageReader:
             )
 
     def _commanded(self, block: Block) -> str:
+        # Python would take a module that is edited within the second of the last command for the one it has compiled.
+        for compiled in [*self._folder.rglob("__pycache__")]:
+            shutil.rmtree(compiled)
         process = subprocess.Popen(
             ["sh", "-e", "-c", block.text], cwd=self._folder, env=self._environment, start_new_session=True, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
