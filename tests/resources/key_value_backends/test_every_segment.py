@@ -31,7 +31,6 @@ from tests.resources.key_value_backends.segment_handle import (
 from tests.resources.key_value_backends.segment_stores import (
     SEGMENT_STORES,
     WITHOUT_LOOP,
-    PostgresWithoutLoop,
     SegmentStore,
     new_table_id,
 )
@@ -434,9 +433,8 @@ def test_deleting_may_be_repeated_and_meet_nothing(backend):
 # Where it lives, and whoever asks
 
 
+@pytest.mark.parametrize("segment_store", SEGMENT_STORES, indirect=True)  # the others are classes of the tests
 def test_a_backend_is_made_anew_from_its_description_and_its_pickle(segment_store, backend, table, handle, run):
-    if isinstance(backend, PostgresWithoutLoop):
-        pytest.skip("a class of the tests has no name that is registered")
     handle.write(put(APPLE, b"red"))
     for again in (backend_from(describe_backend(backend)), pickle.loads(pickle.dumps(backend))):
         assert again.to_dict() == backend.to_dict()
