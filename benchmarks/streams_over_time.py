@@ -81,7 +81,7 @@ def run(rounds: int, count: int = RECORDS, restarts: int = RESTARTS) -> None:
     for what, told in WHAT.items():
         print(f"streams over time: {told}, {count:,} records a stream")
         show(whole(what, rounds, count), "adjunct", "structured", GOAL)
-        print(f"streams over time: {told}, {restarts} restarts with {SMALL:,} records a stream")
+        print(f"streams over time: {told}, {restarts} restarts with {SMALL:,} records a stream, quick JVMs for both")
         show(small(what, restarts), "adjunct", "structured", "below 1")
 
 
@@ -103,7 +103,7 @@ def small(what: str, restarts: int) -> dict[str, Measured]:
     with TemporaryDirectory() as folder:
         sent = Sent.into(Path(folder))
         sent.send(0, SMALL, SMALL * (restarts + 1))
-        both = _both(what, lambda _: sent.folder, SMALL)
+        both = _both(what, lambda _: sent.folder, SMALL, quick=True)
         seconds: dict[str, list[float]] = {name: [] for name in both}
         for number in range(restarts):
             if number:
@@ -114,10 +114,13 @@ def small(what: str, restarts: int) -> dict[str, Measured]:
     return {name: Measured(name, tuple(found)) for name, found in seconds.items()}
 
 
-def _both(what: str, folder: Callable[[int], Path], batch: int) -> dict[str, Callable[[int], object]]:
+def _both(
+    what: str, folder: Callable[[int], Path], batch: int, *, quick: bool = False
+) -> dict[str, Callable[[int], object]]:
+    jvm = {"ADJUNCT_SPARK_QUICK": "true"} if quick else {}
     return {
-        "adjunct": lambda number: module("benchmarks.adjunct_over_time", what, folder(number), str(2 * batch)),
-        "structured": lambda number: module("benchmarks.structured_over_time", what, folder(number)),
+        "adjunct": lambda number: module("benchmarks.adjunct_over_time", what, folder(number), str(2 * batch), **jvm),
+        "structured": lambda number: module("benchmarks.structured_over_time", what, folder(number), **jvm),
     }
 
 

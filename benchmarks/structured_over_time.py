@@ -3,6 +3,7 @@
     python -m benchmarks.structured_over_time join|window FOLDER
 
 With the RocksDB state store and its changelog, and what there is at the start taken in, a file of each side a batch.
+ADJUNCT_SPARK_QUICK gives it the options of a JVM for short runs, as it does for its peer.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import sys
 from pathlib import Path
 
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
@@ -19,11 +21,14 @@ def main(what: str, folder: Path) -> None:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql import functions as F
 
+    from dagster_adjunct.resources.spark.quick_jvm import is_quick
+
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "4g")
+        .config("spark.driver.extraJavaOptions", QUICK if is_quick() else "")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", "2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
@@ -38,11 +39,10 @@ def alternate(rounds: int, **runs: Callable[[int], object]) -> dict[str, Measure
     return {name: Measured(name, tuple(values)) for name, values in seconds.items()}
 
 
-def module(name: str, *arguments: str | Path) -> None:
+def module(name: str, *arguments: str | Path, **environment: str) -> None:
     """Run a module in a process of its own, start-up included; its output is shown only if it fails."""
-    done = subprocess.run(
-        [sys.executable, "-m", name, *map(str, arguments)], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-m", name, *map(str, arguments)]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{name} failed:\n{done.stdout}\n{done.stderr}")
 

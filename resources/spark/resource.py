@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dagster import ConfigurableResource, InitResourceContext
 from pydantic import Field, PrivateAttr
 
+from dagster_adjunct.resources.spark.early_workers import wait_for_workers
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS, is_in_process
 from dagster_adjunct.resources.spark.remembered_functions import remember_functions
 from dagster_adjunct.resources.spark.session import prepare_environment, session_config
@@ -60,4 +61,5 @@ class SparkResource(ConfigurableResource):  # type: ignore[type-arg]
         """Stop the session, if the run started one: it leaves no executors behind."""
         session, self._session = self._session, None
         if session is not None and self._ours:
+            wait_for_workers(session.sparkContext)
             session.stop()

@@ -17,6 +17,7 @@ from tempfile import gettempdir
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.spark.early_workers import wait_for_workers
 from dagster_adjunct.resources.spark.quick_jvm import is_quick, quick_options
 from dagster_adjunct.resources.spark.remembered_functions import remember_functions
 
@@ -159,6 +160,7 @@ def stop_session(session: SparkSession) -> None:
 
     context = session.sparkContext
     options, gateway = context.getConf().get("spark.driver.extraJavaOptions", None) or "", context._gateway
+    wait_for_workers(context)
     session.stop()
     end_jvm(gateway, options)
 
