@@ -21,6 +21,7 @@ T = TypeVar("T")
 Trouble = Literal["lost-before", "lost-after", "hangs"]
 Chooser = Callable[[bytes], Trouble | None]
 _PIECE = 1 << 16
+_PATIENCE = 60  # seconds for a switch, which a busy machine may take long to come to
 _QUIET = 0.02  # seconds without a further byte, after which an answer is taken to be whole
 
 
@@ -51,7 +52,7 @@ class TcpProxy:
         self._planned.extend((trouble, holding) for trouble in troubles)
 
     def cut(self) -> None:
-        """Cut all connections now, in the middle of whatever is under way."""
+        """Cut all connections there are, in the middle of whatever is under way; clients may connect again at once."""
         self._run(self._cut())
 
     def refuse(self) -> None:
@@ -86,7 +87,7 @@ class TcpProxy:
         return self.choose(request)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_PATIENCE)
 
     async def _accept(self) -> None:
         if self._listener is None:
@@ -97,12 +98,14 @@ class TcpProxy:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-        await self._cut()
+        while self._connections:  # those too that were taken just before
+            await self._cut()
 
     async def _cut(self) -> None:
-        for connection in list(self._connections):
+        there = set(self._connections)
+        for connection in there:
             connection.cut()
-        while self._connections:
+        while there & self._connections:
             await asyncio.sleep(0.001)
 
     async def _serve(self, client_reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:

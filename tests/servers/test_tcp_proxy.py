@@ -150,6 +150,30 @@ def test_cut_ends_what_is_under_way_and_new_connections_pass(proxy):
     assert Client(proxy).ask() == b"2\n"
 
 
+def test_cut_waits_for_no_client_that_connects_again_meanwhile(proxy):
+    ended = threading.Event()
+
+    def connect_again():
+        while not ended.is_set():
+            try:
+                client = Client(proxy, patience=30)
+                client.ask()
+                client.socket.recv(1)  # until it is cut
+            except ConnectionError:
+                pass  # as ordered
+
+    clients = [threading.Thread(target=connect_again, daemon=True) for _ in range(8)]
+    for client in clients:
+        client.start()
+    start = time.monotonic()
+    for _ in range(50):
+        proxy.cut()
+    assert time.monotonic() - start < 20
+    ended.set()
+    while any(client.is_alive() for client in clients):
+        proxy.cut()
+
+
 def test_a_server_that_is_down_looks_so_through_the_proxy():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

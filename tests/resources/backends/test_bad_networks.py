@@ -213,11 +213,10 @@ def test_counters_are_exact_though_the_server_stops_and_starts_under_load(lastin
     async def writing():
         async with table_over(lasting.store(name), idempotent=True) as table:
             await done(table, counting(messages(1, keys=1, sources=1)["lake.clicks.0"][:0]))
-            threading.Thread(target=stop_and_start).start()
+            stopping = asyncio.create_task(asyncio.to_thread(stop_and_start))
             await count_all(table, sent, 23, size=4, pause=0.01)
             finished = time.monotonic()
-            while len(stopped) < times:
-                await asyncio.sleep(0.01)
+            await stopping  # what went wrong there fails the test
             return finished, table.metrics.retries
 
     finished, retries = run(writing())
@@ -257,13 +256,12 @@ def test_connections_that_are_cut_at_any_moment_lose_and_repeat_nothing(lasting)
 
     async def writing(proxy):
         async with table_over(lasting.store(name, proxy.port), idempotent=True) as table:
-            cutting = threading.Thread(target=cut_and_refuse, args=[proxy])
-            cutting.start()
+            cutting = asyncio.create_task(asyncio.to_thread(cut_and_refuse, proxy))
             try:
                 await count_all(table, sent, 25, pause=0.03)
             finally:
                 ended.set()
-                cutting.join()
+                await cutting  # what went wrong there fails the test
 
     with TcpProxy(lasting.port).running() as proxy:
         run(writing(proxy))
