@@ -87,6 +87,8 @@ class KeptRecords:
     def find(self, keys: Sequence[Hashable], args: tuple[object, ...], now: float) -> tuple[list[Any], list[int]]:
         """The records of these keys, and the places of those of which nothing is known; None stands there."""
         kept, idle, records, unknown = self._kept, self._after_read, list[Any](), list[int]()
+        if not kept:
+            return [None] * len(keys), list(range(len(keys)))
         for place, key in enumerate(keys):
             at = (key, args)
             found = kept.get(at)
@@ -112,8 +114,9 @@ class KeptRecords:
         for key, record in entries:
             at = (key, args)
             copy = _copier(record)  # callers may change theirs
+            if at in kept:
+                kept.move_to_end(at)
             kept[at] = (record if copy is None else copy(record), written_until, read_until, copy)
-            kept.move_to_end(at)
             if args:
                 self._variants.setdefault(key, set()).add(args)
         self.kept_so_far += 1

@@ -24,7 +24,7 @@ def check_request(table: str, key: Sequence[str], operation: Operation[Any]) -> 
             table=table,
         )
     if type(entries) is RowEntries:
-        _check_hashable(table, entries.keys)
+        _distinct(table, entries.keys)
     if operation.kind in _NEED_VALUES:
         place = entries.null_value()
         if place is not None:
@@ -37,14 +37,13 @@ def check_request(table: str, key: Sequence[str], operation: Operation[Any]) -> 
 
 def each_once(table: str, keys: Iterable[Any]) -> list[Any]:
     """The keys in their order, without those that came before."""
-    wanted = list(keys)
-    _check_hashable(table, wanted)
-    return list(dict.fromkeys(wanted))
+    return list(_distinct(table, list(keys)))
 
 
-def _check_hashable(table: str, keys: Sequence[Any]) -> None:
+def _distinct(table: str, keys: Sequence[Any]) -> Iterable[Any]:
+    """The keys in their order, each once; TableError where one can't be a key."""
     try:
-        set(keys)
+        return dict.fromkeys(keys)
     except TypeError as error:
         raise TableError(
             f"table {table} got a key that can't be one: {error}.",

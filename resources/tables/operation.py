@@ -14,6 +14,7 @@ import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
+from types import NoneType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from dagster_adjunct.resources.tables.partial_update import UpdateContract
@@ -151,12 +152,17 @@ class RowEntries(Generic[K_co]):
         return self if self.defaults is None else replace(self, defaults=None)
 
     def null_key(self) -> int | None:
+        kinds = set(map(type, self.keys))
+        if not any(kind is NoneType or issubclass(kind, tuple) for kind in kinds):
+            return None
         for place, key in enumerate(self.keys):
             if key is None or (isinstance(key, tuple) and None in key):
                 return place
         return None
 
     def null_value(self) -> int | None:
+        if NoneType not in set(map(type, self.values or ())):
+            return None
         for place, value in enumerate(self.values or ()):
             if value is None:
                 return place
