@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from dagster_adjunct.resources.key_value.changes_of_keys import Insert, Put, Remove, Replace
 from dagster_adjunct.resources.key_value.iterator_state import IteratorState
 from dagster_adjunct.resources.key_value.key_value_table import PAGE_SIZE, KeyValueTable
 from dagster_adjunct.resources.key_value.key_version import KeyVersion
+from dagster_adjunct.resources.key_value.repeating import drive
 from dagster_adjunct.resources.key_value.table_entries import TableEntry, TableKey
 from dagster_adjunct.resources.key_value.table_pages import IteratorPage, TablePages
 from dagster_adjunct.resources.loop_thread import LoopThread
@@ -21,9 +22,9 @@ T = TypeVar("T")
 class BlockingKeyValueTable(Generic[K, V]):
     """The operations of a `KeyValueTable`, each returning when it is done; arguments, results and errors are its own.
 
-    They may be called from any thread, and run there where the backend needs no event loop (SQLite, PostgreSQL); else,
-    and where several partitions are read at once, on a loop in a thread of its own. Use it in a `with` block, or
-    `close()` it.
+    They may be called from any thread, and run there where the backend needs no event loop (SQLite, PostgreSQL,
+    DynamoDB); else, and where several partitions are read at once, on a loop in a thread of its own. Use it in a `with`
+    block, or `close()` it.
     """
 
     def __init__(self, table: KeyValueTable[K, V]) -> None:
@@ -31,7 +32,7 @@ class BlockingKeyValueTable(Generic[K, V]):
         by_hand = table._by_hand()
         self._thread = LoopThread(f"key-value-table-{table.id}") if table.backend.waits else None
         self._driven = by_hand or table
-        self._run = _by_hand if by_hand is not None or self._thread is None else self._thread.run
+        self._run = drive if by_hand is not None or self._thread is None else self._thread.run
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BlockingKeyValueTable, (self.table,)
@@ -128,20 +129,10 @@ class BlockingKeyValueTable(Generic[K, V]):
     def close(self) -> None:
         """Close the table and end the thread, where there is one. The next operation starts them again."""
         if self._driven is not self.table:
-            _by_hand(self._driven.close())
+            drive(self._driven.close())
         if self._thread is not None:
             self._thread.close(self.table.close)
 
     def _each(self, pages: TablePages[T]) -> Iterator[IteratorPage[T]]:
         while (page := self._run(pages.next_page())) is not None:
             yield page
-
-
-def _by_hand(operation: Coroutine[Any, Any, T]) -> T:
-    """Return what a coroutine returns that never suspends."""
-    try:
-        operation.send(None)
-    except StopIteration as done:
-        return done.value  # type: ignore[no-any-return]
-    operation.close()
-    raise AssertionError("a backend that says that it does not wait has waited")

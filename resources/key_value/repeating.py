@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
@@ -33,6 +33,16 @@ async def pause_in_loop(seconds: float) -> None:
 async def pause_by_hand(seconds: float) -> None:
     """Wait where no event loop runs this coroutine."""
     time.sleep(seconds)
+
+
+def drive(operation: Coroutine[Any, Any, T]) -> T:
+    """Return what a coroutine returns that never suspends."""
+    try:
+        operation.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    operation.close()
+    raise AssertionError("a backend that says that it does not wait has waited")
 
 
 async def apply_again(

@@ -1,18 +1,21 @@
-"""Calls of boto3's blocking client from any event loop, and what its errors mean to a key-value table."""
+"""Calls of boto3's blocking client, from any event loop or from any thread, and what its errors mean to a table."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_adjunct.resources.backends.dynamodb_connection import Connection, code_of, problem_of
 from dagster_adjunct.resources.errors import AdjunctError
+from dagster_adjunct.resources.key_value.repeating import Pause, drive
 from dagster_adjunct.resources.key_value.table_segment import ReplyLostError, TableId
 from dagster_adjunct.resources.key_value_errors import KeyValueTableNotFoundError
 from dagster_adjunct.resources.tables.outcomes import State
@@ -40,18 +43,28 @@ class Clients:
             return self._connection.client(label, threads)
 
 
-class TableCalls:
-    """Calls for all segments of one table in this process: each event loop has a client, and threads that wait."""
+class TableCalls(ABC):
+    """Calls for all segments of one table in this process."""
 
-    def __init__(self, table: TableId, clients: Clients, threads: int) -> None:
+    def __init__(self, table: TableId) -> None:
         self.table = table
         self.label = label_of(table)
-        self._open: PerLoop[_Open] = PerLoop(partial(_Open, clients, self.label, threads), _Open.end)
 
+    @abstractmethod
     async def call(self, do: Callable[[DynamoDBClient], T]) -> T:
-        """Return what `do` returns, called in a thread with the client. Errors are boto3's: `meaning` reads them."""
-        mine = self._open.here()
-        return await asyncio.get_running_loop().run_in_executor(mine.threads, mine.run, do)
+        """Return what `do` returns, called with a client. Errors are boto3's: `meaning` reads them."""
+
+    @abstractmethod
+    async def together(self, asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+        """Return what each returns, in their order; they are under way at the same time."""
+
+    @abstractmethod
+    async def pause(self, seconds: float) -> None:
+        """Wait."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Give back what is open; the next call opens it again."""
 
     async def read(self, do: Callable[[DynamoDBClient], T]) -> T:
         """Call what changes nothing that anybody sees, or changes it to the same again: it may always be repeated."""
@@ -66,11 +79,67 @@ class TableCalls:
         """Return the error to raise: `sent` says that the request may have had an effect, if no answer came."""
         return meaning_of(error, self.table, sent=sent)
 
+
+class LoopCalls(TableCalls):
+    """Calls from event loops: each of them has a client, and threads that wait."""
+
+    def __init__(self, table: TableId, clients: Clients, threads: int) -> None:
+        super().__init__(table)
+        self._open: PerLoop[_Open] = PerLoop(partial(_Open, clients, self.label, threads), _Open.end)
+
+    async def call(self, do: Callable[[DynamoDBClient], T]) -> T:
+        mine = self._open.here()
+        return await asyncio.get_running_loop().run_in_executor(mine.threads, mine.run, do)
+
+    async def together(self, asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+        return await asyncio.gather(*asked)
+
+    async def pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
     async def close(self) -> None:
         """Close the running event loop's client, once its requests have ended."""
         mine = self._open.take()
         if mine is not None:
             await asyncio.to_thread(mine.end, wait=True)
+
+
+class ThreadCalls(TableCalls):
+    """Calls that wait in the thread of whoever asks, and never suspend: all threads of a process share a client."""
+
+    def __init__(self, table: TableId, clients: Clients, threads: int) -> None:
+        super().__init__(table)
+        self._new = partial(_Open, clients, self.label, threads)
+        self._mine: tuple[int, _Open] | None = None  # and the process that opened it: a child leaves its parent's alone
+        self._opening = threading.Lock()
+
+    async def call(self, do: Callable[[DynamoDBClient], T]) -> T:
+        mine = self._here()
+        with mine.places:
+            return mine.run(do)
+
+    async def together(self, asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+        each = list(asked)
+        return [await each[0]] if len(each) == 1 else list(self._here().threads.map(drive, each))
+
+    async def pause(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    async def close(self) -> None:
+        """Close the client, once the requests that several threads make for one caller have ended."""
+        with self._opening:
+            mine, self._mine = self._mine, None
+        if mine is not None and mine[0] == os.getpid():
+            mine[1].end(wait=True)
+
+    def _here(self) -> _Open:
+        mine = self._mine
+        if mine is None or mine[0] != os.getpid():
+            with self._opening:
+                if self._mine is None or self._mine[0] != os.getpid():
+                    self._mine = os.getpid(), self._new()
+                mine = self._mine
+        return mine[1]
 
 
 def meaning_of(error: Exception, table: TableId, *, sent: bool) -> Exception:
@@ -101,8 +170,9 @@ def pause_before(turn: int) -> float:
 class Patience:
     """Seconds in which something is tried again, with growing pauses."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, pause: Pause) -> None:
         self._until = time.monotonic() + seconds
+        self._pause = pause
         self._turn = 0
 
     async def wait(self) -> bool:
@@ -110,15 +180,16 @@ class Patience:
         if time.monotonic() >= self._until:
             return False
         self._turn += 1
-        await asyncio.sleep(pause_before(self._turn))
+        await self._pause(pause_before(self._turn))
         return True
 
 
 class _Open:
-    """What one event loop has open."""
+    """What one event loop has open, or a process without one."""
 
     def __init__(self, clients: Clients, label: str, threads: int) -> None:
         self.threads = ThreadPoolExecutor(threads, thread_name_prefix="dynamodb-key-values")
+        self.places = threading.BoundedSemaphore(threads)
         self._connect = partial(clients.new, label, threads)
         self._opening = threading.Lock()
         self._client: DynamoDBClient | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -44,7 +43,7 @@ async def read_keys(
     distinct = list(dict.fromkeys(keys))
     parts = [distinct[start : start + KEYS_AT_ONCE] for start in range(0, len(distinct), KEYS_AT_ONCE)]
     found: dict[bytes, StoredEntry] = {}
-    await asyncio.gather(*(_read_batch(calls, layout, part, values, found) for part in parts))
+    await calls.together(_read_batch(calls, layout, part, values, found) for part in parts)
     return [found.get(key) for key in keys]
 
 
@@ -55,7 +54,7 @@ async def _read_batch(
 
     What DynamoDB has no capacity for it leaves out: it is asked for again, ever more slowly.
     """
-    patience = Patience(_PATIENCE)
+    patience = Patience(_PATIENCE, calls.pause)
     left: Any = list(map(layout.entry, keys))
     attributes = "s, v, d" if values else "s, v"
     by_sort_key: dict[bytes, bytes] | None = None
@@ -93,8 +92,8 @@ async def read_range(
     found: list[StoredEntry] = []
     async for stretches in _stretches(calls, layout, within):
         left = limit - len(found)
-        parts = await asyncio.gather(
-            *(_read_stretch(calls, layout.table, part, within, left, values) for part in stretches)
+        parts = await calls.together(
+            _read_stretch(calls, layout.table, part, within, left, values) for part in stretches
         )
         for entries, whole in parts:
             found += entries

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from dagster_adjunct.resources.backends.dynamodb_connection import Connection
 from dagster_adjunct.resources.errors import ConfigurationError, check_whole_number
 from dagster_adjunct.resources.key_value.table_segment import TableId, TableSegment
-from dagster_adjunct.resources.key_value_backends.dynamodb_calls import Clients, TableCalls
+from dagster_adjunct.resources.key_value_backends.dynamodb_calls import Clients, LoopCalls, TableCalls, ThreadCalls
 from dagster_adjunct.resources.key_value_backends.dynamodb_layout import LIMITS, SegmentLayout
 from dagster_adjunct.resources.key_value_backends.dynamodb_physical_tables import PhysicalTables, physical_name
 from dagster_adjunct.resources.key_value_backends.dynamodb_segment import DynamoDbSegment
@@ -25,7 +25,7 @@ class DynamoDbSegments:
     """Each key-value table is a DynamoDB table, paid by request, whose name begins with `prefix`.
 
     Every write is a transaction, which costs twice what a plain write does, and a check whether the table is sealed. Up
-    to `threads` requests of a table are under way at a time for each event loop.
+    to `threads` requests of a table are under way at a time for each event loop, and for all threads that have none.
 
     Region, endpoint and credentials come from boto3's own chain unless they are given: `credentials_env` names the
     environment variables that hold the access key's id, the secret and maybe the session's token.
@@ -62,7 +62,7 @@ class DynamoDbSegments:
         self.threads = threads
         self._clients = Clients(self.connection)
         self._tables = PhysicalTables(self._clients, threads)
-        self._calls: WeakValueDictionary[TableId, TableCalls] = WeakValueDictionary()
+        self._calls: WeakValueDictionary[tuple[type, TableId], TableCalls] = WeakValueDictionary()
         self._opening = threading.Lock()
 
     def __repr__(self) -> str:
@@ -95,15 +95,21 @@ class DynamoDbSegments:
         self._tables.delete(table, self._name(table))
 
     def open(self, table: TableId, partition: int) -> TableSegment:
-        with self._opening:
-            calls = self._calls.get(table)
-            if calls is None:
-                calls = self._calls[table] = TableCalls(table, self._clients, self.threads)
-        return DynamoDbSegment(calls, SegmentLayout(self._name(table), partition))
+        return self._segment(LoopCalls, table, partition)
+
+    def open_without_loop(self, table: TableId, partition: int) -> TableSegment:
+        return self._segment(ThreadCalls, table, partition)
 
     def location(self, table: TableId, partition: int) -> str:
         where = self.connection.endpoint_url or self.connection.region or "of boto3's configuration"
         return f"DynamoDB {where}, table {self._name(table)}, partition {partition}"
+
+    def _segment(self, kind: type[LoopCalls] | type[ThreadCalls], table: TableId, partition: int) -> DynamoDbSegment:
+        with self._opening:
+            calls = self._calls.get((kind, table))
+            if calls is None:
+                calls = self._calls[kind, table] = kind(table, self._clients, self.threads)
+        return DynamoDbSegment(calls, SegmentLayout(self._name(table), partition))
 
     def _name(self, table: TableId) -> str:
         return physical_name(self.prefix, table)

@@ -7,7 +7,6 @@ first copy may still be on its way: its token is burnt, and only then is the try
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Sequence
@@ -77,7 +76,7 @@ class SegmentWrites:
 
     async def _try(self, changes: Sequence[SegmentChange], token: bytes, number: int) -> None:
         """Apply the changes; nothing of the tries from `number` on was sent yet."""
-        patience = Patience(self._patience)
+        patience = Patience(self._patience, self._calls.pause)
         while True:
             try:
                 answer = await self._send(transaction(self._layout, changes, token, number))
@@ -105,7 +104,7 @@ class SegmentWrites:
         Raises `ConditionsFailed` and the like where it never will be and a new try is no use, `ReplyLostError` or
         TableUnavailableError where it could not be found out.
         """
-        patience = Patience(self._patience)
+        patience = Patience(self._patience, self._calls.pause)
         taken = False
         while True:
             answer = await self._send(transaction(self._layout, changes, token, number))
@@ -152,7 +151,7 @@ class SegmentWrites:
         if not families:
             return
         requests = (partial(_put, self._layout.table, self._layout.family(family)) for family in families)
-        await asyncio.gather(*map(self._calls.read, requests))
+        await self._calls.together(map(self._calls.read, requests))
         if len(self._listed) > _FAMILIES_KNOWN:
             self._listed.clear()
         self._listed |= families

@@ -102,6 +102,26 @@ def postgres_without_loop(request: pytest.FixtureRequest, folder: Path) -> Segme
     return SegmentStore(lambda: PostgresWithoutLoop(connect=connect))
 
 
+class DynamoDbWithoutLoop(DynamoDbSegments):
+    """The same, whose segments wait in the thread of whoever asks."""
+
+    waits = False
+    open = DynamoDbSegments.open_without_loop
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _dynamodb_without_loop, (self.to_dict(),)
+
+
+def _dynamodb_without_loop(settings: dict[str, Any]) -> DynamoDbWithoutLoop:
+    return DynamoDbWithoutLoop(**settings)
+
+
+def dynamodb_without_loop(request: pytest.FixtureRequest, folder: Path) -> SegmentStore:
+    store = dynamodb(request, folder)
+    settings = store.backend().to_dict()  # type: ignore[attr-defined]
+    return SegmentStore(lambda: DynamoDbWithoutLoop(**settings), store.environment)
+
+
 SEGMENT_STORES = [
     pytest.param(dynamodb, id="dynamodb", marks=pytest.mark.server),
     pytest.param(sqlite, id="sqlite"),
@@ -110,16 +130,17 @@ SEGMENT_STORES = [
     pytest.param(objects_in_s3, id="objects-in-s3", marks=pytest.mark.server),
     pytest.param(postgres, id="postgres", marks=pytest.mark.server),
 ]
-WITHOUT_LOOP = pytest.param(
-    postgres_without_loop, id="postgres-without-loop", marks=[pytest.mark.server, pytest.mark.long]
-)
+WITHOUT_LOOP = [
+    pytest.param(postgres_without_loop, id="postgres-without-loop", marks=[pytest.mark.server, pytest.mark.long]),
+    pytest.param(dynamodb_without_loop, id="dynamodb-without-loop", marks=[pytest.mark.server, pytest.mark.long]),
+]
 # Asked so often that slow servers take long: those at length only.
 QUICK_STORES = [
     pytest.param(objects_in_memory, id="objects-in-memory"),
     pytest.param(sqlite, id="sqlite"),
     pytest.param(postgres, id="postgres", marks=pytest.mark.server),
     pytest.param(dynamodb, id="dynamodb", marks=[pytest.mark.server, pytest.mark.long]),
-    WITHOUT_LOOP,
+    *WITHOUT_LOOP,
     pytest.param(objects_in_a_folder, id="objects-in-a-folder", marks=pytest.mark.long),
     pytest.param(objects_in_s3, id="objects-in-s3", marks=[pytest.mark.server, pytest.mark.long]),
 ]

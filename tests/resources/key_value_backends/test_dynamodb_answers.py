@@ -19,7 +19,7 @@ from dagster_adjunct.resources.key_value.table_segment import (
     SegmentChange,
     TableId,
 )
-from dagster_adjunct.resources.key_value_backends.dynamodb_calls import TableCalls
+from dagster_adjunct.resources.key_value_backends.dynamodb_calls import LoopCalls, TableCalls, ThreadCalls
 from dagster_adjunct.resources.key_value_backends.dynamodb_layout import SegmentLayout
 from dagster_adjunct.resources.key_value_backends.dynamodb_physical_tables import PhysicalTables
 from dagster_adjunct.resources.key_value_backends.dynamodb_segment import DynamoDbSegment
@@ -81,8 +81,17 @@ class Script:
         return [request["ClientRequestToken"].rpartition("-")[2] for request in self.asked]
 
 
+_calls_of: list[type[LoopCalls] | type[ThreadCalls]] = [LoopCalls]
+
+
+@pytest.fixture(params=[LoopCalls, ThreadCalls], autouse=True)
+def asked_by(request: pytest.FixtureRequest) -> None:
+    """How segments ask in a test: from an event loop, or in the thread of the caller."""
+    _calls_of[:] = [request.param]
+
+
 def segment_of(script: Script, patience: float = 60) -> DynamoDbSegment:
-    calls = TableCalls(TABLE, script, 4)  # type: ignore[arg-type]
+    calls: TableCalls = _calls_of[0](TABLE, script, 4)  # type: ignore[arg-type]
     return DynamoDbSegment(calls, SegmentLayout(NAME, 0), patience)
 
 

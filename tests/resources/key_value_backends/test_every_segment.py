@@ -39,7 +39,7 @@ APPLE, PEAR, PLUM, QUINCE = map(of, (b"apple", b"pear", b"plum", b"quince"))
 LARGE = 1 << 20  # bytes: how far a value, or a request, without a limit is tried
 
 
-@pytest.fixture(scope="module", params=[*SEGMENT_STORES, WITHOUT_LOOP])
+@pytest.fixture(scope="module", params=[*SEGMENT_STORES, *WITHOUT_LOOP])
 def segment_store(request, tmp_path_factory) -> SegmentStore:
     return request.param(request, tmp_path_factory.mktemp("segments"))
 
