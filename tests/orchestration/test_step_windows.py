@@ -15,6 +15,7 @@ from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.windows import Aggregate, Count, Distinct, Max, Mean, Sum
 from tests.orchestration.step_world import StepWorld
 from tests.orchestration.window_oracle import Click, Expected, at, expected, random_clicks, watermark
+from tests.rounds import rounds
 
 pytestmark = pytest.mark.spark
 
@@ -114,6 +115,7 @@ def killed(event: StepEvent) -> None:
 ALL = {"tumbling": "final", "sliding": "updates", "session": "final"}
 
 
+@pytest.mark.rounds
 @pytest.mark.parametrize(
     ("results", "without"),
     [
@@ -128,9 +130,10 @@ def test_windows_are_whole_across_runs_and_come_out_once(
     step_world.stream("clicks", "key", 2, key="string", time="timestamp", number="int", text="string")
     clicks = [click for click in random_clicks(3, 30, 180, 1)[0] if click.key is not None]
     app = clicks_app(results, without)
-    for begin in range(0, len(clicks), 60):
-        send(step_world, clicks[begin : begin + 60])
-        if begin == 60:  # killed when state is committed, and the batch is not: what it does again has to be the same
+    size, dies = rounds(90, 60), rounds(0, 60)
+    for begin in range(0, len(clicks), size):
+        send(step_world, clicks[begin : begin + size])
+        if begin == dies:  # killed when state is committed, and the batch is not: what it does again has to be the same
             with pytest.raises(Killed):
                 step_world.run(app, on_event=killed)
         step_world.run(app)
