@@ -56,7 +56,7 @@ def joined(stream: MessageStream, planes: DatasetTable, first: int, count: int) 
     return stream
 
 
-@pytest.mark.parametrize("joins", [pytest.param(1, marks=pytest.mark.long), 8])
+@pytest.mark.parametrize("joins", [pytest.param(1, marks=pytest.mark.long), 3, pytest.param(8, marks=pytest.mark.long)])
 def test_one_plan_is_looked_at_for_all_joins_of_a_run(world: StepWorld, looks: list[set[str]], joins: int) -> None:
     app = Application("app", max_batch_records=1)
     enriched = joined(app.input_stream("lake.trips"), app.table(PLANES), 0, joins)

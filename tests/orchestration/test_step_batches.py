@@ -76,7 +76,7 @@ def test_a_dataset_that_holds_nothing_back_may_be_empty_at_first(step_world: Ste
     assert found(step_world) == [(1, None)]
 
 
-@pytest.mark.parametrize("crash", ["intent", "output", "outputs"])
+@pytest.mark.parametrize("crash", ["intent", pytest.param("output", marks=pytest.mark.long), "outputs"])
 def test_an_open_intent_is_run_again_as_written_whatever_has_arrived_since(step_world: StepWorld, crash: str) -> None:
     world_of_trips(step_world)
     step_world.send("planes", ("N1", 100), version="v1")

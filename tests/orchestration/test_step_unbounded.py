@@ -172,8 +172,15 @@ def test_broadcast_one_copy_is_read_by_all_tasks(world: StepWorld, persistent: b
     assert all(end != "0" for end in partitions.values()), "each task had records"
 
 
-@pytest.mark.parametrize("persistent", [True, False], ids=["stored", "one run"])
-@pytest.mark.parametrize("crash", ["intent", "outputs"])
+@pytest.mark.parametrize(
+    ("crash", "persistent"),
+    [
+        pytest.param("intent", True, id="intent-stored"),
+        pytest.param("outputs", False, id="outputs-one run"),
+        pytest.param("outputs", True, id="outputs-stored", marks=pytest.mark.long),
+        pytest.param("intent", False, id="intent-one run", marks=pytest.mark.long),
+    ],
+)
 def test_failover_another_run_goes_on_with_the_versions_of_the_one_that_was_killed(
     world: StepWorld, persistent: bool, crash: str
 ) -> None:
