@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from dagster_adjunct.errors import PermanentError, TransientError
 from dagster_adjunct.plans import ExecutionPlan
 from dagster_adjunct.resources.errors import NullKeyError, StoreUnavailableError
 from dagster_adjunct.resources.spark.spark_errors import adjunct_error
+from tests.kept_processes import program
 from tests.orchestration.dagster import small
 from tests.servers.s3 import ROOT
 
@@ -244,7 +244,7 @@ print(json.dumps(found))
 @pytest.mark.slow
 def test_a_run_has_one_session_for_all_its_ops_and_leaves_none_behind_even_when_it_fails(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", ONE_SESSION, str(tmp_path)],
+        [program("python"), "-c", ONE_SESSION, str(tmp_path)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "ADJUNCT_SPARK_MASTER": "local[2]"},
         capture_output=True,
