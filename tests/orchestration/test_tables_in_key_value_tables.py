@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -21,6 +19,7 @@ from dagster_adjunct.resources.key_value_frames import read_key_value_table
 from dagster_adjunct.resources.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest
 from dagster_adjunct.resources.tables import RemoteTable
+from tests.kept_processes import program
 from tests.orchestration.scan_tables import COLUMNS, Store, counting, newest, scanned, send
 from tests.orchestration.step_world import StepWorld
 
@@ -77,7 +76,7 @@ def test_the_newest_is_kept_and_looked_up_by_another_application_and_by_the_comm
     step_world.run(seen)
     assert {row["tag"]: row["at"] for row in step_world.rows("out")} == newest(scans)
 
-    command = [str(Path(sys.executable).with_name("adjunct")), "table", "get", "tags", "tag-7"]
+    command = [program("adjunct"), "table", "get", "tags", "tag-7"]
     told = subprocess.run(
         [*command, "--lake", step_world.lake.url, "--json"], capture_output=True, text=True, timeout=120, check=False
     )
