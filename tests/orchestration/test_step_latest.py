@@ -21,7 +21,6 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
 from dagster_adjunct.resources.streams.interface.stream_system import POSITION
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from tests.orchestration.step_world import StepWorld
-from tests.rounds import rounds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -61,13 +60,12 @@ def ask(
     startpoints_of(world.lake, app).write_startpoints([request])
 
 
-def latest(world: StepWorld, stream: str, *, by_spark: bool = True) -> Counter[int]:
-    """Return how often each number is among the latest, by Arrow, and by Spark, which have to agree."""
+def latest(world: StepWorld, stream: str) -> Counter[int]:
+    """Return how often each number is among the latest, by Spark and by Arrow, which have to agree."""
     ranges = world.streams.whole(stream)
     found = Counter(world.streams.read_arrow(ranges, ["v"], epochs="latest")["v"].to_pylist())
-    if by_spark:
-        rows = world.streams.read(world.spark(), ranges, epochs="latest").collect()
-        assert Counter(row.v for row in rows) == found
+    rows = world.streams.read(world.spark(), ranges, epochs="latest").collect()
+    assert Counter(row.v for row in rows) == found
     return found
 
 
@@ -80,7 +78,6 @@ def placed(world: StepWorld) -> list[dict[int, int]]:
     return found
 
 
-@pytest.mark.rounds
 def test_the_latest_results_agree_with_what_the_application_would_make_of_each_record_when_it_last_read_it(
     step_world: StepWorld,
 ) -> None:
@@ -92,10 +89,10 @@ def test_the_latest_results_agree_with_what_the_application_would_make_of_each_r
     at = placed(world)
     least = [dict.fromkeys(numbers, 5) for numbers in at]  # what the filter was when a record was read last
 
-    def check(*, by_spark: bool = bool(rounds(0, 1))) -> None:
+    def check() -> None:
         kept = [v for p, numbers in enumerate(at) for offset, v in numbers.items() if v >= least[p][offset]]
-        assert latest(world, "out", by_spark=by_spark) == Counter(dict.fromkeys(kept, 2))
-        assert latest(world, "even", by_spark=by_spark) == Counter({v: 2 for v in kept if v % 2 == 0})
+        assert latest(world, "out") == Counter(dict.fromkeys(kept, 2))
+        assert latest(world, "even") == Counter({v: 2 for v in kept if v % 2 == 0})
 
     world.run(application(5))
     check()
@@ -113,7 +110,7 @@ def test_the_latest_results_agree_with_what_the_application_would_make_of_each_r
     least[0] |= dict.fromkeys(range(5, 7), 15)
     check()
     assert world.run(app).caught_up  # as it was written down: nothing is added
-    check(by_spark=True)
+    check()
 
     # An overlapping startpoint, of which one batch runs; then new records, and the rest.
     app = application(0, limit=6)
@@ -129,7 +126,7 @@ def test_the_latest_results_agree_with_what_the_application_would_make_of_each_r
     at = placed(world)
     world.run(application(0))
     least = [{o: least[p].get(o, 0) if p == 0 and o < 3 else 0 for o in numbers} for p, numbers in enumerate(at)]
-    check(by_spark=True)
+    check()
 
     # A batch that is abandoned when an output has it: what is read again counts once.
     world.send("numbers", ("k3", 200), ("k4", 202))
