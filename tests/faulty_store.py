@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from dagster_adjunct.resources.errors import ObjectExistsError, PreconditionFailedError, StoreUnavailableError
+from tests.rounds import rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FaultKind = Literal["lost-after", "lost-before", "409", "412", "throttle", "crash-before", "crash-after", "meanwhile"]
+WRITES = frozenset({"put", "put_if_absent", "put_if_match", "upload", "delete", "delete_many"})
 
 
 class Crash(BaseException):
@@ -41,6 +43,16 @@ class Fault:
     nth: int
     kind: FaultKind
     action: Callable[[], object] | None = None
+
+
+def deaths(requests: Sequence[tuple[str, str]]) -> list[int]:
+    """Return the requests (from 1) before which a process may die so that what it leaves behind differs.
+
+    These are the writes: who dies before a read leaves what it leaves before the write that follows, or at the end.
+    With all rounds they are all requests.
+    """
+    writes = [nth for nth, (made, _) in enumerate(requests, 1) if made in WRITES]
+    return rounds(writes, [*range(1, len(requests) + 1)])
 
 
 class FaultyStore:

@@ -14,7 +14,7 @@ from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
-from tests.faulty_store import Crash, Fault, FaultyStore
+from tests.faulty_store import Crash, Fault, FaultyStore, deaths
 
 SCHEMA = Schema.of(k="string", v="int")
 BOUNDED = bounded_dataset("refs", input="lake.changes", key="k", partitions=2)
@@ -40,25 +40,26 @@ def copy_of(world: World, folder: Path) -> World:
 
 
 def crash_everywhere(world: World, spec, folder: Path, before, after) -> int:
-    """Die before the nth request, for every n, and after the last; then advance again: as if nothing had been."""
-    kind, nth = "crash-before", 1
-    while True:
+    """Die where what is left differs, and after the last request; then advance again: as if nothing had been.
+
+    Returned is how many requests there were.
+    """
+    whole = copy_of(world, folder / "whole")
+    counted = faulty(whole)
+    whole.advance(spec, lake=counted)
+    requests = counted.store.requests  # type: ignore[attr-defined]
+    for nth, kind in [*((each, "crash-before") for each in deaths(requests)), (len(requests), "crash-after")]:
         copy = copy_of(world, folder / f"{kind}-{nth}")
-        lake = faulty(copy, Fault("*", nth, kind))
-        try:
-            copy.advance(spec, lake=lake)
-        except Crash:
-            assert content(copy, spec) in (before, after), "neither the old nor the new state"
-            copy.advance(spec)
-            assert content(copy, spec) == after
-            assert copy.advance(spec).action == "up-to-date"
-            if kind == "crash-after":
-                return nth
-            nth += 1
-        else:
-            kind, nth = "crash-after", len(lake.store.requests)
+        with pytest.raises(Crash):
+            copy.advance(spec, lake=faulty(copy, Fault("*", nth, kind)))  # type: ignore[arg-type]
+        assert content(copy, spec) in (before, after), "neither the old nor the new state"
+        copy.advance(spec)
+        assert content(copy, spec) == after
+        assert copy.advance(spec).action == "up-to-date"
+    return len(requests)
 
 
+@pytest.mark.rounds
 @pytest.mark.spark
 def test_a_seal_that_dies_after_any_request_is_taken_up(sparkling: World, tmp_path: Path) -> None:
     sparkling.stream("changes", SCHEMA, ["k"], 2)
@@ -68,6 +69,7 @@ def test_a_seal_that_dies_after_any_request_is_taken_up(sparkling: World, tmp_pa
     assert crash_everywhere(sparkling, BOUNDED, tmp_path, {"a": 1, "b": 1}, {"b": 2, "c": 2}) >= 4
 
 
+@pytest.mark.rounds
 @pytest.mark.spark
 def test_a_bootstrap_that_dies_after_any_request_is_taken_up(sparkling: World, tmp_path: Path) -> None:
     sparkling.stream("changes", SCHEMA, ["k"], 2)
@@ -75,6 +77,7 @@ def test_a_bootstrap_that_dies_after_any_request_is_taken_up(sparkling: World, t
     assert crash_everywhere(sparkling, UNBOUNDED, tmp_path, None, {"b": 1}) >= 5
 
 
+@pytest.mark.rounds
 @pytest.mark.spark
 def test_a_commit_of_changes_that_dies_after_any_request_is_taken_up(sparkling: World, tmp_path: Path) -> None:
     sparkling.stream("changes", SCHEMA, ["k"], 2)

@@ -43,7 +43,7 @@ from dagster_adjunct.resources.objects.object_store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
-from tests.faulty_store import Crash, Fault, FaultyStore
+from tests.faulty_store import Crash, Fault, FaultyStore, deaths
 from tests.servers.s3 import S3Server
 
 SCHEMA = Schema.of(person="string", seats="int", note="string")
@@ -435,31 +435,29 @@ def copy_of(world: World) -> World:
     return World(Lake(store, world.lake.id), world.spark, dict(world.sequences))
 
 
+@pytest.mark.rounds
 def test_an_erasure_that_dies_at_any_request_is_finished_by_the_next(people: World) -> None:
     deliver(people, "v1", entries(1, "ada", "bob", SECRET))
     deliver(people, "v2", entries(2, "ada", "cy"))
     plant(people, f"{people.lake.dataset_prefix('people')}/data/dead1", [SECRET])
     before = retained(people)
     expected = {"v1": entries(1, "ada", "bob"), "v2": entries(2, "ada", "cy")}
-    kind, nth, died = "crash-before", 1, 0
-    while True:
+    whole = copy_of(people)
+    counted = FaultyStore(whole.lake.store)
+    forget(Lake(counted, whole.lake.id), "people", [SECRET], **WHY)
+    assert retained(whole) == expected
+    assert len(counted.requests) > 30
+    for number, nth in enumerate(deaths(counted.requests), 1):
         world = copy_of(people)
-        faulty = FaultyStore(world.lake.store, [Fault("*", nth, kind)])  # type: ignore[arg-type]
-        try:
+        faulty = FaultyStore(world.lake.store, [Fault("*", nth, "crash-before")])
+        with pytest.raises(Crash):
             forget(Lake(faulty, world.lake.id), "people", [SECRET], **WHY)
-        except Crash:
-            died += 1
-            assert retained(world) in (before, expected)
-            assert forget(world.lake, "people", [SECRET], **WHY).complete
-            assert retained(world) == expected
-            assert traces(world.lake.store, SECRET) == []
-            if nth % 10 == 0:
-                assert deliver(world, "v3", entries(3, "eve")).action == "sealed"
-            nth += 1
-        else:
-            assert retained(world) == expected
-            break
-    assert died > 30
+        assert retained(world) in (before, expected)
+        assert forget(world.lake, "people", [SECRET], **WHY).complete
+        assert retained(world) == expected
+        assert traces(world.lake.store, SECRET) == []
+        if number % 5 == 0:
+            assert deliver(world, "v3", entries(3, "eve")).action == "sealed"
 
 
 @pytest.mark.parametrize("fault", ["lost-before", "lost-after", "throttle"])

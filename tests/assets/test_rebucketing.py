@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from contextlib import suppress
 
 import pytest
@@ -42,7 +41,7 @@ from tests.assets.cycle import (
     served,
     whole,
 )
-from tests.faulty_store import Crash, Fault, FaultyStore
+from tests.faulty_store import Crash, Fault, FaultyStore, deaths
 
 MORE = bounded_dataset(NAME, input="lake.planes", key="k", partitions=5)
 
@@ -66,11 +65,16 @@ def set_in(lake: Lake) -> World:
     return world
 
 
-@pytest.fixture
-def planes() -> World:
+def published() -> World:
+    """Return a world in which the dataset has published two versions."""
     world = planes_in(lake_in(InMemoryStore()))
     publish(world, 1, 2)
     return world
+
+
+@pytest.fixture
+def planes() -> World:
+    return published()
 
 
 def check(lake: Lake, partitions: int, *numbers: int) -> None:
@@ -115,19 +119,18 @@ def test_a_reader_by_lease_keeps_the_old_copy_until_it_leaves(planes: World) -> 
     check(lake, 5, 1, 2)
 
 
+@pytest.mark.rounds
 @pytest.mark.parametrize("kind", ["crash-before", "crash-after"])
 def test_a_crash_leaves_the_old_dataset_or_the_new_one(kind: str) -> None:
     seen = set()
-    for nth in itertools.count(1):
-        world = planes_in(lake_in(InMemoryStore()))
-        publish(world, 1, 2)
+    whole_run = published()
+    counted = FaultyStore(whole_run.lake.store)
+    repartition_versions(Lake(counted, whole_run.lake.id), NAME, 5, **WHY)
+    for nth in deaths(counted.requests):
+        world = published()
         store = FaultyStore(world.lake.store, [Fault("*", nth, kind)])  # type: ignore[arg-type]
-        try:
+        with pytest.raises(Crash):
             repartition_versions(Lake(store, world.lake.id), NAME, 5, **WHY)
-        except Crash:
-            pass
-        else:
-            break
         partitions = StoredVersions(world.lake, NAME).require_manifest().declaration.partitions
         assert partitions is not None
         seen.add(partitions)
@@ -169,9 +172,13 @@ def test_what_can_not_be_rewritten_is_refused(planes: World) -> None:
         repartition_versions(planes.lake, NAME, 3, reason="", by="ada")
 
 
+@pytest.mark.rounds
 def test_a_member_of_a_version_set_is_rewritten_in_one_commit_of_the_set() -> None:
     seen = set()
-    for nth in itertools.count(1):
+    whole_run = set_in(lake_in(InMemoryStore()))
+    counted = FaultyStore(whole_run.lake.store)
+    repartition_versions(Lake(counted, whole_run.lake.id), NAME, 5, **WHY)
+    for nth in [*deaths(counted.requests), len(counted.requests) + 1]:
         world = set_in(lake_in(InMemoryStore()))
         others = StoredVersions(world.lake, "routes").require_manifest()
         before = DatasetLog(world.lake, NAME).read()[0]
@@ -182,8 +189,6 @@ def test_a_member_of_a_version_set_is_rewritten_in_one_commit_of_the_set() -> No
         seen.add(partitions)
         check(world.lake, int(partitions or 0), 1, 2)
         assert StoredVersions(world.lake, "routes").require_manifest() == others
-        if nth > len(store.requests):
-            break
     assert seen == {2, 5}
     now = DatasetLog(world.lake, NAME).read()[0]
     assert now is not None

@@ -37,7 +37,7 @@ from tests.assets.cycle import (
     served,
     whole,
 )
-from tests.faulty_store import Crash, Fault, FaultyStore
+from tests.faulty_store import Crash, Fault, FaultyStore, deaths
 
 STAGES = ("collect", "build", "unchanged", "validate", "seal", "switch")
 
@@ -127,12 +127,13 @@ def test_a_build_from_files_is_taken_up_as_well_unless_the_files_are_others(plan
     assert (builds(last), served(planes.lake, "files")) == (0, {"a": 2})
 
 
+@pytest.mark.rounds
 def test_an_advance_killed_at_any_request_is_taken_up(planes: World, tmp_path: Path) -> None:
     uninterrupted = copy_of(planes, tmp_path / "uninterrupted")
     counting = FaultyStore(uninterrupted.lake.store)
     uninterrupted.advance(PLANES, lake=Lake(counting, planes.lake.id))
     expected = tidied(uninterrupted)
-    for nth in range(1, len(counting.requests) + 1):
+    for nth in deaths(counting.requests):
         copy = copy_of(planes, tmp_path / f"{nth}")
         kill(writing.advance_until_request, copy.lake.url, nth)
         assert served(copy.lake) in (whole(2), whole(3))
@@ -141,6 +142,7 @@ def test_an_advance_killed_at_any_request_is_taken_up(planes: World, tmp_path: P
         assert tidied(copy) == expected
 
 
+@pytest.mark.rounds
 def test_a_discard_killed_at_any_request_is_ended_by_the_next_one(planes: World, tmp_path: Path) -> None:
     planes.advance(PLANES)
     make_older(planes.lake, timedelta(hours=1))
@@ -148,7 +150,7 @@ def test_a_discard_killed_at_any_request_is_ended_by_the_next_one(planes: World,
     counting = FaultyStore(uninterrupted.lake.store)
     assert len(discard(Lake(counting, planes.lake.id), NAME, AT_ONCE, by="test").discarded) == 2
     expected = state_of(uninterrupted)
-    for nth in range(1, len(counting.requests) + 1):
+    for nth in deaths(counting.requests):
         copy = copy_of(planes, tmp_path / f"{nth}")
         kill(writing.discard_until_request, copy.lake.url, nth)
         assert served(copy.lake) == whole(3)

@@ -42,14 +42,13 @@ from tests.assets.unbounded.facts import (
     table_of,
 )
 from tests.assets.unbounded.tables import left_over
-from tests.faulty_store import Crash, Fault, FaultKind, FaultyStore
+from tests.faulty_store import WRITES, Crash, Fault, FaultKind, FaultyStore, deaths
 
 HOUR = timedelta(hours=1)
 AT_ONCE = DiscardPolicy(keep=1, grace=timedelta(0))
 FIRST: list[Fact] = [("a", 1, 1), ("b", 2, 2), ("c", 3, 3), ("a", 4, 4), ("d", 5, 5), ("b", 6, None)]
 SECOND: list[Fact] = [("a", 7, None), ("e", 8, 8), ("c", 2, 9), ("b", 9, 10), ("d", 10, 11)]
 BAD: list[Fact] = [(None, 11, 1), ("a", 12, 12), (None, 13, None)]
-WRITES = ("put", "put_if_absent", "put_if_match", "upload", "delete", "delete_many")
 WITH_LETTERS: dict[str, Any] = {"on_bad_change": DeadLetters(f"lake.{DEAD}")}
 
 
@@ -172,6 +171,7 @@ def check(world: World, case: Case, allowed: list[dict[str, int]], expected: dic
     assert outcome(world, case) == expected, where
 
 
+@pytest.mark.rounds
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.long) if name in AT_LENGTH else name for name in CASES]
 )
@@ -186,10 +186,12 @@ def test_what_dies_at_any_request_is_taken_up(name: str) -> None:
     counted = FaultyStore(probe.lake.store)
     act(probe, case, Lake(counted, probe.lake.id))
     # After a request is before the next one; the reply to a read may be lost without any harm.
-    faults: list[tuple[int, FaultKind]] = [(nth, "crash-before") for nth in range(1, len(counted.requests) + 1)]
-    faults += [(nth, "lost-after") for nth, (made, _) in enumerate(counted.requests, 1) if made in WRITES]
-    faults.append((len(counted.requests), "crash-after"))
-    assert len(faults) > 10
+    lost: list[tuple[int, FaultKind]] = [
+        (nth, "lost-after") for nth, (made, _) in enumerate(counted.requests, 1) if made in WRITES
+    ]
+    assert len(counted.requests) + len(lost) >= 10
+    faults: list[tuple[int, FaultKind]] = [(nth, "crash-before") for nth in deaths(counted.requests)]
+    faults += [*lost, (len(counted.requests), "crash-after")]
     for nth, kind in faults:
         where = f"{kind} at request {nth}: {counted.requests[nth - 1]}"
         copy = copy_of(begin)

@@ -33,7 +33,7 @@ from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.test_erasure import copy_of, traces
 from tests.assets.unbounded.tables import BY_HAND, content, entries, faulty, send, table
-from tests.faulty_store import Crash, Fault
+from tests.faulty_store import Crash, Fault, deaths
 
 NAME = "table"
 WHY = {"reason": "request 4711", "by": "ada"}
@@ -314,26 +314,25 @@ def test_an_open_batch_is_run_again_with_the_version_it_was_begun_with(quick: Wo
 # -- interruptions
 
 
+@pytest.mark.rounds
 def test_an_erasure_that_dies_at_any_request_is_finished_by_the_next(quick: World) -> None:
     spec = grown(quick)
-    nth, died = 1, 0
-    while True:
+    whole = copy_of(quick)
+    counted = faulty(whole)
+    forget(counted, NAME, [SECRET], **WHY)
+    assert content(current(whole)) == LEFT
+    requests = counted.store.requests  # type: ignore[attr-defined]
+    assert len(requests) > 40
+    for number, nth in enumerate(deaths(requests), 1):
         world = copy_of(quick)
-        try:
+        with pytest.raises(Crash):
             forget(faulty(world, Fault("*", nth, "crash-before")), NAME, [SECRET], **WHY)
-        except Crash:
-            died += 1
-            assert content(current(world)) == LEFT
-            assert forget(world.lake, NAME, [SECRET], **WHY).complete
-            assert traces(world.lake.store, SECRET) == []
-            assert content(current(world)) == LEFT
-            if nth % 10 == 0:
-                assert send(world, spec, {"f": nth})[1] == content(current(world)) == {**LEFT, "f": nth}
-            nth += 1
-        else:
-            assert content(current(world)) == LEFT
-            break
-    assert died > 40
+        assert content(current(world)) == LEFT
+        assert forget(world.lake, NAME, [SECRET], **WHY).complete
+        assert traces(world.lake.store, SECRET) == []
+        assert content(current(world)) == LEFT
+        if number % 5 == 0:
+            assert send(world, spec, {"f": nth})[1] == content(current(world)) == {**LEFT, "f": nth}
 
 
 def meanwhile(world: World, act: Callable[[], object]) -> Lake:

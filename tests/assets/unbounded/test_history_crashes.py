@@ -21,13 +21,12 @@ from dagster_adjunct.resources.objects.s3_store import S3Store
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.unbounded.over_time import NAME, Change, Model, check, manifest_of, prices, prices_in, send
-from tests.faulty_store import Crash, Fault, FaultKind, FaultyStore
+from tests.faulty_store import WRITES, Crash, Fault, FaultKind, FaultyStore, deaths
 from tests.servers.s3 import S3Server
 
 FIRST: list[Change] = [("a", 1, 1), ("b", 2, None), ("c", 3, 1), ("a", 4, 2)]
 SECOND: list[Change] = [("a", 3, 7), ("d", 30, 1), ("c", 29, None)]
 THIRD: list[Change] = [("b", 28, 5), ("a", 4, 9)]
-WRITES = ("put", "put_if_absent", "put_if_match", "upload", "delete", "delete_many")
 CASES: dict[str, tuple[list[list[Change]], list[Change], str, dict[str, Any]]] = {
     "a commit": ([FIRST], SECOND, "advance", {}),
     "a bootstrap of several chunks": ([], [*FIRST, *SECOND], "advance", {"chunk": 3}),
@@ -45,6 +44,7 @@ def copy_of(world: World, store: ObjectStore) -> World:
     return World(Lake(store, world.lake.id), IN_PROCESS, dict(world.sequences))
 
 
+@pytest.mark.rounds
 @pytest.mark.parametrize("name", CASES)
 def test_what_dies_at_any_request_leaves_a_whole_history_and_is_taken_up(name: str) -> None:
     dies_and_is_taken_up(name, InMemoryStore)
@@ -54,7 +54,7 @@ def test_what_dies_at_any_request_leaves_a_whole_history_and_is_taken_up(name: s
 @pytest.mark.parametrize("name", ["a commit", "a major compaction that prunes and forgets"])
 def test_on_s3_what_dies_is_taken_up(versitygw: S3Server, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     versitygw.set_in(monkeypatch)
-    dies_and_is_taken_up(name, stores_on(versitygw), every=11)
+    dies_and_is_taken_up(name, stores_on(versitygw), every=5)
 
 
 @pytest.mark.server
@@ -93,9 +93,11 @@ def dies_and_is_taken_up(name: str, new_store: NewStore, every: int = 1) -> None
     probe = copy_of(begin, new_store())
     counted = FaultyStore(probe.lake.store)
     run(probe, Lake(counted, probe.lake.id))
-    faults: list[tuple[int, FaultKind]] = [(nth, "crash-before") for nth in range(1, len(counted.requests) + 1)]
-    faults += [(nth, "lost-after") for nth, (made, _) in enumerate(counted.requests, 1) if made in WRITES]
-    assert len(faults) > 10
+    lost: list[tuple[int, FaultKind]] = [
+        (nth, "lost-after") for nth, (made, _) in enumerate(counted.requests, 1) if made in WRITES
+    ]
+    assert len(counted.requests) + len(lost) > 10
+    faults: list[tuple[int, FaultKind]] = [*((nth, "crash-before") for nth in deaths(counted.requests)), *lost]
     for nth, kind in faults[::every]:
         copy = copy_of(begin, new_store())
         try:

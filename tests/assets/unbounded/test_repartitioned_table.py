@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -49,7 +48,7 @@ from tests.assets.unbounded.facts import (
     table_of,
 )
 from tests.assets.unbounded.tables import left_over
-from tests.faulty_store import Crash, Fault
+from tests.faulty_store import Crash, Fault, deaths
 
 WHY: dict[str, Any] = {"reason": "more machines", "by": "ada"}
 SPEC, MORE = table_of(), table_of(partitions=5)
@@ -165,16 +164,18 @@ def test_a_table_that_is_rewritten_between_is_the_one_that_is_not(by_position: b
         assert check(world, log) == partitions
 
 
+@pytest.mark.rounds
 @pytest.mark.parametrize("kind", ["crash-before", "crash-after", "lost-after"])
 def test_a_fault_at_any_request_leaves_the_old_table_or_the_new_one(kind: str) -> None:
     seen, log = set(), log_of(FIRST, SECOND)
-    for nth in itertools.count(1):
+    whole = table_with(FIRST, SECOND)
+    counted = faulty(whole)
+    rewrite(whole, lake=counted)
+    requests = counted.store.requests  # type: ignore[attr-defined]
+    for nth in range(1, len(requests) + 1) if kind == "lost-after" else deaths(requests):
         world = table_with(FIRST, SECOND)
-        lake = faulty(world, Fault("*", nth, kind))  # type: ignore[arg-type]
         with suppress(Crash, AdjunctError):
-            rewrite(world, lake=lake)
-        if nth > len(lake.store.requests):  # type: ignore[attr-defined]
-            break
+            rewrite(world, lake=faulty(world, Fault("*", nth, kind)))  # type: ignore[arg-type]
         partitions = check(world, log)
         seen.add(partitions)
         if partitions == 2:

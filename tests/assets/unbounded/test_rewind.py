@@ -47,13 +47,12 @@ from tests.assets.unbounded import facts
 from tests.assets.unbounded.facts import DEAD, NAME, TENFOLD, Fact, content, facts_in, letters, table_of
 from tests.assets.unbounded.following_plain import table_in
 from tests.assets.unbounded.tables import BY_HAND, left_over, stored
-from tests.faulty_store import Crash, Fault, FaultKind, FaultyStore
+from tests.faulty_store import WRITES, Crash, Fault, FaultKind, FaultyStore, deaths
 
 COLUMNS = Schema.of(k="string", n="int")
 KEYS = [*"abcdefgh"]
 FIRST: list[Fact] = [("a", 1, 1), ("b", 2, 2), ("c", 3, 3), ("a", 4, 4), ("d", 5, 5), ("b", 6, None)]
 SECOND: list[Fact] = [("a", 7, None), ("e", 8, 8), ("c", 2, 9), ("b", 9, 10), ("d", 10, 11)]
-WRITES = ("put", "put_if_absent", "put_if_match", "upload", "delete", "delete_many")
 
 
 def at(offset: int, **made: Any) -> StartpointSpecific:
@@ -450,6 +449,7 @@ CASES: dict[str, tuple[dict[str, Any], bool]] = {
 }
 
 
+@pytest.mark.rounds
 @pytest.mark.parametrize("name", CASES)
 def test_a_crash_at_any_request_leaves_it_applied_once_or_not_at_all(name: str) -> None:
     options, anew = CASES[name]
@@ -469,7 +469,7 @@ def test_a_crash_at_any_request_leaves_it_applied_once_or_not_at_all(name: str) 
     assert now(probe) == after != before
     expected_letters = sorted(letters(probe))
     assert len(expected_letters) == len(sent) * 2
-    faults: list[tuple[int, FaultKind]] = [(nth, "crash-before") for nth in range(1, len(counted.requests) + 1)]
+    faults: list[tuple[int, FaultKind]] = [(nth, "crash-before") for nth in deaths(counted.requests)]
     faults += [(nth, "lost-after") for nth, (made, _) in enumerate(counted.requests, 1) if made in WRITES]
     applied = set()
     for nth, kind in faults:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
@@ -21,7 +20,7 @@ from dagster_adjunct.resources.streams.lake.named_readers import list_readers, r
 from dagster_adjunct.resources.streams.lake.repartition import repartition
 from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy, Retention, StreamState
 from tests.clocks import Clock, on_clock
-from tests.faulty_store import Crash, Fault, FaultyStore
+from tests.faulty_store import Crash, Fault, FaultyStore, deaths
 from tests.resources.streams.stream_helpers import SCHEMA
 
 Records = dict[str, list[tuple[int, bool, object, int]]]
@@ -126,21 +125,22 @@ def filled(lake: Lake, clock: Clock) -> LakeStreams:
     return streams
 
 
+@pytest.mark.rounds
 @pytest.mark.parametrize("kind", ["crash-before", "crash-after"])
 def test_a_crash_leaves_the_old_stream_or_the_new_one(kind: str) -> None:
     seen = set()
-    for nth in itertools.count(1):
+    lake, clock = lake_in(InMemoryStore()), Clock()
+    filled(lake, clock)
+    counted = FaultyStore(lake.store)
+    rewrite(LakeStreams(on_clock(Lake(counted, lake.id), clock)), 5)
+    for nth in deaths(counted.requests):
         clock = Clock()
         lake = lake_in(InMemoryStore())
         streams = filled(lake, clock)
         was, marked = by_key(streams), versions(streams)
         store = FaultyStore(lake.store, [Fault("*", nth, kind)])  # type: ignore[arg-type]
-        try:
+        with pytest.raises(Crash):
             rewrite(LakeStreams(on_clock(Lake(store, lake.id), clock)), 5)
-        except Crash:
-            pass
-        else:
-            break
         seen.add(streams.info("s").partitions)
         assert (by_key(streams), versions(streams)) == (was, marked)
         if streams.info("s").partitions == 2:
