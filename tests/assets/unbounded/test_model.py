@@ -402,12 +402,13 @@ def test_any_history_is_what_a_dictionary_says() -> None:
     class Plain(ToTheEnd):
         make = staticmethod(lambda: facts_in(lake_in(InMemoryStore()), IN_PROCESS))
 
-    run_state_machine_as_test(Plain, settings=histories(rounds(4, 8), 20))
+    run_state_machine_as_test(Plain, settings=histories(rounds(3, 8), 20))
 
 
+@pytest.mark.rounds
 @pytest.mark.spark
 def test_histories_are_read_by_spark_alike(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     class Sparkling(ToTheEnd):
         make = staticmethod(lambda: facts_in(open_lake(tmp_path_factory.mktemp("lake")), lambda: spark))
 
-    run_state_machine_as_test(Sparkling, settings=histories(2, 4))
+    run_state_machine_as_test(Sparkling, settings=histories(rounds(1, 2), 4))

@@ -164,7 +164,7 @@ def operations(draw, store):
 
 
 @pytest.mark.rounds
-@settings(max_examples=rounds(25, 60), deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=rounds(12, 60), deadline=None, suppress_health_check=SLOW)
 @given(data=st.data())
 def test_every_sequence_of_requests_does_what_plain_python_would(new_store, data):
     store, plain = new_store(), PlainStore()
@@ -213,7 +213,7 @@ EACH = [NONE, Conditions("at"), Conditions(None, True), Conditions("at", True)]
 
 @pytest.mark.parametrize("new_store", WHOLE_STORES, indirect=True)
 @pytest.mark.rounds
-@settings(max_examples=rounds(30, 80), deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=rounds(12, 80), deadline=None, suppress_health_check=SLOW)
 @given(requests=st.lists(st.tuples(st.booleans(), batches(), st.sampled_from(EACH)), min_size=1, max_size=5))
 def test_arrow_batches_do_what_plain_python_would(new_store, monkeypatch, requests):
     for module in ("postgres_batches", "postgres_waves"):

@@ -25,8 +25,9 @@ from tests.resources.tables.plain_oracle import (
     totals,
 )
 from tests.resources.tables.troubled_function import TroubledFunction
+from tests.rounds import rounds
 
-SEEDS = range(3)
+SEEDS = rounds(range(1), range(3))
 
 
 @pytest.fixture(scope="module", params=STORES)
@@ -62,6 +63,7 @@ def run(work):
     return asyncio.run(work)
 
 
+@pytest.mark.rounds
 @pytest.mark.parametrize("seed", SEEDS)
 def test_counters_are_exact_though_answers_are_lost_and_batches_come_again(new_store, seed):
     sent = messages(seed)
@@ -96,6 +98,7 @@ def test_a_new_epoch_counts_again_and_the_same_one_does_not(new_store):
     assert {key: record["total"] for key, record in run(three_rounds()).items()} == expected
 
 
+@pytest.mark.rounds
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_newest_stays_in_whatever_order_and_how_often_messages_come(new_store, seed):
     sent = [message for own in messages(seed).values() for message in own]

@@ -16,6 +16,7 @@ from dagster_adjunct.resources.streams.interface.stream_system import OffsetRang
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy
 from tests.resources.streams.stream_helpers import SCHEMA
+from tests.rounds import rounds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -40,6 +41,7 @@ def plan_of(df: DataFrame) -> str:
     return plan
 
 
+@pytest.mark.rounds
 def test_spark_reads_what_arrow_reads_over_any_range(
     spark: SparkSession, streams: LakeStreams, records: Records
 ) -> None:
@@ -55,7 +57,7 @@ def test_spark_reads_what_arrow_reads_over_any_range(
             assert streams.maintain("s").merged_segments == 5
     upcoming = {ssp: int(offset) for ssp, offset in streams.upcoming(streams.partitions("s")).items()}
     ranges = [streams.whole("s")]
-    for _ in range(5):
+    for _ in range(rounds(2, 5)):
         chosen = {}
         for ssp, end in upcoming.items():
             if chance.random() < 0.7:

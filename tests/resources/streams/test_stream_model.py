@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pyarrow as pa
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -19,7 +20,9 @@ from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy, Retention
 from tests.clocks import Clock, on_clock
 from tests.resources.streams.stream_helpers import SCHEMA
+from tests.rounds import rounds
 
+pytestmark = pytest.mark.rounds
 N = 3
 KEYS = st.one_of(st.none(), st.text(max_size=5))
 ROWS = st.lists(st.tuples(KEYS, st.integers(-5, 5), st.booleans()), max_size=6)
@@ -131,5 +134,5 @@ class StreamMachineWithSmallPages(StreamMachine):
 
 TestStreamModel = StreamMachine.TestCase
 TestStreamModelWithSmallPages = StreamMachineWithSmallPages.TestCase
-TestStreamModel.settings = settings(max_examples=15, stateful_step_count=40, deadline=None)
-TestStreamModelWithSmallPages.settings = settings(max_examples=25, stateful_step_count=50, deadline=None)
+TestStreamModel.settings = settings(max_examples=rounds(7, 15), stateful_step_count=40, deadline=None)
+TestStreamModelWithSmallPages.settings = settings(max_examples=rounds(10, 25), stateful_step_count=50, deadline=None)
