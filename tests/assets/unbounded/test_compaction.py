@@ -174,29 +174,38 @@ def test_a_minor_compaction_makes_one_delta_and_keeps_its_tombstones(quick: Worl
     assert left_over(quick, spec) == set()
 
 
-@pytest.mark.spark
-@pytest.mark.parametrize("spread", SPREADS.values(), ids=SPREADS)
-def test_a_major_compaction_makes_a_base_without_tombstones_and_counts_its_rows(sparkling: World, spread) -> None:
-    spec = table(sparkling, **spread)
+@pytest.mark.parametrize(
+    ("engine", "spread"),
+    [
+        ("sparkling", "partitioned"),
+        ("quick", "broadcast"),
+        pytest.param("sparkling", "broadcast", marks=pytest.mark.long),
+    ],
+)
+def test_a_major_compaction_makes_a_base_without_tombstones_and_counts_its_rows(
+    request: pytest.FixtureRequest, engine: str, spread: str
+) -> None:
+    world: World = request.getfixturevalue(engine)
+    spec = table(world, **SPREADS[spread])
     history = [
-        send(sparkling, spec, {"a": 1, "b": 1, "c": 1, "d": 1}),
-        send(sparkling, spec, {"a": 2, "b": None, "x": None}),
-        send(sparkling, spec, {"c": None, "e": 2}),
+        send(world, spec, {"a": 1, "b": 1, "c": 1, "d": 1}),
+        send(world, spec, {"a": 2, "b": None, "x": None}),
+        send(world, spec, {"c": None, "e": 2}),
     ]
-    report = compact(sparkling, spec, "major")
+    report = compact(world, spec, "major")
     assert (report.level, report.generations, report.rows) == ("major", (3, 1), (9, 3))
     assert report.counters == {"superseded": 3, "deleted": 3}
-    view = sparkling.view(spec)
+    view = world.view(spec)
     assert (view.version, view.rows) == (report.version, 3)
-    assert entries(sparkling, spec) == {"a": 2, "d": 1, "e": 2}
-    assert not [key for _, key, tombstone in stored(sparkling, spec) if tombstone]
-    newest = StoredVersions(sparkling.lake, spec).history()[0]
+    assert entries(world, spec) == {"a": 2, "d": 1, "e": 2}
+    assert not [key for _, key, tombstone in stored(world, spec) if tombstone]
+    newest = StoredVersions(world.lake, spec).history()[0]
     assert (newest.action, newest.by, newest.reason) == ("compact", "test", "major: asked for")
     for version, expected in history:
-        assert entries(sparkling, spec, version) == expected
-    send(sparkling, spec, {"a": None, "b": 7})
-    assert entries(sparkling, spec) == {"b": 7, "d": 1, "e": 2}
-    assert left_over(sparkling, spec) == set()
+        assert entries(world, spec, version) == expected
+    send(world, spec, {"a": None, "b": 7})
+    assert entries(world, spec) == {"b": 7, "d": 1, "e": 2}
+    assert left_over(world, spec) == set()
 
 
 def test_a_table_whose_entries_are_all_deleted_is_compacted_to_nothing(quick: World) -> None:

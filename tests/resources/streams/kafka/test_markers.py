@@ -124,7 +124,7 @@ def test_a_compacted_topic_takes_no_markers(kafka: KafkaServer, tmp_path: Path) 
     assert seen(kafka, topic) == []
 
 
-@pytest.mark.parametrize("transactional", [False, True])
+@pytest.mark.parametrize("transactional", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_bounded_dataset_is_made_of_the_versions_on_a_topic(
     kafka: KafkaServer, tmp_path: Path, spark: SparkSession, transactional: bool
 ) -> None:
