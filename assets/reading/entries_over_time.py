@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.rows_of_key import without_history
-from dagster_adjunct.assets.reading.rows_over_time import valid_at
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.reading.versions_over_time import VersionsOverTime, micros
 from dagster_adjunct.assets.versions.kept_history import VALID_FROM, VALID_TO, moment_of
@@ -149,9 +148,7 @@ class EntriesAt:
 
         if isinstance(self.reader, VersionsOverTime):
             return self.read.frame(spark)
-        rows = self.reader.history_frame(session_of(spark))
-        valid = valid_at(rows, F.timestamp_micros(F.lit(micros(self.moment))))
-        return valid.select(*[column(name) for name in self.schema.names])
+        return self.reader.frame_at(spark, F.timestamp_micros(F.lit(micros(self.moment))))
 
 
 def check_history(reader: Reader) -> None:

@@ -1,10 +1,14 @@
 """The rows of a table with history by Spark: each with the interval in which it was valid, base and deltas as one scan.
 
     scan of all generations   -> the columns, and `__valid_from`, `__valid_to`, `__first`, as they are stored
+
+Where there are deltas, one of two ways puts their rows between those of the base. Few rows are sorted by key and time
+in their buckets, and each looks at its neighbours: one scan, one job. Of many rows the base stays as it was written:
+
     rows of the keys in deltas -> the newest of each (key, valid_from), with its interval worked out anew
                                -> what the scan does not say of them is broadcast, and corrects it
 
-The scan stays where it is: no row is moved, and a base alone is read as it was written.
+No row is moved in either, and a base alone is read as it was written.
 """
 
 from __future__ import annotations
@@ -17,14 +21,14 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.versions.kept_history import FIRST, TOLD, VALID_FROM, VALID_TO
 from dagster_adjunct.assets.versions.sealed_version import POSITION, TOMBSTONE
 from dagster_adjunct.resources.bucketing.bucketed_tables import GENERATION
-from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.quoted_columns import column, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from dagster_adjunct.assets.versions.sealed_version import SealedVersion
 
-_AT, _WINNER, _END, _BEGINS = "__at", "__winner", "__end", "__begins"
+_AT, _WINNER, _END, _BEGINS, _OLDEST = "__at", "__winner", "__end", "__begins", "__oldest"
 _NONE = -1
 _STORED_END, _STORED_FIRST = "__stored_end", "__stored_first"
 
@@ -33,11 +37,13 @@ _STORED_END, _STORED_FIRST = "__stored_end", "__stored_first"
 class RowsOverTime:
     """What is read of one version's rows, given all of them as they are stored, with their generation.
 
-    `broadcast_rows` is the number of rows in deltas above which nothing is broadcast: buckets are merged by sorting.
+    Up to `sorted_rows` rows of base and deltas are merged by sorting their buckets, and any number where more than
+    `broadcast_rows` of them are in deltas. Of others, what deltas change is broadcast.
     """
 
     sealed: SealedVersion
     rows: DataFrame
+    sorted_rows: int
     broadcast_rows: int
 
     def intervals(self) -> DataFrame:
@@ -46,7 +52,7 @@ class RowsOverTime:
         The columns are those of the rows; of one key the intervals touch each other. A row that is valid now has no
         `__valid_to`, the oldest of a key is `__first`, and a deletion is a row, too (`__tombstone`).
         """
-        return self._corrected(self.rows) if self._changes else self.rows
+        return self._merged(self.rows)
 
     def current(self) -> DataFrame:
         """Return the row of each key that is valid now, unless it deletes."""
@@ -55,8 +61,20 @@ class RowsOverTime:
         rows = self.rows
         if self._changes:
             # What the base has ended stays ended: a later change of the key can only come behind it or take it back.
-            rows = self._corrected(rows.where((F.col(GENERATION) != self._base) | F.col(VALID_TO).isNull()))
+            rows = self._merged(rows.where((F.col(GENERATION) != self._base) | F.col(VALID_TO).isNull()))
         return rows.where(F.col(VALID_TO).isNull() & ~F.col(TOMBSTONE))
+
+    def valid_at(self, moment: Column) -> DataFrame:
+        """Return the row of each key that was valid at a moment, unless it deletes."""
+        from pyspark.sql import functions as F
+
+        rows = self.rows
+        if self._changes:
+            # What the base ended by then stays ended, and what begins later only ends what was valid then.
+            lasted = (F.col(GENERATION) != self._base) | F.col(VALID_TO).isNull() | (F.col(VALID_TO) > moment)
+            rows = self._merged(rows.where((F.col(VALID_FROM) <= moment) & lasted))
+        ended = F.col(VALID_TO) <= moment
+        return rows.where((F.col(VALID_FROM) <= moment) & (F.col(VALID_TO).isNull() | ~ended) & ~F.col(TOMBSTONE))
 
     @property
     def _base(self) -> int:
@@ -70,11 +88,34 @@ class RowsOverTime:
         """Rows in deltas."""
         return sum(generation.rows for generation in self.sealed.generations if generation.id != self._base)
 
-    def _corrected(self, rows: DataFrame) -> DataFrame:
+    def _merged(self, rows: DataFrame) -> DataFrame:
         """Return the newest row of each (key, valid_from), with its interval as it is now."""
+        changes = self._changes
+        if not changes:
+            return rows
+        few = sum(generation.rows for generation in self.sealed.generations) <= self.sorted_rows
+        return self._sorted(rows) if few or changes > self.broadcast_rows else self._corrected(rows)
+
+    def _sorted(self, rows: DataFrame) -> DataFrame:
+        """Return them from one scan, in the order of key and time: where a row ends is where its neighbour begins."""
+        if not self.sealed.partition_by:
+            rows = rows.coalesce(1)  # one file a generation: no exchange is needed to meet in one task
+        keys = ", ".join(quoted(name) for name in self.sealed.key)
+        in_time = f"PARTITION BY {keys} ORDER BY {VALID_FROM}, {POSITION}, {GENERATION}"
+        placed = rows.selectExpr(
+            "*",
+            f"lead({VALID_FROM}) OVER ({in_time}) AS {_END}",
+            f"first({VALID_FROM}) OVER ({in_time} ROWS UNBOUNDED PRECEDING) AS {_OLDEST}",
+        )
+        now = {VALID_TO: f"{_END} AS {VALID_TO}", FIRST: f"{_OLDEST} = {VALID_FROM} AS {FIRST}"}
+        newest = placed.where(f"{_END} IS NULL OR {_END} <> {VALID_FROM}")
+        return newest.selectExpr(*[now.get(name) or quoted(name) for name in rows.columns])
+
+    def _corrected(self, rows: DataFrame) -> DataFrame:
+        """Return them as they are scanned, corrected by what is broadcast: what the deltas have changed."""
         from pyspark.sql import functions as F
 
-        news = self._shared(self._news(rows))
+        news = F.broadcast(self._news(rows))
         same = reduce(and_, (column(name) == F.col(f"__key_{i}") for i, name in enumerate(self.sealed.key)))
         joined = rows.join(news, same & (F.col(VALID_FROM) == F.col(_AT)), "left")
         known = F.col(_WINNER).isNotNull()
@@ -102,7 +143,7 @@ class RowsOverTime:
             rows = rows.coalesce(1)  # one file a generation: no exchange is needed to meet in one task
         keys = [f"__key_{i}" for i in range(len(self.sealed.key))]
         named = [column(name).alias(key) for name, key in zip(self.sealed.key, keys, strict=True)]
-        changed = self._shared(rows.where(F.col(GENERATION) != self._base).select(*named).distinct())
+        changed = F.broadcast(rows.where(F.col(GENERATION) != self._base).select(*named).distinct())
         same = reduce(and_, (column(name) == F.col(key) for name, key in zip(self.sealed.key, keys, strict=True)))
         touched = rows.join(changed, same, "left_semi")
         newest = F.struct(POSITION, F.col(GENERATION).alias(_WINNER), F.col(VALID_TO).alias(_STORED_END), FIRST)
@@ -119,16 +160,3 @@ class RowsOverTime:
         )
         stands = F.col(_END).eqNullSafe(F.col(_STORED_END)) & F.col(_BEGINS).eqNullSafe(F.col(_STORED_FIRST))
         return placed.where((F.col(_WINNER) != self._base) | ~stands).select(*keys, _AT, _WINNER, _END, _BEGINS)
-
-    def _shared(self, frame: DataFrame) -> DataFrame:
-        from pyspark.sql import functions as F
-
-        return F.broadcast(frame) if self._changes <= self.broadcast_rows else frame
-
-
-def valid_at(rows: DataFrame, moment: Column) -> DataFrame:
-    """Return the rows that are valid at a moment, and delete nothing."""
-    from pyspark.sql import functions as F
-
-    begun, ended = F.col(VALID_FROM) <= moment, F.col(VALID_TO) <= moment
-    return rows.where(begun & (F.col(VALID_TO).isNull() | ~ended) & ~F.col(TOMBSTONE))

@@ -95,13 +95,12 @@ class VersionReader:
         ManifestMismatchError when the stored files are not exactly those of the manifest.
         """
         spark = session_of(spark)
-        from dagster_adjunct.resources.bucketing.bucketed_tables import bucketed_frame
-
-        rows = bucketed_frame(spark, self._store, self._what, self._layout, self.sealed.generations)
         if self.sealed.history is not None:
-            rows = RowsOverTime(self.sealed, rows, _BROADCAST_ROWS).current()
-        elif self.sealed.positioned:
-            rows = self._merged(rows)
+            rows = self._over_time(spark).current()
+        else:
+            rows = self._scan_all(spark)
+            if self.sealed.positioned:
+                rows = self._merged(rows)
         return rows.select(*[column(name) for name in self.schema.names])
 
     @unwrapped()
@@ -112,15 +111,29 @@ class VersionReader:
         the key comes before) and `__tombstone` (from here on there is no entry). The intervals of a key touch each
         other. Raises DatasetError for a version without history, and ManifestMismatchError as `frame` does.
         """
-        spark = session_of(spark)
-        from dagster_adjunct.resources.bucketing.bucketed_tables import bucketed_frame
-
-        if self.sealed.history is None:
-            raise without_history(self.dataset)
-        rows = bucketed_frame(spark, self._store, self._what, self._layout, self.sealed.generations)
-        rows = RowsOverTime(self.sealed, rows, _BROADCAST_ROWS).intervals()
+        rows = self._over_time(session_of(spark)).intervals()
         hidden = (VALID_FROM, VALID_TO, FIRST, TOMBSTONE)
         return rows.select(*[column(name) for name in self.schema.names], *hidden)
+
+    @unwrapped()
+    def frame_at(self, spark: SparkSession | Callable[[], SparkSession], moment: Column) -> DataFrame:
+        """Return the entries that were valid at a moment, with the columns of `schema`, as `frame` those of now.
+
+        Raises DatasetError for a version without history, and ManifestMismatchError as `frame` does.
+        """
+        rows = self._over_time(session_of(spark)).valid_at(moment)
+        return rows.select(*[column(name) for name in self.schema.names])
+
+    def _over_time(self, spark: SparkSession) -> RowsOverTime:
+        if self.sealed.history is None:
+            raise without_history(self.dataset)
+        return RowsOverTime(self.sealed, self._scan_all(spark), _SORTED_ROWS, _BROADCAST_ROWS)
+
+    def _scan_all(self, spark: SparkSession) -> DataFrame:
+        """Return all rows of all generations, as they are stored."""
+        from dagster_adjunct.resources.bucketing.bucketed_tables import bucketed_frame
+
+        return bucketed_frame(spark, self._store, self._what, self._layout, self.sealed.generations)
 
     def _merged(self, rows: DataFrame) -> DataFrame:
         """Return the newest row of each key that is not deleted.
@@ -271,6 +284,8 @@ _LEFT_OUT = "deleted"
 """What the writer counts where it leaves tombstones out; of other files the column is read."""
 _BROADCAST_ROWS = 2_000_000
 """Above so many rows in deltas, their keys are not broadcast: each bucket is merged by sorting."""
+_SORTED_ROWS = 2_000_000
+"""Up to so many rows over time in base and deltas, each bucket is merged by sorting: no job goes before the scan."""
 
 
 def _as_it_is(frame: DataFrame) -> DataFrame:

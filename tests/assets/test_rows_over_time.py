@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
+READER = "dagster_adjunct.assets.reading.version_reader"
 
 
 def rows_of(frame: DataFrame) -> list[Interval]:
@@ -56,31 +57,41 @@ def lake(tmp_path: Any) -> Lake:
 
 
 @pytest.mark.parametrize(
-    ("layout", "few", "by_column"),
+    ("layout", "rows", "by_column"),
     [
-        ("by its key", True, False),
-        ("by one column of it", True, True),
-        ("one copy", True, True),
-        ("by one column of it", False, False),
+        ("by its key", "few", False),
+        ("by one column of it", "few", True),
+        ("one copy", "few", True),
+        ("by its key", "many", False),
+        ("by one column of it", "many", True),
+        ("one copy", "many", True),
+        ("by one column of it", "many changes", False),
     ],
 )
 def test_history_is_what_all_changes_come_to(
-    lake: Lake, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, layout: str, few: bool, by_column: bool
+    lake: Lake, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, layout: str, rows: str, by_column: bool
 ) -> None:
-    if not few:
-        monkeypatch.setattr("dagster_adjunct.assets.reading.version_reader._BROADCAST_ROWS", 0)
-    chance = random.Random(f"{layout} {few}")
+    if rows != "few":
+        monkeypatch.setattr(f"{READER}._SORTED_ROWS", 0)
+    if rows == "many changes":
+        monkeypatch.setattr(f"{READER}._BROADCAST_ROWS", 0)
+    chance = random.Random(f"{layout} {rows == 'few'}")
     generations = [*changes_of(chance, by_column=by_column), *changes_of(chance, by_column=by_column)]
     reader, expected = stored(lake, generations, **LAYOUTS[layout]), intervals(generations)
     assert in_order(rows_of(reader.history_frame(spark))) == in_order(expected)
     current = {(row["item"], row["shop"]): row["price"] for row in reader.frame(spark).collect()}
     assert current == {row.key: row.price for row in expected if row.end is None and row.price is not None}
-    rows = EntriesOverTime(reader).frame(spark).collect()
-    found = [(*row[:3], _day_of(row[3]), _day_of(row[4]), row[5]) for row in rows]
+    whole = EntriesOverTime(reader).frame(spark).collect()
+    found = [(*row[:3], _day_of(row[3]), _day_of(row[4]), row[5]) for row in whole]
     assert sorted(found) == sorted(joined(expected))
 
 
-def test_entries_at_a_moment_are_those_whose_interval_has_it(lake: Lake, spark: SparkSession) -> None:
+@pytest.mark.parametrize("rows", ["few", "many"])
+def test_entries_at_a_moment_are_those_whose_interval_has_it(
+    lake: Lake, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, rows: str
+) -> None:
+    if rows == "many":
+        monkeypatch.setattr(f"{READER}._SORTED_ROWS", 0)
     chance = random.Random(7)
     generations = [*changes_of(chance, by_column=False), *changes_of(chance, by_column=False)]
     reader, expected = stored(lake, generations, **LAYOUTS["by its key"]), intervals(generations)
@@ -91,7 +102,24 @@ def test_entries_at_a_moment_are_those_whose_interval_has_it(lake: Lake, spark: 
         assert found == {row.key: row.price for row in valid if row.price is not None}
 
 
-def test_a_scan_of_history_joins_without_an_exchange(lake: Lake, spark: SparkSession) -> None:
+def test_few_rows_over_time_are_read_in_one_scan_and_sorted_once(lake: Lake, spark: SparkSession) -> None:
+    chance = random.Random(3)
+    changes = [[Change(("é1", 1), at, 900 + at, 7)] for at in (4, 2, 6)]
+    reader = stored(lake, [list(changes_of(chance, by_column=False)[0]), *changes], **LAYOUTS["by one column of it"])
+    over, at = EntriesOverTime(reader).frame(spark), EntriesAt(reader, day(5)).frame(spark)
+    for frame in (reader.history_frame(spark), reader.frame(spark), at, over):
+        plan = frame._jdf.queryExecution().executedPlan().toString()
+        assert plan.count("FileScan") == 1
+        assert "Exchange" not in plan
+    joined_by_key = reader.history_frame(spark).groupBy("item", "shop").count()
+    plan = joined_by_key._jdf.queryExecution().executedPlan().toString()
+    assert plan.count("Sort [") == 1, "what meets the rows by their key finds them in its order"
+
+
+def test_a_scan_of_history_joins_without_an_exchange(
+    lake: Lake, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{READER}._SORTED_ROWS", 0)
     chance = random.Random(3)
     generations = [list(changes_of(chance, by_column=False)[0]), [Change(("é1", 1), 4, 900, 7)]]
     for stays in (1, 2):
