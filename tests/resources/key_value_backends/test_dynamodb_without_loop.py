@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dagster_adjunct.key_value import (
-    BlockingKeyValueTable,
-    IntegerSerializer,
-    KeyValueTable,
-    KeyValueTableConfiguration,
-    TextSerializer,
-)
-from dagster_adjunct.resources.key_value.table_segment import TableId
-from dagster_adjunct.resources.key_value_backends import DynamoDbSegments
-from dagster_adjunct.resources.key_value_errors import ConditionsNotMetError
+from tests.resources.key_value_backends.blocking_counts import Counts, count_up, count_up_in_a_child, counts_in
 from tests.resources.key_value_backends.segment_stores import SegmentStore, dynamodb
 
 pytestmark = pytest.mark.server
-Counts = BlockingKeyValueTable[str, int]
 
 
 @pytest.fixture(scope="module")
@@ -30,27 +19,10 @@ def segment_store(request, tmp_path_factory) -> SegmentStore:
     return dynamodb(request, tmp_path_factory.mktemp("segments"))
 
 
-def counts_in(backend: DynamoDbSegments, table: TableId) -> Counts:
-    declared = KeyValueTableConfiguration(1)
-    return BlockingKeyValueTable(KeyValueTable(table, declared, backend, TextSerializer(), IntegerSerializer()))
-
-
 @pytest.fixture
 def counts(backend, table) -> Iterator[Counts]:
     with counts_in(backend, table) as counts:
         yield counts
-
-
-def count_up(counts: Counts, key: str) -> None:
-    """Add one, as often as others come between."""
-    while True:
-        entry = counts.get(key)
-        assert entry is not None
-        try:
-            counts.replace(key, entry.value + 1, entry.version)
-        except ConditionsNotMetError:
-            continue
-        return
 
 
 def test_single_requests_start_no_thread(counts):
@@ -94,16 +66,7 @@ def test_a_closed_table_is_opened_by_its_next_request(counts):
 
 def test_a_child_of_the_process_and_the_process_both_go_on(counts):
     counts.put("k", 1)
-    process = os.fork()
-    if process == 0:
-        done = 1
-        try:
-            count_up(counts, "k")
-            counts.close()
-            done = 0
-        finally:
-            os._exit(done)
-    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+    count_up_in_a_child(counts, "k")
     assert counts.get("k").value == 2
     count_up(counts, "k")
     assert counts.get("k").value == 3
