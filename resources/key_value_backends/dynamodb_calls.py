@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_adjunct.resources.backends.dynamodb_connection import Connection, code_of, problem_of
 from dagster_adjunct.resources.errors import AdjunctError
-from dagster_adjunct.resources.key_value.repeating import Pause, drive
+from dagster_adjunct.resources.key_value.repeating import Pause, drive, pause_by_hand, pause_in_loop
 from dagster_adjunct.resources.key_value.table_segment import ReplyLostError, TableId
 from dagster_adjunct.resources.key_value_errors import KeyValueTableNotFoundError
 from dagster_adjunct.resources.tables.outcomes import State
@@ -44,7 +44,9 @@ class Clients:
 
 
 class TableCalls(ABC):
-    """Calls for all segments of one table in this process."""
+    """Calls for all segments of one table in this process. `pause` waits."""
+
+    pause: Pause
 
     def __init__(self, table: TableId) -> None:
         self.table = table
@@ -57,10 +59,6 @@ class TableCalls(ABC):
     @abstractmethod
     async def together(self, asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         """Return what each returns, in their order; they are under way at the same time."""
-
-    @abstractmethod
-    async def pause(self, seconds: float) -> None:
-        """Wait."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -83,6 +81,8 @@ class TableCalls(ABC):
 class LoopCalls(TableCalls):
     """Calls from event loops: each of them has a client, and threads that wait."""
 
+    pause = staticmethod(pause_in_loop)
+
     def __init__(self, table: TableId, clients: Clients, threads: int) -> None:
         super().__init__(table)
         self._open: PerLoop[_Open] = PerLoop(partial(_Open, clients, self.label, threads), _Open.end)
@@ -94,9 +94,6 @@ class LoopCalls(TableCalls):
     async def together(self, asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         return await asyncio.gather(*asked)
 
-    async def pause(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
     async def close(self) -> None:
         """Close the running event loop's client, once its requests have ended."""
         mine = self._open.take()
@@ -106,6 +103,8 @@ class LoopCalls(TableCalls):
 
 class ThreadCalls(TableCalls):
     """Calls that wait in the thread of whoever asks, and never suspend: all threads of a process share a client."""
+
+    pause = staticmethod(pause_by_hand)
 
     def __init__(self, table: TableId, clients: Clients, threads: int) -> None:
         super().__init__(table)
@@ -121,9 +120,6 @@ class ThreadCalls(TableCalls):
     async def together(self, asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         each = list(asked)
         return [await each[0]] if len(each) == 1 else list(self._here().threads.map(drive, each))
-
-    async def pause(self, seconds: float) -> None:
-        time.sleep(seconds)
 
     async def close(self) -> None:
         """Close the client, once the requests that several threads make for one caller have ended."""
