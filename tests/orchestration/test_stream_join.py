@@ -74,7 +74,7 @@ def test_each_result_comes_once_though_batches_die_and_are_given_up_and_state_go
 
 def test_pairs_alone_move_no_more_than_the_plan_lists(step_world: StepWorld) -> None:
     create(step_world)
-    app = meeting(100, "inner")
+    app = meeting(40, "inner")
     for round in range(2):  # the second with state
         send(step_world, random.Random(round), 30 * round, 30)
         step_world.run(app, run=f"{round}")  # strict: what is not in the plan is an error

@@ -14,7 +14,6 @@ from dagster_adjunct.orchestration.operators.window_arguments import checked_win
 from dagster_adjunct.orchestration.operators.window_kinds import Kind, Session, Sliding, Tumbling
 from dagster_adjunct.windows import Count, Distinct, Max, Mean, Min, Sum
 from tests.orchestration.window_oracle import Click, at, behind, expected, random_clicks, values_of, watermark
-from tests.rounds import rounds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -167,7 +166,6 @@ def shown(row: Mapping[str, Any], names: Any) -> tuple[Any, ...]:
 AT_LENGTH = [("tumbling", "final"), ("session", "final"), ("tumbling", "updates"), ("sliding", "updates")]
 
 
-@pytest.mark.rounds
 @pytest.mark.parametrize(
     ("name", "results"),
     [
@@ -190,7 +188,7 @@ def test_any_split_gives_the_windows_of_the_whole_input_once(spark: SparkSession
         if key[2] + dt.timedelta(seconds=lateness) <= at(mark)
     }
     assert len(closed) > 50
-    for batches, seed in ((3, 1), (1, 0))[: rounds(1, 2)]:
+    for batches, seed in ((1, 0), (3, 1)):
         found = run(spark, window, clicks, delay, batches, seed)
         every = [row for batch in found for row in batch]
         if results == "final":
@@ -209,7 +207,7 @@ def test_any_split_gives_the_windows_of_the_whole_input_once(spark: SparkSession
 def test_less_lateness_closes_no_window_twice(spark: SparkSession) -> None:
     world, results = Batches(spark), []
     clicks = [(*("a", 1, None, None, None), *(0, offset, at(0), False, 0, at(1), None, False)) for offset in (0, 1)]
-    for lateness, rows, mark in ((30, clicks, 1), (0, [], 20), (0, [], 60)):
+    for lateness, rows, mark in ((30, clicks, 1), (0, [], 20), (0, [], 30), (0, [], 60), (0, [], 90)):
         late, made = dt.timedelta(seconds=lateness), {"clicks": Count()}
         window = checked_window("input-1", KINDS["tumbling"], "key", "views", made, "final", late, None)
         world.begin(at(mark))
