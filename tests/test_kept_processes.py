@@ -61,8 +61,17 @@ def test_it_is_killed_with_all_that_it_started_when_who_asked_is(python: str) ->
 
 
 def test_a_signal_reaches_it_and_it_may_go_on(python: str) -> None:
-    code = "import signal; signal.signal(signal.SIGTERM, lambda *_: print('asked to end', flush=True)); "
-    code += "print('ready', flush=True); signal.pause()"
+    # It looks for the signal again and again: one that came before `signal.pause()` would leave it waiting for another.
+    code = """
+import signal, time
+
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append("asked to end"))
+print("ready", flush=True)
+while not asked:
+    time.sleep(0.01)
+print(*asked, flush=True)
+"""
     asking = subprocess.Popen([python, "-c", code], stdout=subprocess.PIPE, text=True)
     assert asking.stdout is not None
     assert asking.stdout.readline() == "ready\n"
