@@ -77,7 +77,7 @@ def seal_in_two_processes(url: str, env: Mapping[str, str]) -> None:
             start.wait(writing.PATIENCE)
     finally:
         for writer in writers:
-            writer.join(5)
+            writer.join(60)
             writer.kill()
     assert met > ROUNDS // 2, "they did race"
     for ref in StoredVersions(world.lake, NAME).versions():

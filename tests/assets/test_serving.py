@@ -268,9 +268,9 @@ def test_a_refresh_that_fails_leaves_the_reader_where_it_is(planes: Planes) -> N
 
 
 def eventually(met: Callable[[], Any]) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not met():
-        assert time.monotonic() < end, "not met within 10 s"
+        assert time.monotonic() < end, "not met within 60 s"
         time.sleep(0.005)
 
 

@@ -201,11 +201,11 @@ def test_a_lease_of_another_host_is_taken_over_when_it_has_expired(lake: Lake) -
 
 
 def test_a_lease_that_was_not_renewed_in_time_is_lost(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TTL", timedelta(seconds=0.4))
+    monkeypatch.setattr(module, "TTL", timedelta(seconds=1.5))
     down = Lake(FaultyStore(lake.store, [Fault("put_if_match", nth, "lost-before") for nth in range(1, 50)]), lake.id)
     with lease(down) as held:
         held.check()
-        time.sleep(0.6)
+        time.sleep(1.8)
         with pytest.raises(RunLeaseLostError, match="was not renewed in time"):
             held.check()
     with lease(lake):  # the end could not be told either, and nothing waits for it

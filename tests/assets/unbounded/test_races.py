@@ -176,7 +176,7 @@ def test_two_writers_in_processes_of_their_own(tmp_path: Path) -> None:
             start.wait(killed.PATIENCE)
     finally:
         for writer in writers:
-            writer.join(5)
+            writer.join(60)
             writer.kill()
     assert [writer.exitcode for writer in writers] == [0, 0]
 
@@ -233,7 +233,7 @@ def readers(url: str) -> Iterator[list[reading.Seen]]:
     finally:
         stop.set()
         for process in processes:
-            process.join(10)
+            process.join(60)
             process.kill()
 
 

@@ -184,11 +184,11 @@ def test_a_first_attempt_that_still_waits_for_a_lock_and_its_repeat_are_done_onc
         waiting(postgres_server, 1)
         proxy.cut()
         with pytest.raises(ReplyLostError):
-            first.result(10)
+            first.result(60)
         repeat = pool.submit(in_thread, None, True)
         waiting(postgres_server, 2)
         bare.rollback()
-        repeat.result(20)
+        repeat.result(60)
     assert handle.stored() == after(before, request)
     handle.write(put(KEY, b"theirs"), put(NEW, b"theirs"))
     theirs = handle.stored()
@@ -204,7 +204,7 @@ def surely_read(handle: Handle, *keys: bytes) -> list[StoredEntry | None]:
 
 
 def waiting(server, number: int) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while server.execute("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")[0][0] < number:
         assert time.monotonic() < deadline
         time.sleep(0.005)

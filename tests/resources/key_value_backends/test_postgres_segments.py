@@ -60,7 +60,7 @@ def lock(bare: psycopg.Connection[Any], table: TableId, key: bytes) -> None:
 
 def waiting(server: PostgresServer, number: int = 1) -> None:
     """Return when so many statements wait for a lock."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while server.execute("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'") != [(number,)]:
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -231,7 +231,7 @@ def test_what_takes_too_long_is_given_up_and_the_next_request_is_answered(
 ):
     handle.write(put(APPLE, b"0"))
     lock(bare, table, APPLE)
-    backend = PostgresSegments(connect=segment_store.backend().connect, request_timeout=0.2)
+    backend = PostgresSegments(connect=segment_store.backend().connect, request_timeout=1.0)
     impatient = Handle(backend.open(table, 0), run)
     request = Request.of([put(APPLE, b"1")])
     with pytest.raises(ReplyLostError):
@@ -251,7 +251,7 @@ def test_a_caller_who_is_cancelled_is_free_and_leaves_no_lock_behind(handle, tab
     began = time.monotonic()
     with pytest.raises(TimeoutError):
         run(asyncio.wait_for(handle.segment.apply(request.changes, request.token), 0.2))
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 30
     waiting(postgres_server, 0)
     [version] = handle.write(put(APPLE, b"2"))
     assert handle.get(APPLE) == [(APPLE, version, b"2")]

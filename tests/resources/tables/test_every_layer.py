@@ -663,7 +663,7 @@ def test_a_request_that_hangs_is_given_up_and_sent_again():
     function = UserFunction()
     function.will("put", "a", 30)
     function.will("get", "a", 30)
-    table = table_of(function, {"retry"}, retry=RetryPolicy(attempts=3, first_wait=0, timeout=0.05))
+    table = table_of(function, {"retry"}, retry=RetryPolicy(attempts=3, first_wait=0, timeout=0.5))
 
     async def past_it():
         async with table:
@@ -678,12 +678,12 @@ def test_a_request_that_hangs_is_given_up_and_sent_again():
 def test_a_request_that_hangs_every_time_is_an_error_that_keeps_no_other_waiting():
     function = UserFunction()
     function.will("put", "a", *[30] * 3)
-    table = table_of(function, {"retry"}, retry=RetryPolicy(attempts=3, first_wait=0, timeout=0.05))
+    table = table_of(function, {"retry"}, retry=RetryPolicy(attempts=3, first_wait=0, timeout=0.5))
 
     async def past_it():
         async with table:
             hanging = asyncio.create_task(table.put("a", {"n": 1}))
-            await asyncio.wait_for(table.put("b", {"n": 1}), 0.04)
+            await asyncio.wait_for(table.put("b", {"n": 1}), 0.4)
             with pytest.raises(AdjunctError, match=r"state.*'a'") as caught:
                 await hanging
             await table.put("a", {"n": 2})

@@ -24,7 +24,7 @@ def test_no_batch_is_begun_once_one_before_it_has_failed():
 
     def batches():
         for number in range(6):
-            time.sleep(0.02)  # Spark takes its time: meanwhile the batch before it fails
+            time.sleep(0.15)  # Spark takes its time: meanwhile the batch before it fails
             yield number
 
     async def send(part):

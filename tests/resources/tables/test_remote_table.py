@@ -193,7 +193,7 @@ def test_who_waits_behind_a_cancelled_operation_still_waits_for_those_before_it(
             finally:
                 turn.leave()
 
-        first = asyncio.create_task(work("first", 0.03))
+        first = asyncio.create_task(work("first", 0.5))
         second = asyncio.create_task(work("second", 0))
         third = asyncio.create_task(work("third", 0))
         await asyncio.sleep(0.005)
