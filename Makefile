@@ -14,7 +14,10 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: java $(READY)  ## Run the main job on real data into .adjunct/, with no server and no account
 	@$(BIN)/adjunct demo
 
-test: java $(READY) lint types layers servers unit  ## Everything that must hold
+# Two at a time: what is fetched waits for the network, and types are checked by one core.
+test: java $(READY)  ## Everything that must hold
+	@$(MAKE) --no-print-directory -j2 lint types layers servers classes
+	@$(MAKE) --no-print-directory unit
 
 test-fast: $(READY)  ## What needs neither Java nor a server, without what takes over half a second (tests/lengthy.txt)
 	@$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not spark and not server and not slow and not long and not lengthy"
