@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Two processes: half of the suite waits for JVMs and servers to start. PYTEST_ARGS="-n 0" runs it in one.
+# Two processes keep two cores busy, all but a tenth. PYTEST_ARGS="-n 0" runs it in one.
 PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder --timings
 
 # Where an image keeps Python from writing bytecode, each process would compile all that it imports anew.

@@ -166,7 +166,7 @@ def test_every_commit_holds_whole_transactions(bank: Bank, sparkling: World, mon
 
     advance()
     with bank.clerks() as wait:
-        wait(60)
+        wait(40)
     with monkeypatch.context() as patch:
         patch.setattr(LakeStreams, "append", then_advance)
         capture.read()
