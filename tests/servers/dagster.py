@@ -19,7 +19,8 @@ from dagster import DagsterInstance
 
 from dagster_adjunct.orchestration.code_location.dagster_home import prepare_dagster_home
 from tests.kept_processes import program
-from tests.servers.s3 import ROOT, free_port
+from tests.servers.ports import free_port
+from tests.servers.s3 import ROOT
 
 T = TypeVar("T")
 LOCATION, REPOSITORY = "adjunct", "__repository__"

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.servers.s3 import ROOT, free_port
+from tests.servers.ports import free_port
+from tests.servers.s3 import ROOT
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.servers.ports import free_port
 
 if TYPE_CHECKING:
     from tests.servers.pgchanges import Bank
@@ -101,7 +102,7 @@ def running_server(*settings: str) -> Iterator[PostgresServer]:
     folder = Path(tempfile.mkdtemp(prefix="adjunct-postgres-"))
     if as_user:
         shutil.chown(folder, "postgres")
-    server = PostgresServer(_free_port(), folder / "data", programs, as_user)
+    server = PostgresServer(free_port(), folder / "data", programs, as_user)
     try:
         _initialise(server, settings)
         server.start()
@@ -133,12 +134,6 @@ def _programs() -> Path | None:
     folders = [Path(found).resolve().parent] if found else []
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     return next((f for f in folders if all((f / p).exists() for p in ("initdb", "pg_ctl", "psql"))), None)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def run(command: list[str]) -> None:

@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+from tests.servers.ports import free_port
+
 
 @dataclass
 class RedisServerProcess:
@@ -88,16 +90,10 @@ def running_redis(*settings: str) -> Iterator[RedisServerProcess]:
             pytest.fail(f"{reason}; CI must install it")
         pytest.skip(reason)
     folder = Path(tempfile.mkdtemp(prefix="adjunct-redis-"))
-    server = RedisServerProcess(program, _free_port(), folder, settings)
+    server = RedisServerProcess(program, free_port(), folder, settings)
     try:
         server.start()
         yield server
     finally:
         server.stop(kill=True)
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.s3 import ROOT, free_port
+from tests.servers.ports import free_port
+from tests.servers.s3 import ROOT
 
 READY_SECONDS = 60.0
 

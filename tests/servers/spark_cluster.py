@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.s3 import free_port
+from tests.servers.ports import free_port
 
 WORKERS = 2
 

@@ -23,7 +23,7 @@ from dagster_adjunct.resources.streams.kafka.produce import deliver
 from dagster_adjunct.resources.streams.kafka.task_producer import Append, Target
 from tests.resources.streams.kafka.producing import raw, seen, system_with
 from tests.servers.kafka import KafkaServer
-from tests.servers.s3 import free_port
+from tests.servers.ports import free_port
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

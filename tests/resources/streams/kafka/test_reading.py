@@ -27,7 +27,7 @@ from dagster_adjunct.resources.streams.kafka.source import shares
 from tests.resources.streams.kafka.conftest import NewLog, SystemOf
 from tests.resources.streams.kafka.topic_log import Entry, TopicLog, entries_of, ranges_of
 from tests.servers.kafka import KafkaServer
-from tests.servers.s3 import free_port
+from tests.servers.ports import free_port
 
 pytestmark = [pytest.mark.server, pytest.mark.spark]
 

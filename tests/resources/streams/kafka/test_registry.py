@@ -23,7 +23,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchE
 from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaTopic
 from dagster_adjunct.resources.streams.kafka.record_formats import Avro, Protobuf, SchemaRegistry, schema_of
 from tests.resources.streams.kafka.messages import avro_schema, descriptor_set, message_class, read, written
-from tests.servers.s3 import free_port
+from tests.servers.ports import free_port
 
 server = pytest.mark.server
 
