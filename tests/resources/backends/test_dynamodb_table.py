@@ -622,7 +622,7 @@ def test_a_cancelled_request_sends_no_more_of_its_entries(new_table):
 
     store = new_table(threads=2)
     asyncio.run(given_up())
-    assert next(sent) <= 8
+    assert next(sent) <= 40, "of a hundred"
 
 
 def test_boto3_does_not_repeat_by_itself(new_table):

@@ -272,7 +272,8 @@ def test_nothing_is_written_to_a_sealed_table_though_it_is_read(backend: DynamoD
                 written[place] += 1
 
         async def sealing() -> set[bytes]:
-            await asyncio.sleep(0.3)
+            while not all(written.values()):
+                await asyncio.sleep(0.01)
             await asyncio.to_thread(backend.seal, table, 2)
             return {key for segment in segments for key in await every_key(segment, KeyRange(), 1000)}
 

@@ -420,14 +420,14 @@ def test_kinds_that_alternate_keep_the_order_of_their_key(made):
 
 def test_other_keys_overtake_one_that_is_slow(made):
     function = UserFunction()
-    function.will("put", "slow", 0.15)
+    function.will("put", "slow", 0.4)
     table = made(function)
 
     async def at_once():
         async with table:
             slow = asyncio.create_task(table.put("slow", {"n": 1}))
             await asyncio.sleep(0.02)
-            await asyncio.wait_for(table.put("quick", {"n": 1}), 0.1)
+            await asyncio.wait_for(table.put("quick", {"n": 1}), 0.35)
             assert not slow.done()
             await slow
 

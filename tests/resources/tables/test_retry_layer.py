@@ -272,13 +272,13 @@ def test_a_function_of_single_requests_has_the_time_for_each_of_them():
 
         async def get(self, key, *args):
             self.asked[key] += 1
-            await asyncio.sleep(9 if key == 7 and self.asked[key] == 1 else 0.03)
+            await asyncio.sleep(9 if key == 7 and self.asked[key] == 1 else 0.15)
             return key
 
     function, meter = OneHangs(), Meter()
-    attempt = AttemptLayer("t", FunctionLayer("t", function, None), 0.3, meter)
+    attempt = AttemptLayer("t", FunctionLayer("t", function, None), 1.5, meter)
     outcomes = asyncio.run(RetryLayer(attempt, RetryPolicy(first_wait=0), meter).send(gets(*range(400))))
-    assert outcomes.records == list(range(400))  # 400 / 32 * 0.03 s are more than what one may take
+    assert outcomes.records == list(range(400))  # 400 / 32 * 0.15 s are more than what one may take
     assert not outcomes.problems
     assert function.asked == Counter(dict.fromkeys(range(400), 1)) + Counter([7])
     assert meter.metrics().timeouts == 1
