@@ -608,7 +608,7 @@ def test_a_cancelled_request_sends_no_more_of_its_entries(new_table):
         import time
 
         next(sent)
-        time.sleep(0.05)
+        time.sleep(0.5)
         return send(**request)
 
     async def given_up():
@@ -617,12 +617,12 @@ def test_a_cancelled_request_sends_no_more_of_its_entries(new_table):
 
         store._open.here().live = replace(live, client=Troubled(live.client, slow))
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(store.send(update(*((f"k{n}", {}) for n in range(100)), default={})), 0.12)
+            await asyncio.wait_for(store.send(update(*((f"k{n}", {}) for n in range(100)), default={})), 1.2)
         await store.close()
 
     store = new_table(threads=2)
     asyncio.run(given_up())
-    assert next(sent) <= 40, "of a hundred"
+    assert next(sent) <= 8
 
 
 def test_boto3_does_not_repeat_by_itself(new_table):

@@ -107,7 +107,7 @@ def test_a_request_that_hangs_can_be_given_up_and_the_next_one_is_answered(proxi
         return took, record
 
     took, record = asyncio.run(body())
-    assert took < 30
+    assert took < 3
     assert record["n"] == 1
 
 

@@ -251,7 +251,7 @@ def test_a_caller_who_is_cancelled_is_free_and_leaves_no_lock_behind(handle, tab
     began = time.monotonic()
     with pytest.raises(TimeoutError):
         run(asyncio.wait_for(handle.segment.apply(request.changes, request.token), 0.2))
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 3
     waiting(postgres_server, 0)
     [version] = handle.write(put(APPLE, b"2"))
     assert handle.get(APPLE) == [(APPLE, version, b"2")]

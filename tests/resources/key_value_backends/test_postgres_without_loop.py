@@ -85,7 +85,7 @@ def test_who_is_interrupted_is_free_and_leaves_no_lock_behind(counts, table, pos
                 counts.put("k", 2)
         finally:
             signal.signal(signal.SIGINT, interrupting)
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < 3
         deadline = time.monotonic() + 60
         while postgres_server.execute("SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
             assert time.monotonic() < deadline

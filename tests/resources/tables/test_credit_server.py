@@ -147,7 +147,7 @@ def test_a_demand_whose_task_is_gone_is_not_served(serve: Callable[..., CreditSe
         await modest.close()
         return time.monotonic() - began
 
-    assert asyncio.run(work()) < 30.0, "it does not wait for 1,000 s of credits"
+    assert asyncio.run(work()) < 2.0
 
 
 def test_requests_of_one_task_are_served_in_their_order_and_small_ones_together(
