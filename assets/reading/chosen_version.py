@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.time_travel import served_at
-from dagster_adjunct.assets.versions.choose_version import SHORT_ID, require_version
+from dagster_adjunct.assets.versions.choose_version import SHORT_ID, readable_version
 from dagster_adjunct.assets.versions.leases import check_not_doomed
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, version_number
@@ -26,14 +26,11 @@ def chosen_version(log: DatasetLog, current: Commit, manifest: DatasetManifest, 
     """
     if manifest.version is not None and manifest.version.id == version:
         return manifest.version
-    if isinstance(manifest, UnboundedManifest):
-        if version_number(version):
-            check_not_doomed(manifest, version)
-        return committed_version(log, current, manifest, version)
-    ref = require_version(manifest, version)
-    if ref.state == "withdrawn":
-        require_version(manifest, ref.id, sealed=True)  # says why, and what to do
-    return log.read_version(ref)
+    if not isinstance(manifest, UnboundedManifest):
+        return log.read_version(readable_version(manifest, version))
+    if version_number(version):
+        check_not_doomed(manifest, version)
+    return committed_version(log, current, manifest, version)
 
 
 def committed_version(log: DatasetLog, current: Commit, manifest: UnboundedManifest, version: str) -> SealedVersion:
@@ -63,6 +60,6 @@ def _begun(log: DatasetLog, current: Commit, manifest: UnboundedManifest, versio
     if not manifest.retained_from <= number <= current.number:
         return None
     with suppress(DatasetError):  # nothing was served after that commit
-        sealed = served_at(log, current, manifest, None, number)
+        sealed = served_at(log, current, manifest, number)
         return sealed if sealed.id.startswith(version) else None
     return None

@@ -16,7 +16,6 @@ from dagster_adjunct.assets.reading.served_version import OnDamage, ServedVersio
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_operations import VersionOperations
 from dagster_adjunct.assets.reading.watch import Watch
-from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -272,19 +271,7 @@ def open_dataset(
     dataset without a version that is served can be opened: what reads it raises NoSealedVersionError.
     """
     stored = StoredVersions(lake, dataset)
-    if version is not None and as_of is not None:
-        raise ConfigurationError(
-            f"dataset {stored.name!r} is to be read at version {version!r} and as of {as_of}.",
-            "Give version= or as_of=, not both.",
-            argument="as_of",
-            dataset=stored.name,
-        )
-    fixed = None
-    if version is not None:
-        fixed = stored.version(version)
-    elif as_of is not None:
-        when, commit = (as_of, None) if isinstance(as_of, datetime) else (None, as_of)
-        fixed = stored.as_of(when, commit=commit)
+    fixed = None if version is None and as_of is None else stored.version(version, as_of=as_of)
     return _opened(stored, fixed, cache=cache, lease=lease, on_damage=on_damage, holder=holder)
 
 

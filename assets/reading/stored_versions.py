@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.chosen_version import chosen_version, committed_version
@@ -20,6 +19,7 @@ from dagster_adjunct.assets.reading.no_version import (
     nothing_delivered,
     waiting_for,
 )
+from dagster_adjunct.assets.reading.time_travel import served_at
 from dagster_adjunct.assets.reading.version_operations import VersionOperations
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.reading.versions_over_time import VersionsOverTime, refs_over_time
@@ -29,6 +29,7 @@ from dagster_adjunct.assets.versions.manifest import BoundedManifest, UnboundedM
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
 from dagster_adjunct.assets.writing.write_generation import check_declaration
 from dagster_adjunct.resources.errors import (
+    ConfigurationError,
     DatasetError,
     ManifestMismatchError,
     NoSealedVersionError,
@@ -38,6 +39,7 @@ from dagster_adjunct.resources.errors import (
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.reading.diff_versions import VersionDiff
+    from dagster_adjunct.assets.reading.time_travel import AsOf
     from dagster_adjunct.assets.sources.version_source import Awaiting
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.resources.objects.commit_log import Commit
@@ -124,27 +126,29 @@ class StoredVersions(VersionOperations):
         found = source.next(source.first_manifest() if manifest is None else as_bounded(manifest))
         return found if isinstance(found, Awaiting) else None
 
-    def version(self, version: str) -> VersionReader:
-        """Return any retained version by its id, or the newest of a name; a withdrawn one is refused.
+    def version(self, version: str | None = None, *, as_of: AsOf | None = None) -> VersionReader:
+        """Return a retained version: by its id, the newest of a name, or what was served `as_of` then.
 
-        Raises VersionDiscardedError for a version of an unbounded dataset that can't be read any more.
+        A withdrawn one is refused. `as_of` is a time with its zone, which stands for the newest commit at or before it,
+        by the clocks of those who committed; or a commit, by its number or id. Raises NoSealedVersionError where
+        nothing was served then, and VersionDiscardedError (DatasetError for a bounded dataset), naming what is
+        retained, where it can't be read any more.
         """
-        return self._reader(chosen_version(self.log, *self._newest_commit(), version))
-
-    def as_of(self, when: datetime | None = None, *, commit: int | str | None = None) -> VersionReader:
-        """Return what was served at a time (with its zone), or after a commit, by its number or id.
-
-        A time stands for the newest commit at or before it, by the clocks of those who committed. Raises
-        NoSealedVersionError where nothing was served then, and VersionDiscardedError (DatasetError for a bounded
-        dataset), naming what is retained, where it can't be read any more.
-        """
-        from dagster_adjunct.assets.reading.time_travel import served_at
-
-        current, manifest = self._newest_commit()
-        served = served_at(self.log, current, manifest, when, commit)
-        if isinstance(manifest, UnboundedManifest):
-            return self._reader(served)
-        return self._reader(chosen_version(self.log, current, manifest, served.id))
+        if (version is None) == (as_of is None):
+            asked = (
+                "at no version and as of nothing" if version is None else f"at version {version!r} and as of {as_of}"
+            )
+            raise ConfigurationError(
+                f"dataset {self.name!r} is to be read {asked}.",
+                "Give version= or as_of=, one of them.",
+                argument="as_of",
+                dataset=self.name,
+            )
+        newest = self._newest_commit()
+        if version is not None:
+            return self._reader(chosen_version(self.log, *newest, version))
+        assert as_of is not None, "one of them is given"
+        return self._reader(served_at(self.log, *newest, as_of))
 
     def over_time(self, versions: Sequence[str] | None = None) -> VersionReader | VersionsOverTime:
         """Return what reads the dataset over time: its table with history, or the versions that say their time.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
+from dagster_adjunct.assets.versions.choose_version import readable_version
 from dagster_adjunct.assets.versions.leases import check_not_doomed
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
@@ -24,22 +25,17 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.resources.objects.commit_log import Commit
 
+AsOf: TypeAlias = datetime | int | str
+"""A time with its zone, or a commit by its number or id."""
 
-def served_at(
-    log: DatasetLog, current: Commit, manifest: DatasetManifest, when: datetime | None, commit: int | str | None
-) -> SealedVersion:
-    """Return what was served at a time, or after a commit (its number or id); `manifest` is that of the current one.
+
+def served_at(log: DatasetLog, current: Commit, manifest: DatasetManifest, as_of: AsOf) -> SealedVersion:
+    """Return what was served then; `manifest` is that of the current commit.
 
     Times are those of the commits, by the clocks of those who made them. Raises DatasetError for a commit that is not
     there, NoSealedVersionError where nothing was served yet, and VersionDiscardedError where it can't be read any more.
     """
-    if (when is None) == (commit is None):
-        raise ConfigurationError(
-            f"dataset {log.name!r} is to be read as of {'nothing' if when is None else 'a time and a commit'}.",
-            "Give a time, or commit=NUMBER or ID.",
-            argument="as_of",
-            dataset=log.name,
-        )
+    when, commit = (as_of, None) if isinstance(as_of, datetime) else (None, as_of)
     if when is not None and when.tzinfo is None:
         raise ConfigurationError(
             f"dataset {log.name!r} is to be read as of {when}, a time without its zone.",
@@ -56,7 +52,7 @@ def served_at(
                 f"See adjunct dataset history {log.name}, and adjunct dataset versions {log.name}.",
                 dataset=log.name,
             )
-        return found.version
+        return log.read_version(readable_version(manifest, found.version.id))
     past = _Past(log, current, manifest)
     then = past.by_commit(commit) if commit is not None else past.before(when) if when is not None else None
     if then is None or then.version is None:

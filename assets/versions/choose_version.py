@@ -69,6 +69,12 @@ def require_version(manifest: BoundedManifest, version: str, *, sealed: bool = F
     return ref
 
 
+def readable_version(manifest: BoundedManifest, version: str) -> VersionRef:
+    """Return a retained version as `require_version` does; a withdrawn one is refused, a rejected one can be read."""
+    ref = require_version(manifest, version)
+    return require_version(manifest, ref.id, sealed=True) if ref.state == "withdrawn" else ref
+
+
 def _begun(manifest: BoundedManifest, version: str) -> VersionRef | None:
     begun = [ref for ref in manifest.versions if ref.id.startswith(version)] if SHORT_ID.fullmatch(version) else []
     if len(begun) > 1:

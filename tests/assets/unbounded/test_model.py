@@ -342,7 +342,7 @@ class FactsMachine(RuleBasedStateMachine):
         for version, (number, entries) in self.held.items():
             try:
                 assert content(store.version(version)) == entries
-                assert content(store.as_of(commit=number)) == entries
+                assert content(store.version(as_of=number)) == entries
             except VersionDiscardedError:
                 assert version not in readable
             else:

@@ -69,7 +69,7 @@ def test_bootstrap_follow_compact_discard(world: World) -> None:
         assert compact(world) == "compacted"
         discard(world.lake, NAME, AT_ONCE, by="test")
         assert content(held) == {"a": 4, "b": 2, "c": 5}, "what is held stays"
-    assert content(store.as_of(commit=store.version(first).sealed.number)) == {"a": 4, "b": 2, "c": 5}
+    assert content(store.version(as_of=store.version(first).sealed.number)) == {"a": 4, "b": 2, "c": 5}
     discard(world.lake, NAME, AT_ONCE, by="test")
     with pytest.raises(VersionDiscardedError):
         store.version(first)

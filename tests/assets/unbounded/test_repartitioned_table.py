@@ -125,7 +125,7 @@ def test_versions_of_before_keep_their_partitions_until_they_are_discarded() -> 
         discard(world.lake, NAME, DiscardPolicy(keep=1, grace=timedelta(0)), by="test")
         old = StoredVersions(world.lake, NAME).version(first.version)
         assert (content(old), old.sealed.partitions) == ({"a": 1, "b": 2, "c": 3}, 2)
-        assert content(StoredVersions(world.lake, NAME).as_of(commit=first.sealed.number)) == {"a": 1, "b": 2, "c": 3}
+        assert content(StoredVersions(world.lake, NAME).version(as_of=first.sealed.number)) == {"a": 1, "b": 2, "c": 3}
     discard(world.lake, NAME, DiscardPolicy(keep=1, grace=timedelta(0)), by="test")
     assert StoredVersions(world.lake, NAME).require_manifest().retired == ()
     assert left_over(world, MORE) == set()

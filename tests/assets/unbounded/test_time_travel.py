@@ -55,14 +55,14 @@ def test_a_table_is_read_as_of_a_time_a_commit_number_or_a_commit_id(quick: Worl
         commit = made[version]
         after = made[history[place + 1][0]].created_at - TICK if place + 1 < len(history) else datetime.now(UTC)
         for view in (
-            store.as_of(commit.created_at),
-            store.as_of(after),
-            store.as_of(commit=commit.number),
-            store.as_of(commit=commit.id),
+            store.version(as_of=commit.created_at),
+            store.version(as_of=after),
+            store.version(as_of=commit.number),
+            store.version(as_of=commit.id),
             store.version(version),
         ):
             assert (view.version, content(view)) == (version, held)
-    assert store.as_of(datetime.now(UTC) + timedelta(days=1)).version == history[-1][0]
+    assert store.version(as_of=datetime.now(UTC) + timedelta(days=1)).version == history[-1][0]
 
 
 def test_a_commit_that_made_no_version_shows_the_one_before(quick: World) -> None:
@@ -72,7 +72,7 @@ def test_a_commit_that_made_no_version_shows_the_one_before(quick: World) -> Non
     log.transact(lambda manifest: manifest.after(confirmed_at=datetime.now(UTC)), by="test")
     commit, _ = log.read()
     assert commit is not None
-    view = StoredVersions(quick.lake, spec.name).as_of(commit=commit.number)
+    view = StoredVersions(quick.lake, spec.name).version(as_of=commit.number)
     assert (view.version, content(view)) == (version, held)
 
 
@@ -80,35 +80,35 @@ def test_before_the_first_version_there_was_nothing(quick: World) -> None:
     spec = table(quick)
     store = StoredVersions(quick.lake, spec.name)
     with pytest.raises(DatasetNotFoundError, match="there is no dataset 'table'"):
-        store.as_of(datetime.now(UTC))
+        store.version(as_of=datetime.now(UTC))
     quick.send(spec.name, [("a", 1)])
     with pytest.raises(Crash):
         quick.advance(spec, lake=faulty(quick, Fault("upload", 1, "crash-before")))
     with pytest.raises(NoSealedVersionError, match="its bootstrap is not finished"):
-        store.as_of(commit=1)
+        store.version(as_of=1)
     began = datetime.now(UTC)
     quick.advance(spec)
     with pytest.raises(NoSealedVersionError, match=r"served nothing at .* UTC; the oldest .* number 2"):
-        store.as_of(began)
+        store.version(as_of=began)
     with pytest.raises(NoSealedVersionError, match="served nothing after commit 1"):
-        store.as_of(commit=1)
+        store.version(as_of=1)
     with pytest.raises(NoSealedVersionError, match="served nothing at 2000-01-01"):
-        store.as_of(datetime(2000, 1, 1, tzinfo=UTC))
+        store.version(as_of=datetime(2000, 1, 1, tzinfo=UTC))
 
 
 def test_what_is_asked_for_must_be_one_thing_that_is_there(quick: World) -> None:
     spec = table(quick)
     send(quick, spec, {"a": 1})
     store = StoredVersions(quick.lake, spec.name)
-    with pytest.raises(ConfigurationError, match="as of nothing"):
-        store.as_of()
-    with pytest.raises(ConfigurationError, match="a time and a commit"):
-        store.as_of(datetime.now(UTC), commit=1)
+    with pytest.raises(ConfigurationError, match="at no version and as of nothing"):
+        store.version()
+    with pytest.raises(ConfigurationError, match="at version 'v1' and as of 1"):
+        store.version("v1", as_of=1)
     with pytest.raises(ConfigurationError, match="without its zone"):
-        store.as_of(datetime(2026, 1, 1))
+        store.version(as_of=datetime(2026, 1, 1))
     for unknown in (99, 0, "nobody"):
         with pytest.raises(DatasetError, match=rf"no commit {unknown!r}; those that can be read are numbered 1 to 2"):
-            store.as_of(commit=unknown)
+            store.version(as_of=unknown)
 
 
 def test_what_was_discarded_is_said_with_the_oldest_that_is_left(quick: World) -> None:
@@ -120,11 +120,11 @@ def test_what_was_discarded_is_said_with_the_oldest_that_is_left(quick: World) -
     store, oldest = StoredVersions(quick.lake, spec.name), commits(quick, spec.name)[str(report.version)]
     left = rf"has been discarded; the oldest that can be read was committed at .* UTC, as number {oldest.number}\."
     for version, _ in history:
-        for asked in ({"when": made[version].created_at}, {"commit": made[version].number}):
+        for asked in (made[version].created_at, made[version].number):
             with pytest.raises(VersionDiscardedError, match=left):
-                store.as_of(**asked)
-    assert store.as_of(oldest.created_at).version == report.version
-    assert content(store.as_of(commit=oldest.number)) == {"a": 2}
+                store.version(as_of=asked)
+    assert store.version(as_of=oldest.created_at).version == report.version
+    assert content(store.version(as_of=oldest.number)) == {"a": 2}
 
 
 def test_an_attempt_that_lost_under_the_same_number_is_never_read(quick: World) -> None:
@@ -140,10 +140,10 @@ def test_an_attempt_that_lost_under_the_same_number_is_never_read(quick: World) 
     manifests = [item.key for item in quick.lake.store.list(f"datasets/{spec.name}/manifests/{number:012d}-")]
     assert len(manifests) == 2
     send(quick, spec, {"a": 3})
-    assert store.as_of(commit=number).version == won[0]
+    assert store.version(as_of=number).version == won[0]
     lost = next(key for key in manifests if won[0].partition("-")[2] not in key)
     with pytest.raises(DatasetError, match="has no commit"):
-        store.as_of(commit=lost.rsplit("/", 1)[1].partition("-")[2].removesuffix(".json"))
+        store.version(as_of=lost.rsplit("/", 1)[1].partition("-")[2].removesuffix(".json"))
 
 
 def test_a_commit_among_many_is_found_by_few_requests(quick: World) -> None:
@@ -154,7 +154,7 @@ def test_a_commit_among_many_is_found_by_few_requests(quick: World) -> None:
         log.transact(lambda manifest: manifest.after(confirmed_at=datetime.now(UTC)), by="test")
     at = commits(quick, spec.name)[version].created_at
     counting = FaultyStore(quick.lake.store)
-    assert StoredVersions(Lake(counting, quick.lake.id), spec.name).as_of(at).version == version
+    assert StoredVersions(Lake(counting, quick.lake.id), spec.name).version(as_of=at).version == version
     assert len(counting.requests) < 15
 
 
@@ -170,9 +170,9 @@ def test_what_a_bounded_dataset_served_at_a_time_is_found_as_well(quick: World) 
     served = [(entry.at, entry.number, entry.served) for entry in store.history() if entry.served]
     assert [version for _, _, version in served] == [ids[0], ids[1], ids[0]]
     for at, number, version in served:
-        assert store.as_of(at).version == store.as_of(commit=number).version == version
+        assert store.version(as_of=at).version == store.version(as_of=number).version == version
     with pytest.raises(NoSealedVersionError, match="nothing was served at 2000-01-01"):
-        store.as_of(datetime(2000, 1, 1, tzinfo=UTC))
+        store.version(as_of=datetime(2000, 1, 1, tzinfo=UTC))
 
 
 def test_a_commit_of_changes_that_was_decided_twice_is_found_by_its_id(quick: World) -> None:
@@ -188,4 +188,4 @@ def test_a_commit_of_changes_that_was_decided_twice_is_found_by_its_id(quick: Wo
     report = quick.advance(spec, lake=faulty(quick, compaction))
     assert entries(quick, spec, report.version) == {"a": 3}
     number = commits(quick, spec.name)[str(report.version)].number
-    assert StoredVersions(quick.lake, spec.name).as_of(commit=number).version == report.version
+    assert StoredVersions(quick.lake, spec.name).version(as_of=number).version == report.version
