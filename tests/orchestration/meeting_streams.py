@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.orchestration.step_world import StepWorld
 KINDS = ("inner", "left", "right", "full")
 BEFORE, AFTER, DELAY = 4, 7, 6
 Result = tuple[Any, ...]  # key, number of the order, of the payment
+Row = tuple[str | None, int, float | None]  # key, number, second of its time
 
 
 def seconds(count: float) -> timedelta:
@@ -80,7 +82,11 @@ def expected(world: StepWorld, how: str, *, idle: bool = False) -> tuple[Counter
                     rows.append((row[key], row["n"], time))
         sides.append(rows)
     end = None if None in marks else min(mark for mark in marks if mark is not None)
-    left, right = sides
+    return results_of(sides[0], sides[1], how, end), counts
+
+
+def results_of(left: Sequence[Row], right: Sequence[Row], how: str, end: float | None) -> Counter[Result]:
+    """Return what comes of orders and payments, none of them late, once the watermark is at `end`."""
     results = Counter[Result]()
     met: tuple[set[int], set[int]] = (set(), set())
     for key, order, time in left:
@@ -97,7 +103,7 @@ def expected(world: StepWorld, how: str, *, idle: bool = False) -> tuple[Counter
             passed = None in (key, time) or (end is not None and time + ahead < end)
             if outer and number not in met[index] and passed:
                 results[(key, None, number) if index else (key, number, None)] += 1
-    return results, counts
+    return results
 
 
 def found(world: StepWorld, how: str) -> Counter[Result]:

@@ -1,4 +1,4 @@
-"""Times that Kafka's records and markers say, from a real broker: windows and as-of joins over topics.
+"""Times that Kafka's records and markers say, from a real broker: windows, stream joins and as-of joins over topics.
 
 The test itself puts records into partitions, and plain Python says of the whole input what has to come out.
 """
@@ -6,6 +6,9 @@ The test itself puts records into partitions, and plain Python says of the whole
 from __future__ import annotations
 
 import datetime as dt
+import random
+from collections import Counter
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +21,7 @@ from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.streams import ARRIVAL
 from dagster_adjunct.windows import Count, Sum, Tumbling
 from tests.orchestration.kafka_world import KafkaWorld, Produced
-from tests.orchestration.meeting_streams import DELAY, seconds
+from tests.orchestration.meeting_streams import AFTER, BEFORE, DELAY, Result, results_of, seconds
 from tests.orchestration.seen_times import at, watermarks_in_order
 from tests.servers.kafka import KafkaServer
 
@@ -122,6 +125,64 @@ def test_records_of_kafka_are_counted_by_their_own_time_and_by_a_column_over_a_r
     (totals,) = (of for name, of in world.state(counting()).totals.items() if name.startswith("window"))
     # Behind 40, 35 and 41 in their partitions; not the order of c at 2, whose partition was at 3.
     assert (totals["late"], totals["null_times"]) == (3, 1)
+
+
+def meeting() -> Application:
+    """Orders and the payments that come within some seconds of them, each by its own time."""
+    app = Application("meeting", max_batch_records=24)
+    options: dict[str, Any] = {"default_offset": "oldest", "delay": seconds(DELAY)}
+    orders = app.input_stream("kafka.orders", event_time=ARRIVAL, **options)
+    payments = app.input_stream("kafka.payments", event_time="ts", **options)
+    joined = orders.partition_by("k", partitions=2).join_stream(
+        payments.partition_by("order_key", partitions=2),
+        on={"k": "order_key"},
+        within=(seconds(BEFORE), seconds(AFTER)),
+        how="full",
+        name="paid",
+        select=["n as paid"],
+    )
+    joined.send_to(app.output_stream("lake.paid", partitions=2, key="k"))
+    return app
+
+
+def expected(orders: Parts, payments: Parts) -> tuple[Counter[Result], int]:
+    """Return what comes of the records that were not late in their partition, and how many were."""
+    sides, marks, late = [], [], 0
+    for parts in (orders, payments):
+        rows: list[Record] = []
+        for records in parts:
+            behind, mark = watermarks_in_order([time for _, _, time in records], DELAY)
+            marks.append(mark)
+            rows += [record for record, limit in zip(records, behind, strict=True) if limit is None]
+            late += sum(limit is not None for limit in behind)
+        sides.append(rows)
+    passed = [mark for mark in marks if mark is not None]
+    return results_of(*sides, "full", min(passed) if len(passed) == len(marks) else None), late
+
+
+@pytest.mark.long  # windows over topics, and streams of the lake that meet, are shown apart
+def test_records_of_two_topics_meet_by_their_own_times_once_over_runs_and_batches(world: KafkaWorld) -> None:
+    chance, numbers = random.Random(7), count(1)
+    orders: Parts = [[], []]
+    payments: Parts = [[], []]
+
+    def drawn(now: int) -> Record:
+        off = chance.choice([0, 0, 1, -2, -5, 3, -25])
+        return (f"k{chance.randrange(5)}", next(numbers), now + off)
+
+    for run in range(3):
+        for stream, parts in (("orders", orders), ("payments", payments)):
+            new: Parts = [[drawn(100 + 40 * run + 2 * step) for step in range(15)] for _ in parts]
+            if run == 1 and stream == "payments":
+                new[0].append(("k0", next(numbers), None))
+            send(world, stream, parts, new)
+        world.run(meeting(), run=f"{run}")
+        results, late = expected(orders, payments)
+        assert Counter((row["k"], row["n"], row["paid"]) for row in world.rows("paid")) == results
+    (totals,) = (of for name, of in world.state(meeting()).totals.items() if name.startswith("stream-join"))
+    assert (totals["late"], totals["null_times"]) == (late, 1)
+    assert late > 5
+    assert min(totals["matched"], totals["unmatched"]) > 20
 
 
 def test_versions_are_dated_by_their_markers_on_kafka_and_met_as_of_each_records_time(world: KafkaWorld) -> None:
