@@ -26,10 +26,10 @@ class BatchInputs:
     A view is None for a dataset that holds nothing back and has no version yet: its joins find no match. `epochs` are
     those of the partitions' positions, without zeros; `consumed` are the offsets at which the main input goes on after
     the batch, None for one that replays. `identities` are those of the input streams that have one. `tasks` is how many
-    read broadcast inputs; None: as many as the plan has. `few` records are for one task a stage. `reading` says which
-    versions the records meet. `over_time` are all versions that joins by time meet of bounded datasets. `states` are
-    the tables of state as the batch is begun with them, by dataset. `clock` is when the batch was begun, `times` how
-    far its inputs had come by then.
+    read broadcast inputs; None: as many as the plan has. `few` records are for one task a stage; where datasets
+    have few rows, too, Spark's plans are `interpreted`. `reading` says which versions the records meet. `over_time` are
+    all versions that joins by time meet of bounded datasets. `states` are the tables of state as the batch is begun
+    with them, by dataset. `clock` is when the batch was begun, `times` how far its inputs had come by then.
     """
 
     batch: int
@@ -40,6 +40,7 @@ class BatchInputs:
     identities: Mapping[str, str] = field(default_factory=dict)
     tasks: int | None = None
     few: bool = False
+    interpreted: bool = False
     over_time: Mapping[str, VersionsOverTime] = field(default_factory=dict)
     reading: VersionsMet = AS_OF
     states: Mapping[str, VersionReader | None] = field(default_factory=dict)

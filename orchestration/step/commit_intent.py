@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
-from dagster_adjunct.orchestration.step.few_records import are_few
+from dagster_adjunct.orchestration.step.few_records import are_few, are_interpreted
 from dagster_adjunct.orchestration.step.rehearsal import rehearse
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.orchestration.step.watermarks import begun_times
@@ -60,6 +60,7 @@ def commit_intent(step: OpenedStep, run: StepRun, planned: PlannedBatch) -> Open
         identities=state.offsets.streams,
         tasks=intent.tasks,
         few=few,
+        interpreted=few and not intent.over_time and are_interpreted(views, states),
         over_time={name: step.versions.over_time(name, met) for name, met in intent.over_time.items()},
         reading=intent.reading,
         states=states,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -41,6 +42,7 @@ from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.interpreted_plans import interpreted_plans
 from dagster_adjunct.resources.streams.interface.stream_system import AppendResult
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.spark_write import TableWrite, write_table
@@ -85,7 +87,8 @@ def run_batch(context: StepContext, inputs: BatchInputs, before_output: Callable
     Outputs take (application, batch) as producer and sequence, so running a batch again adds nothing to
     streams. `before_output` is called with the output's name before anything is written to it.
     """
-    return Batch(context, inputs, before_output).run()
+    with interpreted_plans(context.spark()) if inputs.interpreted else nullcontext():
+        return Batch(context, inputs, before_output).run()
 
 
 class Batch(OverTime):

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 ROWS = 300_000
 """The rows of all partitioned datasets that one task reads, at most: some tenths of a second."""
 _BYTES = 64 * 1024 * 1024
+INTERPRETED_ROWS = 100_000
+"""The rows of all datasets that are read sooner by a plan that is interpreted than by one that is compiled, at most."""
 
 
 def are_few(
@@ -29,13 +31,22 @@ def are_few(
     """
     if records * (tasks or 1) > app.few_records:
         return False
-    rows, size = 0, 0
-    read = [view for name, view in views.items() if view is not None and not app.dataset(name).broadcast]
-    for view in (*read, *states.values()):
-        sealed = getattr(view, "sealed", None)
-        if sealed is None:
-            rows += view.rows or 0
-        else:
-            rows += sum(generation.rows for generation in sealed.generations)
-            size += sum(generation.size for generation in sealed.generations)
-    return rows <= ROWS and size <= _BYTES
+    read = [view for name, view in views.items() if not app.dataset(name).broadcast]
+    sizes = [_size(view) for view in (*read, *states.values())]
+    return sum(rows for rows, _ in sizes) <= ROWS and sum(size for _, size in sizes) <= _BYTES
+
+
+def are_interpreted(
+    views: Mapping[str, VersionReader | TransientVersion | None], states: Mapping[str, VersionReader]
+) -> bool:
+    """Whether Spark had better interpret than compile what few records do with these versions, broadcast or not."""
+    return sum(_size(view)[0] for view in (*views.values(), *states.values())) <= INTERPRETED_ROWS
+
+
+def _size(view: VersionReader | TransientVersion | None) -> tuple[int, int]:
+    """Return how many rows a version has, and how many bytes are read for them: none of a table in memory."""
+    sealed = getattr(view, "sealed", None)
+    if sealed is None:
+        return (0 if view is None else view.rows or 0), 0
+    generations = sealed.generations
+    return sum(generation.rows for generation in generations), sum(generation.size for generation in generations)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,8 +10,8 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.reading.open_dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step.few_records import ROWS, are_few
-from dagster_adjunct.resources.errors import ConfigurationError, ManifestMismatchError
+from dagster_adjunct.orchestration.step.few_records import INTERPRETED_ROWS, ROWS, are_few, are_interpreted
+from dagster_adjunct.resources.errors import ConfigurationError, ManifestMismatchError, OperatorFailedError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.step_world import StepWorld
 
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
 
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=4)
 TRIPS = [(f"N{number % 7}", f"to-{number % 3}", number) for number in range(40)]
+
+
+class View:
+    """A version of which only its size is known."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
 
 
 @pytest.fixture
@@ -112,10 +120,6 @@ def test_a_row_that_lies_elsewhere_than_promised_is_found_by_one_task_as_well(wo
 
 
 def test_few_are_bounded_by_records_and_by_the_rows_that_one_task_would_read() -> None:
-    class View:
-        def __init__(self, rows: int) -> None:
-            self.rows = rows
-
     app = Application("app", few_records=10)
     app.table(PLANES)
     app.table(bounded_dataset("codes", input="lake.codes", key="k", broadcast=True))
@@ -128,3 +132,51 @@ def test_few_are_bounded_by_records_and_by_the_rows_that_one_task_would_read() -
     assert not are_few(Application("none", few_records=0), 1, {}, None, {})
     with pytest.raises(ConfigurationError, match="few_records is -1: expected 0 or more"):
         Application("app", few_records=-1)
+
+
+def test_few_rows_of_all_datasets_and_states_are_for_interpreted_plans() -> None:
+    half = View(INTERPRETED_ROWS // 2)
+    views: dict[str, Any] = {"one": half, "none": None}
+    assert are_interpreted(views, {"state": half})  # type: ignore[dict-item]
+    assert not are_interpreted(views | {"broadcast": View(1)}, {"state": half})  # type: ignore[dict-item]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("dies", [False, True])
+def test_the_plans_of_few_records_are_interpreted_and_the_session_is_as_before(world: StepWorld, *, dies: bool) -> None:
+    conf, seen = world.spark().conf, list[tuple[str | None, ...]]()
+
+    def settings() -> tuple[str | None, ...]:
+        return tuple(conf.get(f"spark.sql.codegen.{name}") for name in ("wholeStage", "factoryMode"))
+
+    def noted(frame: DataFrame) -> DataFrame:
+        seen.append(settings())
+        if dies and len(seen) == 2:  # after the rehearsal
+            raise ValueError("it dies")
+        return frame
+
+    def applied(name: str, few: int) -> None:
+        app = Application(name, few_records=few)
+        app.input_stream("lake.trips").map(noted, keeps_partitioning=True).send_to(
+            app.output_stream(f"lake.{name}", partitions=4, key="tailnum")
+        )
+        seen.clear()
+        with pytest.raises(OperatorFailedError, match="it dies") if dies else nullcontext():
+            world.run(app)
+
+    compiled, interpreted = ("true", "FALLBACK"), ("false", "NO_CODEGEN")
+    theirs = settings()
+    try:
+        for setting, value in zip(("wholeStage", "factoryMode"), compiled, strict=True):
+            conf.set(f"spark.sql.codegen.{setting}", value)
+        for name, few, expected in (("few", 100, interpreted), ("many", 0, compiled)):
+            applied(name, few)
+            assert seen[1:2] == [expected]
+            assert settings() == compiled
+        conf.set("spark.sql.codegen.wholeStage", "false")
+        applied("chosen", 100)
+        assert seen[1:2] == [("false", "FALLBACK")], "of a session that was given other settings"
+        assert settings() == ("false", "FALLBACK")
+    finally:
+        for name, value in zip(("wholeStage", "factoryMode"), theirs, strict=True):
+            conf.set(f"spark.sql.codegen.{name}", str(value))
