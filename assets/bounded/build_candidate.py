@@ -34,6 +34,7 @@ from dagster_adjunct.resources.errors import (
     NullKeyError,
     SchemaMismatchError,
 )
+from dagster_adjunct.resources.spark.interpreted_plans import interpreted_if_few
 from dagster_adjunct.resources.spark.spark_errors import unwrapped
 
 if TYPE_CHECKING:
@@ -134,19 +135,20 @@ def _build(member: Member, delivery: Delivery, attempt: Attempt, spark: Callable
     if records != 0:
         layout = layout_of(source.schema, spec.key, spec.partition_by, spec.partitions, positioned=False)
         try:
-            generation, counted = write_generation(
-                member.log.lake,
-                attempt,
-                manifest.next_generation,
-                layout,
-                source.read(delivery, spark),
-                writer_of(spark),
-                what=what,
-                order_by=(*spec.key, *source.ordered_by),
-                keep_tombstones=False,
-                partitioned=source.copartitioned,
-                refuse_conflicting=spec.duplicates == "error",
-            )
+            with interpreted_if_few(spark, records):
+                generation, counted = write_generation(
+                    member.log.lake,
+                    attempt,
+                    manifest.next_generation,
+                    layout,
+                    source.read(delivery, spark),
+                    writer_of(spark),
+                    what=what,
+                    order_by=(*spec.key, *source.ordered_by),
+                    keep_tombstones=False,
+                    partitioned=source.copartitioned,
+                    refuse_conflicting=spec.duplicates == "error",
+                )
         except NullKeyError as error:
             raise _located(error, member, delivery, spark) from error
         counted.pop("conflicting", None)

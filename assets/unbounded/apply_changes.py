@@ -22,6 +22,7 @@ from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
 from dagster_adjunct.assets.writing.write_generation import add
 from dagster_adjunct.resources.bucketing.write_over_time import OverTime
 from dagster_adjunct.resources.errors import CommitConflictError
+from dagster_adjunct.resources.spark.interpreted_plans import interpreted_if_few
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.sources.opened_stream import Ranges
@@ -90,7 +91,8 @@ def apply_ranges(
     tombstones = not begins or advance.spec.following.order_by is not None or over_time is not None
     try:
         with AttemptRenewal(context.lake, name, attempt.id, context.by):
-            with advance.stages("build"):
+            alone = over_time is None and rewinding is None  # else stored rows are read, too
+            with advance.stages("build"), interpreted_if_few(context.spark, records if records and alone else None):
                 if records:
                     progress, generation, counted = write_changes(
                         advance,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.resources.spark.interpreted_plans import FEW_ROWS
+
 if TYPE_CHECKING:
     from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
@@ -13,8 +15,6 @@ if TYPE_CHECKING:
 ROWS = 300_000
 """The rows of all partitioned datasets that one task reads, at most: some tenths of a second."""
 _BYTES = 64 * 1024 * 1024
-INTERPRETED_ROWS = 100_000
-"""The rows of all datasets that are read sooner by a plan that is interpreted than by one that is compiled, at most."""
 
 
 def are_few(
@@ -40,7 +40,7 @@ def are_interpreted(
     views: Mapping[str, VersionReader | TransientVersion | None], states: Mapping[str, VersionReader]
 ) -> bool:
     """Whether Spark had better interpret than compile what few records do with these versions, broadcast or not."""
-    return sum(_size(view)[0] for view in (*views.values(), *states.values())) <= INTERPRETED_ROWS
+    return sum(_size(view)[0] for view in (*views.values(), *states.values())) <= FEW_ROWS
 
 
 def _size(view: VersionReader | TransientVersion | None) -> tuple[int, int]:

@@ -10,9 +10,10 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.reading.open_dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step.few_records import INTERPRETED_ROWS, ROWS, are_few, are_interpreted
+from dagster_adjunct.orchestration.step.few_records import ROWS, are_few, are_interpreted
 from dagster_adjunct.resources.errors import ConfigurationError, ManifestMismatchError, OperatorFailedError
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.interpreted_plans import FEW_ROWS
 from tests.orchestration.step_world import StepWorld
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def test_few_are_bounded_by_records_and_by_the_rows_that_one_task_would_read() -
 
 
 def test_few_rows_of_all_datasets_and_states_are_for_interpreted_plans() -> None:
-    half = View(INTERPRETED_ROWS // 2)
+    half = View(FEW_ROWS // 2)
     views: dict[str, Any] = {"one": half, "none": None}
     assert are_interpreted(views, {"state": half})  # type: ignore[dict-item]
     assert not are_interpreted(views | {"broadcast": View(1)}, {"state": half})  # type: ignore[dict-item]
