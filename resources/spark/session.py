@@ -20,6 +20,7 @@ from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.spark.early_workers import wait_for_workers
 from dagster_adjunct.resources.spark.quick_jvm import is_quick, quick_options
 from dagster_adjunct.resources.spark.remembered_functions import remember_functions
+from dagster_adjunct.resources.spark.spark_errors import STACK
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -113,7 +114,8 @@ def session_config(
     settings = {**_PLANS, "spark.master": master, "spark.app.name": "adjunct"}
     # Spark makes this folder in the working directory otherwise, though nothing is ever put there.
     settings["spark.sql.warehouse.dir"] = str(Path(gettempdir()) / "adjunct-spark-warehouse")
-    options = [f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"]
+    # Spark follows a plan by functions that call themselves, for each operator some dozen times.
+    options = [f"-Xss{STACK}", f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"]
     if is_quick(quick):
         options.append(quick_options(check_java(), keep_classes=keep_classes))
     settings["spark.driver.extraJavaOptions"] = " ".join(options)

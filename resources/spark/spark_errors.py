@@ -18,6 +18,7 @@ from dagster_adjunct.resources import errors, key_value_errors
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ManifestMismatchError,
+    PlanningError,
     StoreUnavailableError,
     TransientError,
 )
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 T = TypeVar("T")
+STACK = "16m"
+"""How much stack a thread of the driver's JVM may take: enough for a chain of 1,500 operators."""
 # How an error travels: readable, because Spark's executors log the whole text of what a task raises.
 _FORM = "adjunct-error[{kind}] {problem} [next step] {next_step} [facts] {facts} [adjunct-error]"
 _TEXT = re.compile(
@@ -50,6 +53,8 @@ _CUT_OFF = re.compile(
 )
 # What the JVM says where a task's Python process has closed its connection without a word.
 _WORKER_LOST = "Python worker exited unexpectedly"
+# How the JVM says that a plan is nested deeper than it can follow.
+_TOO_DEEP = re.compile(r"^(?:Caused by: |: )java\.lang\.StackOverflowError", re.MULTILINE)
 _DAMAGED = re.compile(
     r"^Caused by: (?:java\.lang\.\w+|java\.io\.(?:EOF|FileNotFound)Exception|[\w.$]*\b(?:parquet|zstd)\b[\w.$]*"
     r"|[\w.]+\.SchemaColumnConvertNotSupportedException): (?P<cause>[^\n]*)",
@@ -143,7 +148,7 @@ def adjunct_error(error: BaseException) -> AdjunctError | None:
     if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
         return None
     text = str(error)
-    return find(text) or _worker_lost(text) or _cut_off(text) or _damaged(text) or _raised(text)
+    return find(text) or _worker_lost(text) or _cut_off(text) or _damaged(text) or _too_deep(text) or _raised(text)
 
 
 def _worker_lost(text: str) -> AdjunctError | None:
@@ -174,6 +179,17 @@ def _damaged(text: str) -> AdjunctError | None:
         f"Spark can't read {unread['file']}: {damaged['cause']}.",
         "The object is missing or damaged: restore it from a backup, or serve an earlier version (adjunct dataset "
         "rollback). adjunct dataset verify names every such object of a version.",
+    )
+
+
+def _too_deep(text: str) -> AdjunctError | None:
+    if not _TOO_DEEP.search(text):
+        return None
+    return PlanningError(
+        "Spark's plan of a batch is nested deeper than the stack of its JVM can follow: too many operators follow one "
+        "another, or an expression has too many parts.",
+        "Divide the application: let one send to a stream what it has made half-way, and another go on from there. Or "
+        f"give the session a larger stack: spark.driver.extraJavaOptions=-Xss128m, where it has {STACK} by default.",
     )
 
 

@@ -65,6 +65,7 @@ def test_it_is_a_choice_of_the_environment_or_of_the_caller(monkeypatch: pytest.
         return session_config(master="local[1]", lake_url="/tmp/lake", **chosen)["spark.driver.extraJavaOptions"]
 
     check_java()
+    assert options().startswith("-Xss16m ")
     assert "TieredStopAtLevel" not in options()
     assert "TieredStopAtLevel" in options(quick=True)
     monkeypatch.setenv("ADJUNCT_SPARK_QUICK", "true")

@@ -10,6 +10,7 @@ from dagster_adjunct.resources.errors import (
     AdjunctError,
     ManifestMismatchError,
     PermanentError,
+    PlanningError,
     StoreUnavailableError,
     TableAccessError,
     TransientError,
@@ -95,3 +96,17 @@ def test_a_worker_that_was_killed_is_transient_and_is_no_fault_of_the_store(met:
     found = adjunct_error(Py4JJavaError(lost))
     assert type(found) is TransientError
     assert found.problem.startswith("a Python worker of Spark ended in the middle of its task")
+
+
+@pytest.mark.parametrize(
+    "before", [": ", ": org.apache.spark.SparkException: Job aborted\n\tat a.B.c(B.java:1)\nCaused by: "]
+)
+def test_a_plan_that_is_too_deep_for_the_jvm_says_what_to_do(before: str) -> None:
+    said = f"An error occurred while calling o9.select.\n{before}java.lang.StackOverflowError\n\tat a.B.c(B.java:1)\n"
+    found = adjunct_error(Py4JJavaError(said))
+    assert isinstance(found, PlanningError)
+    assert "nested deeper" in found.problem
+    assert "spark.driver.extraJavaOptions=-Xss" in found.next_step
+    assert (
+        adjunct_error(Py4JJavaError(said.replace("java.lang.StackOverflowError", "a.B: java.lang.StackOver"))) is None
+    )
