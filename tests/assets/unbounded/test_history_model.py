@@ -80,9 +80,10 @@ def test_on_s3_what_is_read_over_time_is_what_a_dictionary_says(
     steps = [step for _ in range(3) for step in some()]
     world = prices_in(World(open_lake(versitygw.url()), IN_PROCESS))
     length = [4, None, 12][seed % 3]
-    walk(world, [("a", 1, 1), ("b", 1, None)], steps, length, broadcast=seed % 4 == 3, chunk=2 + seed)
+    first = [("a", 1, 1), ("b", 1, None), ("z", 1, None)]  # z never comes again
+    walk(world, first, steps, length, broadcast=seed % 4 == 3, chunk=2 + seed)
     if length == 4:
-        assert manifest_of(world).horizon is not None, "the deletion of b is forgotten"
+        assert manifest_of(world).horizon is not None, "the deletion of z is forgotten"
 
 
 def walk(world: World, first: Any, steps: Any, length: int | None, broadcast: bool, chunk: int) -> None:
