@@ -119,6 +119,7 @@ def session_config(
     if is_quick(quick):
         options.append(quick_options(check_java(), keep_classes=keep_classes))
     settings["spark.driver.extraJavaOptions"] = " ".join(options)
+    settings["spark.executor.extraJavaOptions"] = f"-Xss{STACK}"
     if master.startswith("local") or "127.0.0.1" in master:
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         settings |= {"spark.ui.enabled": "false"}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 STACK = "16m"
-"""How much stack a thread of the driver's JVM may take: enough for a chain of 1,500 operators."""
+"""How much stack a thread of Spark's JVMs may take: enough for a chain of 1,500 operators."""
 # How an error travels: readable, because Spark's executors log the whole text of what a task raises.
 _FORM = "adjunct-error[{kind}] {problem} [next step] {next_step} [facts] {facts} [adjunct-error]"
 _TEXT = re.compile(
@@ -189,7 +189,8 @@ def _too_deep(text: str) -> AdjunctError | None:
         "Spark's plan of a batch is nested deeper than the stack of its JVM can follow: too many operators follow one "
         "another, or an expression has too many parts.",
         "Divide the application: let one send to a stream what it has made half-way, and another go on from there. Or "
-        f"give the session a larger stack: spark.driver.extraJavaOptions=-Xss128m, where it has {STACK} by default.",
+        f"give the session a larger stack than {STACK}, in spark.driver.extraJavaOptions and "
+        "spark.executor.extraJavaOptions: -Xss128m.",
     )
 
 

@@ -106,7 +106,7 @@ def test_a_plan_that_is_too_deep_for_the_jvm_says_what_to_do(before: str) -> Non
     found = adjunct_error(Py4JJavaError(said))
     assert isinstance(found, PlanningError)
     assert "nested deeper" in found.problem
-    assert "spark.driver.extraJavaOptions=-Xss" in found.next_step
+    assert "spark.driver.extraJavaOptions and spark.executor.extraJavaOptions: -Xss" in found.next_step
     assert (
         adjunct_error(Py4JJavaError(said.replace("java.lang.StackOverflowError", "a.B: java.lang.StackOver"))) is None
     )
