@@ -19,7 +19,7 @@ class Graph:
         self._read: set[str] = set()
         self._writers: dict[str, str] = {}
         self._joins: dict[str, str] = {}
-        self._over_time: dict[str, str] = {}
+        self._states: dict[str, str] = {}
 
     def __repr__(self) -> str:
         return f"Graph({self.name!r}, {len(self.operators)} operators)"
@@ -38,11 +38,12 @@ class Graph:
                 "Bring the records together with an operator before it.",
                 operator=operator.id,
             )
-        if spec.over_time is not None:
-            other = self._over_time.setdefault(spec.over_time, operator.id)
+        named = {spec.over_time} if spec.over_time is not None else set()
+        for state in sorted(named.union(spec.states)):  # a join keeps NAME-left, too
+            other = self._states.setdefault(state, operator.id)
             if other != operator.id:
                 raise PlanningError(
-                    f"two operators keep state under the name {spec.over_time!r}: {other} and {operator.id}.",
+                    f"two operators keep state under the name {state!r}: {other} and {operator.id}.",
                     "Give one another name=.",
                     operator=operator.id,
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from dagster_adjunct.resources.errors import ConfigurationError
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 DataFrameFunction: TypeAlias = "Callable[[DataFrame], DataFrame]"
 OnNullKey = Literal["fail", "skip"]
 _PARTITIONS = 100_000
+LONGEST = timedelta(days=36_525)
+"""What is longer than a hundred years is a mistake, and ends where Spark's times do."""
 
 
 def column_names(what: str, value: str | Sequence[str] | None) -> tuple[str, ...]:

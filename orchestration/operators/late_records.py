@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.orchestration.operators.hidden_columns import EVENT_TIME
-from dagster_adjunct.orchestration.operators.made_records import made_records, place_of
+from dagster_adjunct.orchestration.operators.made_records import as_json, made_records, place_of
 from dagster_adjunct.orchestration.operators.operator_spec import Spec
 from dagster_adjunct.orchestration.operators.planning_values import Flow
 from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN
@@ -68,7 +68,7 @@ def as_late(frame: DataFrame, why: Column, side: str = "") -> DataFrame:
         F.lit(side).alias("side"),
         why.alias("why"),
         F.col(EVENT_TIME).alias("event_time"),
-        F.to_json(F.struct(*own)).alias("record"),
+        as_json(own).alias("record"),
         F.concat_ws("/", F.lit(side), place_of(frame)).alias("__place"),
         F.col(EVENT_TIME),
     )

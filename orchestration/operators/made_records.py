@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.compiling import Batch
 
 _WIDTH = 20
+# Spark leaves out what is null otherwise, and cuts times to milliseconds.
+_AS_IT_IS = {
+    "ignoreNullFields": "false",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
 
 
 def made_records(
@@ -50,6 +56,13 @@ def made_records(
         event_time.cast("timestamp").alias(EVENT_TIME),
         F.lit(None).cast("timestamp").alias(BEHIND),
     )
+
+
+def as_json(columns: Sequence[Column]) -> Column:
+    """Return a JSON object of these columns as a text, with nulls, and times to the microsecond."""
+    from pyspark.sql import functions as F
+
+    return F.to_json(F.struct(*columns), _AS_IT_IS)
 
 
 def place_of(frame: DataFrame) -> Column:

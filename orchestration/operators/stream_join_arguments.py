@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TypeAlias
 
-from dagster_adjunct.orchestration.operators.arguments import column_names
+from dagster_adjunct.orchestration.operators.arguments import LONGEST, column_names
 from dagster_adjunct.orchestration.operators.join_arguments import On, selected
 from dagster_adjunct.orchestration.operators.stream_join import HowStreams, StreamJoin
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
@@ -48,9 +48,10 @@ def checked_stream_join(
 
 def _bound(operator: str, within: Within) -> tuple[timedelta, timedelta]:
     bound = within if isinstance(within, tuple) else (within, within)
-    if len(bound) != 2 or not all(isinstance(each, timedelta) and each >= timedelta(0) for each in bound):
+    if len(bound) != 2 or not all(isinstance(each, timedelta) and timedelta(0) <= each <= LONGEST for each in bound):
         raise ConfigurationError(
-            f"{operator} has within={within!r}: expected a timedelta, or two (before, after), none below 0.",
+            f"{operator} has within={within!r}: expected a timedelta, or two (before, after), none below 0, and of 100 "
+            "years at most.",
             "Write how far apart the times may be: within=timedelta(minutes=10), say; or (before, after) of the left "
             "record's time.",
             argument="within",

@@ -12,7 +12,7 @@ from dagster_adjunct.orchestration.operators import window_functions as function
 from dagster_adjunct.orchestration.operators import window_records as records
 from dagster_adjunct.orchestration.operators.known_columns import check_names, require
 from dagster_adjunct.orchestration.operators.late_records import as_late
-from dagster_adjunct.orchestration.operators.made_records import made_records
+from dagster_adjunct.orchestration.operators.made_records import as_json, made_records
 from dagster_adjunct.orchestration.operators.operator_spec import Spec
 from dagster_adjunct.orchestration.operators.planning_values import Flow, Requirement
 from dagster_adjunct.orchestration.operators.window_aggregates import Aggregate, Aggregation
@@ -173,7 +173,7 @@ class Window(Spec):
         from pyspark.sql import functions as F
 
         last = F.timestamp_micros(F.unix_micros(F.coalesce(END, START)) - 1)
-        ordinal = F.to_json(F.struct(*[column(name) for name in (*self.by, START)]))
+        ordinal = as_json([column(name) for name in (*self.by, START)])
         return made_records(
             results, batch, by=self.partition_by, partitions=partitions, ordinal=ordinal, event_time=last
         )

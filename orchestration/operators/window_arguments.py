@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
-from dagster_adjunct.orchestration.operators.arguments import column_names, first_double
+from dagster_adjunct.orchestration.operators.arguments import LONGEST, column_names, first_double
 from dagster_adjunct.orchestration.operators.window import Window
 from dagster_adjunct.orchestration.operators.window_aggregates import Aggregation
 from dagster_adjunct.orchestration.operators.window_kinds import Kind, Session, Sliding, Tumbling
@@ -33,9 +33,10 @@ def checked_window(
         )
     if results not in ("final", "updates"):
         raise ConfigurationError(f"{what} has results={results!r}.", "Write final or updates.", argument="results")
-    if not isinstance(allowed_lateness, timedelta) or allowed_lateness < timedelta(0):
+    if not isinstance(allowed_lateness, timedelta) or not timedelta(0) <= allowed_lateness <= LONGEST:
         raise ConfigurationError(
-            f"{what} has allowed_lateness={allowed_lateness!r}: expected a timedelta of none or more.",
+            f"{what} has allowed_lateness={allowed_lateness!r}: expected a timedelta of none or more, and "
+            "of 100 years at most.",
             "Correct it.",
             argument="allowed_lateness",
         )

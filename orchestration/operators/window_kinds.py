@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeAlias
 
+from dagster_adjunct.orchestration.operators.arguments import LONGEST
 from dagster_adjunct.resources.errors import ConfigurationError
 
 _MOST = 1_000
@@ -87,9 +88,9 @@ def longest(kind: Kind) -> timedelta:
 
 
 def _check(kind: str, argument: str, value: object) -> None:
-    if not isinstance(value, timedelta) or value <= timedelta(0):
+    if not isinstance(value, timedelta) or not timedelta(0) < value <= LONGEST:
         raise ConfigurationError(
-            f"{kind} has {argument}={value!r}: expected a timedelta above none.",
+            f"{kind} has {argument}={value!r}: expected a timedelta above none, and of 100 years at most.",
             f"Write {kind}({argument}=timedelta(minutes=5)), say.",
             argument=argument,
         )

@@ -12,7 +12,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.resources.errors import ConfigurationError, PartitionCountMismatchError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.testing import TestStream, assert_plannable
-from dagster_adjunct.windows import Count, Tumbling
+from dagster_adjunct.windows import Count, Session, Tumbling
 
 MINUTE = timedelta(minutes=1)
 
@@ -112,10 +112,35 @@ def test_one_side_of_merged_streams_that_says_no_time_is_refused_by_its_name() -
         merged.window(Tumbling(MINUTE), by="k", name="counted", aggregates={"n": Count()})
 
 
-@pytest.mark.parametrize("within", [5, -MINUTE, (MINUTE,), (MINUTE, -MINUTE), None])
+@pytest.mark.parametrize(
+    "within", [5, -MINUTE, (MINUTE,), (MINUTE, -MINUTE), None, timedelta.max, (MINUTE, timedelta.max)]
+)
 def test_a_bound_is_a_time_or_two(within: Any) -> None:
     with pytest.raises(ConfigurationError, match="expected a timedelta, or two"):
         joining(within=within)
+
+
+def test_what_is_longer_than_times_can_be_is_refused_where_it_is_said() -> None:
+    for kind in (Tumbling, Session):
+        with pytest.raises(ConfigurationError, match="of 100 years at most"):
+            kind(timedelta.max)
+    app = Application("app")
+    records = app.input_stream("lake.left", event_time="at")
+    with pytest.raises(ConfigurationError, match="of 100 years at most"):
+        records.window(
+            Tumbling(MINUTE), by="k", name="n", aggregates={"n": Count()}, allowed_lateness=timedelta(days=40_000)
+        )
+
+
+def test_no_state_has_the_name_of_another_operators() -> None:
+    app = Application("app")
+    left, right = (app.input_stream(f"lake.{name}", event_time="at") for name in ("left", "right"))
+    left.join_stream(right, on="k", within=MINUTE, name="met")
+    with pytest.raises(PlanningError, match=r"two operators keep state under the name 'met-left': stream-join-3"):
+        left.window(Tumbling(MINUTE), by="k", name="met-left", aggregates={"n": Count()})
+    left.window(Tumbling(MINUTE), by="k", name="other-left", aggregates={"n": Count()})
+    with pytest.raises(PlanningError, match="under the name 'other-left'"):
+        left.join_stream(right, on="k", within=MINUTE, name="other")
 
 
 def test_an_outer_side_holds_back_what_follows_by_its_bound() -> None:
