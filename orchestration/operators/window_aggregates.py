@@ -297,9 +297,18 @@ def _sum(name: str, column: str, kind: str, total: str) -> Partial:
     value = quoted(column)
     if total.startswith("decimal") and kind in INTEGERS:
         value = f"cast({value} as decimal(20,0))"
-    either = f"case when {{0}} is null then {{1}} when {{1}} is null then {{0}} else cast({{0}} + {{1}} as {total}) end"
+    both = f"cast({_as_addend('{0}', total)} + {_as_addend('{1}', total)} as {total})"
+    either = f"case when {{0}} is null then {{1}} when {{1}} is null then {{0}} else {both} end"
     made, merged = f"cast(sum({value}) as {total})", f"cast(sum({quoted(name)}) as {total})"
     return Partial(name, total, made, merged, either, ordered=kind in FLOATS)
+
+
+def _as_addend(value: str, total: str) -> str:
+    """Return a value whose sum with another is not rounded: Spark takes a digit off that of decimals of 38 digits."""
+    decimal = _DECIMAL.fullmatch(total)
+    if decimal is None or int(decimal[1]) < 38 or int(decimal[2]) > 37:
+        return value
+    return f"cast({value} as decimal(37,{decimal[2]}))"
 
 
 def _values(text: str) -> str:

@@ -11,6 +11,7 @@ from dagster_adjunct.assets.unbounded.local_writes import Batch, LocalWrites
 from dagster_adjunct.assets.unbounded.state_table import state_dataset, state_name
 from dagster_adjunct.assets.writing.generation_writer import BY_ONE_TASK, SPARK
 from dagster_adjunct.resources.bucketing.bucketed_tables import GENERATION, bucketed_frame
+from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.streams.interface.stream_system import TOMBSTONE
 
@@ -65,6 +66,13 @@ class StateTable:
         rows = rows.select(*[column(name) for name in (*self.spec.schema.names, TOMBSTONE)])
         if self.kept:
             done = self.writes.send(rows, order_by=(), partitioned=lying)
+            if self.spec.append_only and done.get("superseded"):
+                raise SchemaMismatchError(
+                    f"state {self.writes.name!r}: {done['superseded']} record(s) of the batch have the position of "
+                    "another one, and only one of those would be kept.",
+                    "Something before this operator makes several records of one without an order among them, as "
+                    "explode in map, select or with_columns does, or a function: use flat_map there.",
+                )
             for name, count in done.items():
                 self.counted[name] = self.counted.get(name, 0) + count
         elif self.real:
