@@ -11,7 +11,7 @@ from dagster_adjunct.resources.tables.declared_conditions import check_condition
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 from dagster_adjunct.resources.tables.own_cancellation import ended_itself
-from dagster_adjunct.resources.tables.table_functions import TableFunction
+from dagster_adjunct.resources.tables.table_functions import TableFunction, outcomes_of_missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,11 @@ class FunctionLayer:
             outcomes = await function.send(operation)
         except asyncio.CancelledError as error:
             return Outcomes.all(len(operation), function.problem_of(ended_itself(error)))
+        except ConfigurationError:
+            raise  # nothing was sent, and nothing of it can be
+        except Exception as error:  # noqa: BLE001 - it becomes the outcome: some of it may be done, as above it nobody sees
+            told = outcomes_of_missing(operation, error, function.problem_of)
+            return told or Outcomes.all(len(operation), function.problem_of(error))
         return outcomes if _answers(outcomes, operation) else self._no_answer(function, operation, outcomes)
 
     async def close(self) -> None:
