@@ -6,12 +6,12 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from dagster_adjunct.resources.errors import ConfigurationError, TableError
+from dagster_adjunct.resources.errors import ConfigurationError, TableError, TransientError
 from dagster_adjunct.resources.tables.declared_conditions import check_conditions
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 from dagster_adjunct.resources.tables.own_cancellation import ended_itself
-from dagster_adjunct.resources.tables.table_functions import TableFunction, outcomes_of_missing
+from dagster_adjunct.resources.tables.table_functions import TableFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,8 @@ class FunctionLayer:
             outcomes = await function.send(operation)
         except asyncio.CancelledError as error:
             return Outcomes.all(len(operation), function.problem_of(ended_itself(error)))
-        except ConfigurationError:
-            raise  # nothing was sent, and nothing of it can be
-        except Exception as error:  # noqa: BLE001 - it becomes the outcome: some of it may be done, as above it nobody sees
-            told = outcomes_of_missing(operation, error, function.problem_of)
-            return told or Outcomes.all(len(operation), function.problem_of(error))
+        except (TransientError, OSError) as error:  # some of it may be done: who sends it again has to know
+            return Outcomes.all(len(operation), function.problem_of(error))
         return outcomes if _answers(outcomes, operation) else self._no_answer(function, operation, outcomes)
 
     async def close(self) -> None:
