@@ -55,7 +55,7 @@ def get(
         show_json({"table": table, "family": family, "entries": entries})
         return
     rows = [
-        [key, "no entry", ""] if one is None else [key, cell(value_type, one["value"]), one["version"]]
+        [key, "", "no entry"] if one is None else [key, cell(value_type, one["value"]), one["version"]]
         for key, one in zip(keys, entries, strict=True)
     ]
     show_table(_title(table, family), ["key", "value", "version"], rows, own=True)
@@ -141,7 +141,11 @@ def remove(
 @click.command()
 @table_name
 @click.option("--family", metavar="FAMILY", help="The entries of this family, by key. Default: all of the table.")
-@click.option("--prefix", metavar="TEXT", help="With --family: keys that begin so (of text; of bytes in base64).")
+@click.option(
+    "--prefix",
+    metavar="TEXT",
+    help="With --family: keys that begin so (of text; of JSON as it is stored; of bytes in base64).",
+)
 @click.option("--start", metavar="KEY", help="With --family: from this key on.")
 @click.option("--end", metavar="KEY", help="With --family: up to this key, which is not in it.")
 @click.option("--keys-only", is_flag=True, help="Without values.")
@@ -168,7 +172,7 @@ def iterate(
 ) -> None:
     """Print a page of entries, and the state from which the same command goes on."""
     within: dict[str, Any] = {
-        "prefix": None if prefix is None else typed(key_type, prefix, "--prefix"),
+        "prefix": prefix.encode() if prefix and key_type == "json" else prefix and typed(key_type, prefix, "--prefix"),
         "start": None if start is None else typed(key_type, start, "--start"),
         "end": None if end is None else typed(key_type, end, "--end"),
     }

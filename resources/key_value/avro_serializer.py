@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import math
+from array import array
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
@@ -23,7 +25,9 @@ _UNFIT = (
 class AvroSerializer:
     """What an Avro schema (JSON text) describes, as bare bytes: they carry no schema, so the table has one for good.
 
-    Records are dictionaries. Needs fastavro (`pip install "dagster-adjunct[avro]"`).
+    Records are dictionaries; maps are written by their keys' order, so that equal values have equal bytes. What Avro
+    would change on its way (microseconds of milliseconds, a time without a zone, a tuple) is refused: what is read
+    equals what was written, but that a `float` has 32 bits. Needs fastavro (`pip install "dagster-adjunct[avro]"`).
     """
 
     schema: str
@@ -32,14 +36,22 @@ class AvroSerializer:
         _parsed(self.schema)
 
     def to_bytes(self, value: Any) -> bytes:
-        written = io.BytesIO()
+        fastavro, schema, written = _fastavro(), _parsed(self.schema), io.BytesIO()
         try:
-            _fastavro().schemaless_writer(written, _parsed(self.schema), value, strict=True)
-        except _UNFIT as error:
+            fastavro.validation.validate(value, schema, strict=True)  # numbers of 32 bits, and truths, among others
+            fastavro.schemaless_writer(written, schema, _by_keys(value), strict=True)
+        except (*_UNFIT, fastavro.validation.ValidationError) as error:
             raise SerializationError(
                 f"{value!r:.80} does not fit the Avro schema: {error}.", "Give what the schema describes."
             ) from None
-        return written.getvalue()
+        stored = written.getvalue()
+        read = self.from_bytes(stored)
+        if not _equal(value, read):
+            raise SerializationError(
+                f"{value!r:.80} would not be read as it was written, but as {read!r:.80}.",
+                "Give what the schema's types can hold: times with their zone and no finer than theirs, lists.",
+            )
+        return stored
 
     def from_bytes(self, stored: bytes) -> Any:
         reading = io.BytesIO(stored)
@@ -71,6 +83,27 @@ class AvroSerializer:
                 text.encode(errors="replace"), "one value in Avro's JSON of the schema", str(error)
             ) from None
         return value
+
+
+def _by_keys(value: Any) -> Any:
+    """Return a value whose dictionaries are in the order of their keys, as maps are written as they come."""
+    if type(value) is dict and all(type(each) is str for each in value):
+        return {name: _by_keys(value[name]) for name in sorted(value)}
+    return type(value)(map(_by_keys, value)) if type(value) in (list, tuple) else value
+
+
+def _equal(value: Any, read: Any) -> bool:
+    """Return whether what is read is what was written, where a record's name beside it chose one of a union."""
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
+        return _equal(value[1], read)
+    if isinstance(value, dict) and isinstance(read, dict):
+        value = {name: each for name, each in value.items() if name != "-type" or name in read}
+        return value.keys() == read.keys() and all(_equal(each, read[name]) for name, each in value.items())
+    if isinstance(value, list) and isinstance(read, list):
+        return len(value) == len(read) and all(map(_equal, value, read))
+    if isinstance(value, float) and isinstance(read, float) and value != read:
+        return (math.isnan(value) and math.isnan(read)) or array("f", [value])[0] == read
+    return bool(value == read)
 
 
 @lru_cache(maxsize=256)

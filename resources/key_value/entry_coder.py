@@ -63,6 +63,10 @@ class EntryCoder(Generic[K, V]):
         self._key_most = _least(configuration.longest_key, limits.key, limits.table_key)
         self._value_most = _least(configuration.longest_value, limits.value)
 
+    @property
+    def key_serializer(self) -> Serializer[K]:
+        return self._key
+
     def prefix(self, family: str | None) -> bytes:
         """Return what the table keys of a family begin with; nothing for None."""
         if family is None:

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from dagster_adjunct.resources.errors import ConfigurationError, check_whole_number
+from dagster_adjunct.resources.key_value.avro_serializer import AvroSerializer
+from dagster_adjunct.resources.key_value.json_serializers import JsonSerializer, ModelSerializer
+from dagster_adjunct.resources.key_value.serializers import IntegerSerializer, Serializer
 from dagster_adjunct.resources.key_value.table_segment import TableId
 from dagster_adjunct.resources.key_value_errors import KeyValueTableError
 
@@ -45,18 +48,26 @@ def check_family(table: TableId, family: str | None) -> None:
         )
 
 
-def prefix_bytes(table: TableId, prefix: str | bytes | None) -> bytes:
-    """Return what the bytes of keys are to begin with."""
+def prefix_bytes(table: TableId, prefix: str | bytes | None, keys: Serializer[Any]) -> bytes:
+    """Return what the bytes of keys are to begin with; a text stands for its UTF-8, where keys are such."""
     if prefix is None or isinstance(prefix, bytes):
         return prefix or b""
     try:
-        return prefix.encode()
+        stored = prefix.encode()
     except (AttributeError, UnicodeEncodeError):
         raise ConfigurationError(
             f"key-value table {table}: prefix is {prefix!r:.80}: expected bytes, or a text that UTF-8 can hold.",
             "Give what the serialised keys begin with.",
             argument="prefix",
         ) from None
+    if prefix and isinstance(keys, JsonSerializer | ModelSerializer | AvroSerializer | IntegerSerializer):
+        raise ConfigurationError(
+            f"key-value table {table}: prefix is the text {prefix!r:.60}, which no key need begin with where "
+            f"{type(keys).__name__} writes them: expected bytes.",
+            "Give what the serialised keys begin with; a text in JSON begins with a quotation mark.",
+            argument="prefix",
+        )
+    return stored
 
 
 def chosen_partitions(table: TableId, count: int, given: Sequence[int] | None) -> tuple[int, ...]:

@@ -50,7 +50,9 @@ class JsonSerializer:
 class ModelSerializer(Generic[M]):
     """Objects of a pydantic class as JSON, by their fields' aliases; what is read is validated.
 
-    Computed fields are left out. As keys: two objects are one key where their JSON is the same.
+    Computed fields and private attributes are left out. What would be read as something else, or could not be read
+    (an excluded field, an alias that is only written, an object of a subclass, what a validator refuses), is refused.
+    As keys: two objects are one key where their JSON is the same.
     """
 
     model: type[M]
@@ -67,36 +69,53 @@ class ModelSerializer(Generic[M]):
         if not isinstance(value, self.model):
             raise SerializationError(f"{value!r:.80} is no {self.model.__name__}.", f"Give a {self.model.__name__}.")
         try:
-            stored = value.model_dump_json(by_alias=True, round_trip=True).encode()
-            # pydantic writes these as null, unless the model says otherwise, and would read null.
-            lost = b"null" in stored and self.model.model_config.get("ser_json_inf_nan", "null") == "null"
-            if lost and _not_finite(value.model_dump(round_trip=True)):
-                raise SerializationError(
-                    f"{value!r:.80} would not be read as it was written: JSON has no NaN and no infinity.",
-                    'Give finite numbers, or None; or set ser_json_inf_nan="strings" in the model\'s configuration.',
-                )
+            stored = value.model_dump_json(by_alias=True, round_trip=True, warnings=False).encode()
         except (PydanticSerializationError, UnicodeEncodeError) as error:
             raise SerializationError(f"{value!r:.80} can't be JSON: {error}.", "Give what JSON has.") from None
+        try:
+            read = self.model.model_validate_json(stored)
+        except ValidationError as error:
+            self._changed(value, _told(error))
+        if value != read and not _equal(value, read):
+            self._changed(value, f"it would be {read!r:.80}")
         return stored
 
     def from_bytes(self, stored: bytes) -> M:
         try:
             return self.model.model_validate_json(stored)
         except ValidationError as error:
-            problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-            raise unreadable(stored, f"a {self.model.__name__}", problems) from None
+            raise unreadable(stored, f"a {self.model.__name__}", _told(error)) from None
+
+    def _changed(self, value: M, how: str) -> NoReturn:
+        raise SerializationError(
+            f"{value!r:.80} would not be read as it was written: {how}.",
+            f"Give a {self.model.__name__} that its JSON describes: finite numbers (or "
+            'ser_json_inf_nan="strings" in its configuration), no excluded field, and aliases that are read, too.',
+        )
 
 
 def _refused(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON")
 
 
-def _not_finite(value: Any) -> bool:
-    if isinstance(value, float):
-        return not math.isfinite(value)
-    if isinstance(value, dict):
-        return any(map(_not_finite, value.values()))
-    return isinstance(value, list | tuple | set | frozenset) and any(map(_not_finite, value))
+def _told(error: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+
+
+def _equal(value: Any, read: Any) -> bool:
+    """Return whether two values are of one class and have equal fields; NaN equals itself."""
+    if isinstance(value, BaseModel):
+        fields = type(value).model_fields
+        return (
+            type(value) is type(read)
+            and all(_equal(getattr(value, each), getattr(read, each)) for each in fields)
+            and _equal(value.model_extra, read.model_extra)
+        )
+    if isinstance(value, dict) and isinstance(read, dict):
+        return value.keys() == read.keys() and all(_equal(each, read[name]) for name, each in value.items())
+    if isinstance(value, list | tuple) and type(value) is type(read):
+        return len(value) == len(read) and all(map(_equal, value, read))
+    return bool(value == read) or (isinstance(value, float) and math.isnan(value) and repr(read) == repr(value))
 
 
 def _is_json(value: Any) -> bool:

@@ -323,7 +323,7 @@ class KeyValueTable(Generic[K, V]):
         of_family = coder.prefix(family)
         within = part_of_family(
             of_family,
-            prefix_bytes(self.id, prefix),
+            prefix_bytes(self.id, prefix, coder.key_serializer),
             None if start is None else coder.serialised(start),
             None if end is None else coder.serialised(end),
         )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import pickle
+from datetime import UTC, datetime
 from typing import Any
 
 import fastavro
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field, computed_field
+from pydantic import BaseModel, Field, PrivateAttr, computed_field
 
 from dagster_adjunct.errors import ConfigurationError, SerializationError
 from dagster_adjunct.key_value import (
@@ -56,6 +58,44 @@ class Other(BaseModel):
     id: int
 
 
+class Bigger(Order):
+    size: int = 0
+
+
+class Account(BaseModel):
+    owner: str
+    token: str = Field("", exclude=True)
+    _seen: int = PrivateAttr(0)
+
+
+class Renamed(BaseModel):
+    id: int = Field(validation_alias="read", serialization_alias="written")
+
+
+class Port(BaseModel):
+    id: int = Field(0, ge=0)
+    thing: Any = None
+    order: Order | None = None
+
+
+class Measured(BaseModel, ser_json_inf_nan="strings"):
+    weight: float
+    parts: list[float] = []
+
+
+def seen(account: Account) -> Account:
+    account._seen = 5
+    return account
+
+
+MILLIS = '{"type": "long", "logicalType": "timestamp-millis"}'
+NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
+TWO = json.dumps(
+    ["null"]
+    + [{"type": "record", "name": name, "fields": [{"name": "k", "type": "long"}]} for name in ("First", "Second")]
+)
+
+
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(exclude_categories=["Cs"])),
@@ -97,6 +137,7 @@ def test_equal_dictionaries_have_equal_bytes() -> None:
         (IntegerSerializer(), -1, b"\x7f" + b"\xff" * 7),
         (ModelSerializer(Order), Order(id=1, remark="x"), b'{"id":1,"remark":"x"}'),
         (ModelSerializer(Area), Area(side=2), b'{"side":2}'),
+        (ModelSerializer(Account), Account(owner="x"), b'{"owner":"x"}'),
         (AvroSerializer(SCHEMA), {"a": -1, "b": "x"}, b"\x01\x02\x02x"),
         (FunctionSerializer(str.encode, bytes.decode), "x", b"x"),
     ],
@@ -104,6 +145,33 @@ def test_equal_dictionaries_have_equal_bytes() -> None:
 def test_a_value_has_these_bytes_and_is_read_from_them(serializer: Any, value: Any, stored: bytes) -> None:
     assert serializer.to_bytes(value) == stored
     assert pickle.loads(pickle.dumps(serializer)).from_bytes(stored) == value
+
+
+@pytest.mark.parametrize(
+    ("serializer", "value", "read"),
+    [
+        (ModelSerializer(Account), seen(Account(owner="x")), Account(owner="x")),
+        (AvroSerializer(TWO), ("Second", {"k": 1}), {"k": 1}),
+        (AvroSerializer('"float"'), 0.1, 0.10000000149011612),
+        (AvroSerializer(MILLIS), NOON, NOON),
+        (AvroSerializer('{"type": "array", "items": "double"}'), [0.1, 1.0], [0.1, 1.0]),
+    ],
+)
+def test_only_this_is_read_as_something_else(serializer: Any, value: Any, read: Any) -> None:
+    assert serializer.from_bytes(serializer.to_bytes(value)) == read
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_numbers_that_a_class_writes_as_texts_are_read_as_numbers(number: float) -> None:
+    serializer = ModelSerializer(Measured)
+    read = serializer.from_bytes(serializer.to_bytes(Measured(weight=number, parts=[number])))
+    assert repr(read) == repr(Measured(weight=number, parts=[number]))
+
+
+def test_equal_maps_are_equal_bytes_in_avro() -> None:
+    serializer = AvroSerializer('{"type": "map", "values": {"type": "map", "values": "long"}}')
+    one = serializer.to_bytes({"a": {"x": 1, "y": 2}, "b": {}})
+    assert one == serializer.to_bytes({"b": {}, "a": {"y": 2, "x": 1}})
 
 
 def test_avro_is_what_others_write() -> None:
@@ -138,6 +206,19 @@ def test_avro_is_what_others_write() -> None:
         (ModelSerializer(Order), {"id": 1}),
         (ModelSerializer(Weighed), Weighed(weight=float("nan"))),
         (ModelSerializer(Weighed), Weighed(parts=[{"a": (1.0, float("inf"))}])),
+        (ModelSerializer(Order), Bigger(id=1, size=5)),
+        (ModelSerializer(Port), Port(order=Bigger(id=1, size=5))),
+        (ModelSerializer(Account), Account(owner="x", token="y")),
+        (ModelSerializer(Renamed), Renamed(read=1)),  # type: ignore[call-arg]
+        (ModelSerializer(Port), Port.model_construct(id=-1)),
+        (ModelSerializer(Port), Port(thing=(1, 2))),
+        (ModelSerializer(Port), Port(thing=NOON)),
+        (AvroSerializer(MILLIS), NOON.replace(microsecond=1231)),
+        (AvroSerializer(MILLIS), NOON.replace(tzinfo=None)),
+        (AvroSerializer('{"type": "int", "logicalType": "date"}'), NOON),
+        (AvroSerializer('"int"'), 2**31),
+        (AvroSerializer('"long"'), True),
+        (AvroSerializer('{"type": "array", "items": "long"}'), (1, 2)),
         (AvroSerializer(SCHEMA), {"a": "x", "b": None}),
         (AvroSerializer(SCHEMA), {"a": 1}),
         (AvroSerializer(SCHEMA), {"a": 1, "b": None, "c": 1}),

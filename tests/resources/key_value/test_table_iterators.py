@@ -10,8 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_adjunct.errors import IteratorStateError, SerializationError
-from dagster_adjunct.key_value import BlockingKeyValueTable, IteratorState
+from dagster_adjunct.errors import ConfigurationError, IteratorStateError, SerializationError
+from dagster_adjunct.key_value import (
+    BlockingKeyValueTable,
+    IntegerSerializer,
+    IteratorState,
+    JsonSerializer,
+    KeyValueTable,
+    KeyValueTableConfiguration,
+    TextSerializer,
+)
 from dagster_adjunct.resources.key_value.addressing import family_prefix, hashed_part, partition_of, table_key
 from dagster_adjunct.resources.key_value.table_segment import StoredEntry, TableId
 from tests.resources.key_value.scripted_segments import ID, ScriptedSegments
@@ -122,6 +130,19 @@ def test_an_empty_family_or_range_has_no_page_and_no_request_is_made_for_what_ho
     assert list(table.keys("f", prefix="x", end="b")) == []
     assert backend.asked == []
     assert list(table.entries("g")) == []
+
+
+@pytest.mark.parametrize(
+    ("serializer", "key", "prefix"),
+    [(JsonSerializer(), "log/1", b'"log/'), (IntegerSerializer(), 5, b"\x80")],
+)
+def test_a_text_is_no_prefix_of_keys_that_are_not_written_as_texts(serializer: Any, key: Any, prefix: bytes) -> None:
+    one_partition = KeyValueTableConfiguration(1)
+    table = BlockingKeyValueTable(KeyValueTable(ID, one_partition, ScriptedSegments(), serializer, TextSerializer()))
+    table.put(key, "v", family="f")
+    with pytest.raises(ConfigurationError, match=r"the text 'log/'.*expected bytes"):
+        next(table.keys("f", prefix="log/"), None)
+    assert [each.key for page in table.keys("f", prefix=prefix) for each in page.items] == [key]
 
 
 @pytest.mark.parametrize(
