@@ -57,6 +57,12 @@ class StreamOverTime:
         kept under `name`. Where records lie is known after it as before it.
         """
         operator = self.graph.next_id(StreamJoin.kind, name if isinstance(name, str) else "")
+        if not isinstance(right, StreamOverTime):
+            raise PlanningError(
+                f"{operator} got {getattr(right, 'name', None) or right!r:.60}: expected records of another stream.",
+                'Give a stream: app.input_stream("…", event_time=…), or what an operator returned; tables take join().',
+                operator=operator,
+            )
         spec = checked_stream_join(operator, name, on, within, how, select, prefix)
         for side in (self, right):
             check_times(self.graph, side.operator, operator)

@@ -22,8 +22,9 @@ def not_declared(passed: object, where: str, expected: str, application: str) ->
     joined = expected == "dataset or remote table"
     return PlanningError(
         f"{where} got the records of {operator}: expected a declared {expected}.",
-        "A stream meets tables, not streams: follow the other one as a table, app.table(unbounded_dataset(…)), "
-        "or put the records of both into one stream with merge()."
+        "join() takes tables. Two streams meet within a time with join_stream(other, on=…, within=…, name=…); or "
+        "follow the other one as a table, app.table(unbounded_dataset(…)), or put the records of both into one with "
+        "merge()."
         if joined
         else calls,
     )

@@ -47,6 +47,14 @@ class AppendsToOutput(Spec):
                 f"stream repartition {output.name.partition('.')[2]} --partitions {output.partitions} --reason ….",
                 stream=output.name,
             )
+        if facts is None and not output.key and output.partitions > 1 and output.name.startswith("lake."):
+            raise PlanningError(
+                f"{context.operator}: output stream {output.name!r} is declared with {output.partitions} partitions "
+                "and without a key: nothing says in which of them a record of the lake belongs.",
+                'Declare key="…", or partitions=1.',
+                operator=context.operator,
+                stream=output.name,
+            )
         partitioner = partitioner_of_output(context.catalog, output.name) if output.key else UNKNOWN
         return Flow(context.operator, columns, output.key, partitioner)
 

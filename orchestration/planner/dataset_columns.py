@@ -10,7 +10,7 @@ from dagster_adjunct.assets.validation.named_columns import check_validator_colu
 from dagster_adjunct.orchestration.planner.refusals import shown
 from dagster_adjunct.resources.errors import AdjunctError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.sql.checking import checked_expression
+from dagster_adjunct.resources.sql.checking import check_of_one_record, checked_expression
 from dagster_adjunct.resources.sql.parsing import parsed
 
 if TYPE_CHECKING:
@@ -64,4 +64,5 @@ def _check_projection(dataset: AdjunctDataset, projection: Projection, rows: Sch
 def _checked(what: str, text: str, types: dict[str, str | None], next_step: str) -> str | None:
     if any(name.name.startswith("__") for name in parsed(text).columns):  # Spark has the record's position there, too
         return None
+    check_of_one_record(what, text)
     return checked_expression(what, text, tuple(types), types, side="the record", next_step=next_step)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.orchestration.operators.operator_spec import Operator
 from dagster_adjunct.orchestration.operators.planning_values import Flow, PlanContext
 from dagster_adjunct.orchestration.planner.refusals import Refusals
+from dagster_adjunct.resources.sql.checking import check_of_one_record
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
@@ -54,6 +55,8 @@ def follow(
             arriving = tuple(flows.after[source] for source in operator.inputs)
             moved = arriving if repartition is None else repartition(operator, arriving)
             flows.arriving[operator.id] = moved
+            for text in operator.spec.sql:
+                check_of_one_record(operator.id, text)
             onward = arriving if operator.spec.writes_aside else moved
             flows.after[operator.id] = operator.spec.flow(PlanContext(operator.id, app, catalog, counts), onward)
     refusals.tell()

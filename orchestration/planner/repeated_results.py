@@ -14,13 +14,24 @@ if TYPE_CHECKING:
 
 _CHANGING = frozenset(
     {
-        "curdate", "current_date", "current_time", "current_timestamp", "input_file_block_length",
-        "input_file_block_start", "input_file_name", "localtimestamp", "monotonically_increasing_id", "now", "rand",
-        "randn", "random", "randstr", "shuffle", "spark_partition_id", "uniform", "uuid",
+        "aes_encrypt", "curdate", "current_date", "current_time", "current_timestamp", "current_user",
+        "input_file_block_length", "input_file_block_start", "input_file_name", "java_method", "localtime",
+        "localtimestamp", "monotonically_increasing_id", "now", "rand", "randn", "random", "randstr", "reflect",
+        "session_user", "shuffle", "spark_partition_id", "try_reflect", "uniform", "user", "uuid",
     }
 )  # fmt: skip
-_NAMED = re.compile(rf"\b(?:{'|'.join(sorted(_CHANGING))})\b", re.IGNORECASE)
-_BARE = re.compile(r"\b(current_date|current_time|current_timestamp|localtimestamp)\b(?!\s*\()", re.IGNORECASE)
+_NAMED = re.compile(rf"\b(?:{'|'.join(sorted(_CHANGING))}|unix_timestamp)\b", re.IGNORECASE)
+_BARE = re.compile(
+    r"\b(current_date|current_time|current_timestamp|current_user|localtimestamp|session_user)\b(?!\s*\()",
+    re.IGNORECASE,
+)
+_NO_TIME = re.compile(r"\bunix_timestamp\s*\(\s*\)", re.IGNORECASE)
+# What Spark takes for the day or the moment: a literal of a time, and a text that becomes a time.
+_SPECIAL = re.compile(
+    r"\b(?:date|timestamp(?:_ntz|_ltz)?|cast|try_cast|to_date|to_timestamp(?:_ntz|_ltz)?)\s*\(?\s*"
+    r"(['\"])\s*(now|today|tomorrow|yesterday)\b[^'\"]*\1",
+    re.IGNORECASE,
+)
 _TEXT = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|`(?:[^`]|``)*`")
 
 
@@ -36,7 +47,7 @@ def results_that_change(app: Application) -> tuple[str, ...]:
             continue
         problem = (
             f"{operator.id} gives other records when a batch is repeated after a crash, because of "
-            f"{', '.join(f'{name}()' for name in found)}: an output stream that has the first ones refuses the others "
+            f"{', '.join(found)}: an output stream that has the first ones refuses the others "
             "(ProducerConflictError), and a remote table gets both."
         )
         if app.strict:
@@ -51,7 +62,11 @@ def results_that_change(app: Application) -> tuple[str, ...]:
 
 
 def _changing(text: str) -> list[str]:
+    special = [f"'{match[2].lower()}' as a time" for match in _SPECIAL.finditer(text)]
     if not _NAMED.search(text):  # most name none, and are not taken apart for that
-        return []
-    bare = [match[1].lower() for match in _BARE.finditer(_TEXT.sub("''", text))]
-    return [*(name for name in functions_called(text) if name in _CHANGING), *bare]
+        return special
+    plain = _TEXT.sub("''", text)
+    names = [name for name in functions_called(text) if name in _CHANGING]
+    names += [match[1].lower() for match in _BARE.finditer(plain)]
+    names += ["unix_timestamp"] if _NO_TIME.search(plain) else []
+    return [f"{name}()" for name in names] + special

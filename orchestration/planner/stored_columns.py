@@ -17,8 +17,11 @@ from dagster_adjunct.orchestration.planner.refusals import Refusals
 from dagster_adjunct.resources.errors import PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.evolution import refused_changes
 from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.schemas.schema import check_key_types as check_key_columns
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.stream_facts import Catalog, StreamFacts
 
@@ -37,13 +40,26 @@ def check_types(app: Application, catalog: Catalog) -> tuple[str, ...]:
             target = operator.spec.target(app)
             facts = None if target is None else catalog.get(target.name)  # of a stream: no other name holds a dot
             for types in map(operator.spec.written_types, arriving):
-                if facts is not None and types is not None:
+                if types is None or target is None:
+                    continue
+                if facts is not None:
                     _check(operator.id, facts, types)
+                elif operator.spec.role == "output" and target.name.startswith("lake."):
+                    _check_new(operator.id, target.name, app.outputs[target.name].key, types)
             context = PlanContext(operator.id, app, catalog)
             after[operator.id] = operator.spec.types(context, arriving)
             unproven += check_key_types(operator.id, operator.spec.compared(context, arriving), strict=app.strict)
     refusals.tell()
     return tuple(unproven)
+
+
+def _check_new(operator: str, stream: str, key: Sequence[str], types: dict[str, str | None]) -> None:
+    """Refuse columns that a stream of the lake can't have; one of an unknown type may be any."""
+    try:
+        schema = Schema(tuple(Field(name, kind or "string") for name, kind in types.items()))
+        check_key_columns(schema, key, "there")
+    except SchemaMismatchError as error:
+        raise _unfit(operator, stream, error) from error
 
 
 def _check(operator: str, facts: StreamFacts, types: dict[str, str | None]) -> None:
@@ -53,13 +69,7 @@ def _check(operator: str, facts: StreamFacts, types: dict[str, str | None]) -> N
     try:
         declared = Schema(tuple(Field(name, kind or stored.get(name, "string")) for name, kind in types.items()))
     except SchemaMismatchError as error:
-        raise PlanningError(
-            f"{operator}: stream {facts.name} can't take what would be sent to it: {error.problem}",
-            error.next_step,
-            stream=facts.name,
-            operator=operator,
-            column=error.column,
-        ) from error
+        raise _unfit(operator, facts.name, error) from error
     refused = refused_changes(facts.schema, declared, facts.key)
     if refused:
         raise PlanningError(
@@ -71,3 +81,13 @@ def _check(operator: str, facts: StreamFacts, types: dict[str, str | None]) -> N
             stream=facts.name,
             operator=operator,
         )
+
+
+def _unfit(operator: str, stream: str, error: SchemaMismatchError) -> PlanningError:
+    return PlanningError(
+        f"{operator}: stream {stream} can't take what would be sent to it: {error.problem}",
+        error.next_step,
+        stream=stream,
+        operator=operator,
+        column=error.column,
+    )

@@ -6,7 +6,7 @@ import re
 
 _TOKEN = re.compile(
     r"""(?P<unsure>--|/\*|\$\$|\b[rR](?=['"]))|(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`(?:[^`]|``)*`)"""
-    r"""|(?P<open>[(\[])|(?P<close>[)\]])|(?P<unclosed>['"`])""",
+    r"""|(?P<open>[(\[])|(?P<close>[)\]])|(?P<unclosed>['"`])|(?P<ended>;)""",
     re.DOTALL,
 )
 _PAIRS = {")": "(", "]": "["}
@@ -25,6 +25,8 @@ def certain_mistake(text: str) -> str:
             continue
         if match["unclosed"]:
             found = f"{match['unclosed']} is not closed"
+        elif match["ended"]:
+            found = "';' ends a statement, and it is an expression"
         elif match["open"]:
             opened.append(match["open"])
         elif match["close"] and (not opened or opened.pop() != _PAIRS[match["close"]]):

@@ -11,9 +11,10 @@ from dataclasses import replace
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import TYPES
 from dagster_adjunct.resources.sql.expression import NILADIC, ColumnName, Expression
-from dagster_adjunct.resources.sql.expression_types import type_of
+from dagster_adjunct.resources.sql.expression_types import no_boolean, type_of
 from dagster_adjunct.resources.sql.nearest_names import did_you_mean
-from dagster_adjunct.resources.sql.parsing import holds_all_columns, parsed
+from dagster_adjunct.resources.sql.parsing import beyond_a_record, holds_all_columns, parsed
+from dagster_adjunct.resources.sql.spark_functions import SEVERAL_RECORDS
 
 _HIDDEN = "__"
 # Spark answers for these itself: the file of a record, and variables of the session.
@@ -57,7 +58,33 @@ def checked_expression(
     for excepted in expression.excepted:
         if there is not None and excepted.lower() not in there:
             raise _missing(operator, expression, ColumnName((excepted,)), columns or (), side, next_step)
-    return type_of(resolved(expression, columns), {**known, **(types or {})})
+    known_types = {**known, **(types or {})}
+    wrong = no_boolean(expression, known_types)
+    if wrong is not None:
+        raise PlanningError(
+            f"{operator}: {text!r} takes {wrong[0]!r} for true or false, and it is {wrong[1]}.",
+            f"Compare it with something: {wrong[0]} is not null.",
+            operator=operator,
+        )
+    return type_of(resolved(expression, columns), known_types)
+
+
+def check_of_one_record(operator: str, text: str) -> None:
+    """Raise PlanningError for an expression that makes several records of one, or one value of several records."""
+    for name, is_over in beyond_a_record(text):
+        if name in SEVERAL_RECORDS:
+            raise PlanningError(
+                f"{operator}: {text!r} makes several records of one with {name}(), and nothing tells these apart.",
+                'Use flat_map("an array as its_element"), which numbers them.',
+                operator=operator,
+            )
+        if not is_over:
+            raise PlanningError(
+                f"{operator}: {text!r} makes one value of several records with {name}(): an operator's expressions are "
+                "of one record.",
+                "Aggregate in a window, window(…), or the elements of an array with aggregate(…).",
+                operator=operator,
+            )
 
 
 def checked_condition(
@@ -65,6 +92,14 @@ def checked_condition(
 ) -> None:
     """Raise PlanningError for a condition that `checked_expression` refuses, or that is certainly no boolean."""
     kind = checked_expression(operator, text, columns, types, next_step="Correct the condition.")
+    check_of_one_record(operator, text)
+    windows = [name for name, _ in beyond_a_record(text)]
+    if windows:
+        raise PlanningError(
+            f"{operator}: the condition {text!r} takes {windows[0]}() over other records: Spark has no such condition.",
+            "Give it as a column, with_columns(…), and keep records by that.",
+            operator=operator,
+        )
     if kind not in (None, "boolean"):
         raise PlanningError(
             f"{operator}: the condition {text!r} is {kind}: expected boolean.",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 _NUMBERS = (*_INTEGERS, "float", "double")
+_NO_TRUTHS = frozenset({*_NUMBERS, "date", "timestamp", "timestamp_ntz", "binary"})
 _CAST_TO = {
     **{name.upper(): name for name in (*_NUMBERS, "boolean", "date", "binary", "timestamp")},
     "TEXT": "string",
@@ -55,6 +56,23 @@ def type_of(expression: Expression, types: Mapping[str, str | None]) -> str | No
     if expression.tree is None or expression.unread or expression.star:
         return None
     return known.type(expression.tree)
+
+
+def no_boolean(expression: Expression, types: Mapping[str, str | None]) -> tuple[str, str] | None:
+    """Return what "and", "or" or "not" take that is certainly no boolean, and its type; None where all may be."""
+    if expression.tree is None or expression.unread:
+        return None
+    from sqlglot import exp
+
+    known = Known(types)
+    for node in expression.tree.find_all(exp.And, exp.Or, exp.Not):
+        for operand in (node.this, node.args.get("expression")):
+            kind = known.type(operand)
+            # Spark takes a text for what it says; in a lambda, a name may be a variable's.
+            certain = kind is not None and (kind in _NO_TRUTHS or kind.startswith("decimal("))
+            if operand is not None and certain and node.find_ancestor(exp.Lambda) is None:
+                return operand.sql("spark"), str(kind)
+    return None
 
 
 class Known:

@@ -67,6 +67,19 @@ def functions_called(text: str) -> tuple[str, ...]:
     return called_functions(text)
 
 
+@lru_cache(maxsize=65_536)
+def beyond_a_record(text: str) -> tuple[tuple[str, bool], ...]:
+    """Return the functions that take several records or make several of one, and whether `over (…)` follows each.
+
+    () as well where an expression can't be read: a subquery takes records of its own.
+    """
+    if "(" not in text or parsed(text).unread:
+        return ()
+    from dagster_adjunct.resources.sql.reading import calls_beyond_a_record
+
+    return calls_beyond_a_record(text)
+
+
 def holds_all_columns(expression: Expression) -> bool:
     """Whether a function takes "*" as all columns, as `struct(*)` does; `count(*)` takes none."""
     if expression.tree is None or expression.star or "*" not in expression.text:

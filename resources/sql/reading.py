@@ -12,7 +12,7 @@ from sqlglot.errors import ErrorLevel, SqlglotError
 from sqlglot.tokenizer_core import Token, TokenType
 
 from dagster_adjunct.resources.sql.expression import ColumnName, Expression
-from dagster_adjunct.resources.sql.spark_functions import KNOWN, wrong_count
+from dagster_adjunct.resources.sql.spark_functions import KNOWN, OVER_RECORDS, SEVERAL_RECORDS, wrong_count
 
 # Beside functions and operators: nodes in which a column is a column. In any other, names may be something else.
 _UNDERSTOOD = (
@@ -25,6 +25,7 @@ _ALIAS = re.compile(r".*[\s)]as\s+(?:`(?P<quoted>(?:[^`]|``)+)`|(?P<plain>[A-Za-
 _UNIT = re.compile(
     r"(?:year|quarter|month|week|day|hour|minute|second|millisecond|microsecond)s?|dayofyear", re.IGNORECASE
 )
+_BEFORE_OVER = frozenset({")", "filter", "within", "group", "ignore", "respect", "nulls"})
 _TAKES_UNIT = re.compile(r"(?:timestamp_?add|timestamp_?diff|date_?add|date_?diff)\s*\(", re.IGNORECASE)
 
 
@@ -62,6 +63,31 @@ def called_functions(text: str) -> tuple[str, ...]:
         return ()
 
 
+def calls_beyond_a_record(text: str) -> tuple[tuple[str, bool], ...]:
+    """Return the functions in an expression that take or make several records, and whether `over (…)` follows each."""
+    try:
+        tokens = _dialect().tokenize(text)
+    except SqlglotError:
+        return ()
+    found = []
+    for at in _called_at(tokens):
+        name = tokens[at].text.lower()
+        compared = at > 0 and tokens[at - 1].token_type in (TokenType.LIKE, TokenType.ILIKE, TokenType.RLIKE)
+        if name in SEVERAL_RECORDS or (name in OVER_RECORDS and not compared):
+            found.append((name, _is_over(tokens, at + 1)))
+    return tuple(found)
+
+
+def _is_over(tokens: list[Token], opened: int) -> bool:
+    """Whether `over` follows a call, behind what may stand between: filter (…), within group (…), ignore nulls."""
+    depth = 0
+    for token in tokens[opened:]:
+        depth += (token.token_type is TokenType.L_PAREN) - (token.token_type is TokenType.R_PAREN)
+        if depth < 0 or (depth == 0 and token.text.lower() not in _BEFORE_OVER):
+            return depth == 0 and token.text.lower() == "over"
+    return False
+
+
 def _wrong_calls(tokens: list[Token]) -> Iterator[str]:
     for name, count in _calls(tokens):
         wrong = "" if count is None else wrong_count(name, count)
@@ -71,11 +97,16 @@ def _wrong_calls(tokens: list[Token]) -> Iterator[str]:
 
 def _calls(tokens: list[Token]) -> Iterator[tuple[str, int | None]]:
     """Yield the functions that are called by plain names, with their number of arguments; None where "*" is one."""
+    for at in _called_at(tokens):
+        yield tokens[at].text.lower(), _arguments(tokens, at + 2)
+
+
+def _called_at(tokens: list[Token]) -> Iterator[int]:
     for at, token in enumerate(tokens[:-1]):
         qualified = at > 0 and tokens[at - 1].token_type is TokenType.DOT
         named = token.token_type is not TokenType.IDENTIFIER and token.text.isidentifier() and not qualified
         if named and tokens[at + 1].token_type is TokenType.L_PAREN:
-            yield token.text.lower(), _arguments(tokens, at + 2)
+            yield at
 
 
 def _arguments(tokens: list[Token], start: int) -> int | None:

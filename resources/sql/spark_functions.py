@@ -119,3 +119,28 @@ def wrong_count(function: str, given: int) -> str:
         return ""
     right = f"{least} or more" if counts is None else said.replace("-", " to ").replace(",", " or ")
     return f"{function}() takes {right} argument{'' if said == '1' else 's'}, and gets {given}"
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+OVER_RECORDS = _names(
+    """any any_value approx_count_distinct approx_percentile approx_top_k approx_top_k_accumulate approx_top_k_combine
+    array_agg avg bit_and bit_or bit_xor bitmap_and_agg bitmap_construct_agg bitmap_or_agg bool_and bool_or collect_list
+    collect_set collect_union corr count count_if count_min_sketch counter_diff covar_pop covar_samp cume_dist
+    dense_rank every first first_value grouping grouping_id histogram_numeric hll_sketch_agg hll_union_agg
+    kll_merge_agg_bigint kll_merge_agg_double kll_merge_agg_float kll_sketch_agg_bigint kll_sketch_agg_double
+    kll_sketch_agg_float kurtosis lag last last_value lead listagg max max_by mean measure median min min_by mode
+    nth_value ntile percent_rank percentile percentile_approx percentile_cont percentile_disc rank regr_avgx regr_avgy
+    regr_count regr_intercept regr_r2 regr_slope regr_sxx regr_sxy regr_syy row_number schema_of_variant_agg skewness
+    some std stddev stddev_pop stddev_samp string_agg sum theta_intersection_agg theta_sketch_agg theta_union_agg
+    try_avg try_sum tuple_intersection_agg_double tuple_intersection_agg_integer tuple_sketch_agg_double
+    tuple_sketch_agg_integer tuple_union_agg_double tuple_union_agg_integer var_pop var_samp variance"""
+)
+"""Those that make one value of several records: aggregates, and what only has a meaning before `over (…)`."""
+SEVERAL_RECORDS = _names(
+    "explode explode_outer inline inline_outer json_tuple posexplode posexplode_outer stack variant_explode "
+    "variant_explode_outer"
+)
+"""Those that make several records of one."""

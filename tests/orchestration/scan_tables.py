@@ -97,7 +97,7 @@ def counting(store: Store, name: str = "counting", **declared: Any) -> Applicati
     """An application that counts each scan twice, by two rows of one message."""
     app = Application(name, max_batch_records=100_000)
     table = app.table(store.table(idempotent=True, **declared))
-    stream = app.input_stream("lake.scans").map("tag", "gate", "explode(array(1, 2)) as part")
+    stream = app.input_stream("lake.scans").map("tag", "gate").flat_map("array(1, 2) as part")
     stream.update(table, set=["gate"], add={"scans": "1"}, if_missing=[])
     return app
 

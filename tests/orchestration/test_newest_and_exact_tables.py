@@ -169,7 +169,9 @@ def test_rows_of_a_message_that_differ_in_each_run_are_refused(step_world: StepW
     send(step_world, scanned(6, 20))
     app = Application("random")
     table = app.table(sqlite_store(tmp_path).table(idempotent=True))
-    rows = app.input_stream("lake.scans").map("tag", "gate", "explode(array(rand(), rand())) as part")
+    rows = app.input_stream("lake.scans").map(
+        lambda frame: frame.selectExpr("*", "explode(array(rand(), rand())) as part"), keeps_partitioning=True
+    )
     rows.update(table, add={"scans": "1"}, if_missing=[])
     with pytest.raises(ConfigurationError, match=r"gives several records of the key 'tag-\d+'.*rand\(\)"):
         step_world.run(app)

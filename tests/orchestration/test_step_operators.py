@@ -66,7 +66,7 @@ def test_a_function_that_drops_the_position_is_refused_and_told_how_to_keep_it(s
     numbers(step_world, ("a", 1))
     for how in ("map", "filter"):
         app = Application(f"app-{how}")
-        out = app.output_stream("lake.out", partitions=2)
+        out = app.output_stream("lake.out", partitions=2, key="k")
         getattr(app.input_stream("lake.numbers"), how)(without_position).send_to(out)
         with pytest.raises(PlanningError, match=r"without __partition, __offset.*withColumn"):
             step_world.run(app)
@@ -171,7 +171,7 @@ def test_a_join_that_can_not_be_says_which_column_and_why(
         stream = stream.map(mapped, "v")
     with pytest.raises(PlanningError, match=said):  # noqa: PT012 - some are found while describing, some later
         joined = stream.join(app.table(PLANES), on="tailnum", how="left", select=select)
-        joined.send_to(app.output_stream("lake.out", partitions=2))
+        joined.send_to(app.output_stream("lake.out", partitions=2, key="v"))
         step_world.run(app)
     assert "out" not in step_world.streams.list_streams()
 

@@ -227,7 +227,7 @@ def test_two_things_of_one_asset_key_and_two_jobs_of_one_name_are_refused_in_our
     def reading(name: str) -> Application:
         app = Application(name)
         planes = app.table(bounded_dataset("planes", input="lake.planes", key="k", partitions=2))
-        app.input_stream("lake.in").join(planes, on="k").send_to(app.output_stream("lake.out", partitions=2))
+        app.input_stream("lake.in").join(planes, on="k").send_to(app.output_stream("lake.out", partitions=2, key="k"))
         return app
 
     with pytest.raises(

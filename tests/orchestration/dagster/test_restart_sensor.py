@@ -173,7 +173,7 @@ def pass_time(clock: Clock) -> Callable[[timedelta], None]:
 
 def copying() -> Application:
     app = Application("copy")
-    app.input_stream("lake.orders").send_to(app.output_stream("lake.copy", partitions=2))
+    app.input_stream("lake.orders").send_to(app.output_stream("lake.copy", partitions=1))
     return app
 
 

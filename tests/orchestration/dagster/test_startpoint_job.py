@@ -32,7 +32,7 @@ def startpoints(lake: Lake) -> StartpointManager:
 
 def launch(lake: Lake, instance: DagsterInstance, **config: Any) -> Said:
     app = Application("copy-all")
-    app.input_stream("lake.orders").send_to(app.output_stream("lake.copy", partitions=2))
+    app.input_stream("lake.orders").send_to(app.output_stream("lake.copy", partitions=1))
     job = build_definitions(app, lake=lake.url).resolve_job_def("copy_all_startpoint")
     run_config = {"ops": {"startpoint_copy_all": {"config": {"reason": "wrong rates", **config}}}}
     return Said(job.execute_in_process(run_config=run_config, instance=instance, raise_on_error=False), instance)
@@ -135,7 +135,7 @@ def test_an_application_with_startpoints_switched_off_has_no_sensor_for_them_and
     lake: Lake, instance: DagsterInstance, startpoints: StartpointManager
 ) -> None:
     app = Application("copy-all", startpoints=False)
-    app.input_stream("lake.orders").send_to(app.output_stream("lake.copy", partitions=2))
+    app.input_stream("lake.orders").send_to(app.output_stream("lake.copy", partitions=1))
     definitions = build_definitions(app, lake=lake.url)
     assert "copy_all_startpoints" not in {each.name for each in definitions.sensors or ()}
     config = {"partitions": ["lake.orders"], "position": "oldest", "reason": "wrong rates"}

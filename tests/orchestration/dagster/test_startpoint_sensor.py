@@ -34,7 +34,7 @@ def lake(tmp_path: Path) -> Lake:
 
 def copying() -> Application:
     app = Application("copy")
-    app.input_stream("lake.orders").send_to(app.output_stream("lake.copy", partitions=2))
+    app.input_stream("lake.orders").send_to(app.output_stream("lake.copy", partitions=1))
     return app
 
 

@@ -19,7 +19,6 @@ PLACES = [ROOT / "orchestration" / folder for folder in ("application", "operato
 ELSEWHERE = {
     "execution_plan.py": "a name that is asked of a plan",
     "operator_graph.py, add": "an operator of one's own: docs/contributing/operators.md",
-    "does not lie as the operator needs it": "an operator of one's own",
     ".py, compile:": "what only Spark knows, in a run",
     "table_lookups.py, check_stored": "what only the store knows, in a run",
     "filter.py, _check_columns": "what only Spark knows, in a run",

@@ -153,7 +153,7 @@ def intermediate(app, streams) -> tuple[int | None, str]:
 
 def test_what_no_join_decides_gets_the_most_of_inputs_and_outputs_capped_at_256():
     app = application()
-    app.input_stream("lake.s").partition_by("x").send_to(app.output_stream("lake.out", partitions=20))
+    app.input_stream("lake.s").partition_by("x").send_to(app.output_stream("lake.out", partitions=20, key="x"))
     assert intermediate(app, catalog(s=12)) == (20, "most of inputs and outputs, lake.out")
     assert intermediate(app, catalog(s=256)) == (256, "most of inputs and outputs, lake.s")
     assert intermediate(app, catalog(s=257)) == (256, "most of inputs and outputs, lake.s, capped at 256")

@@ -21,7 +21,7 @@ def several() -> ExecutionPlan:
     app = application(auto_repartition=True)
     stream = app.input_stream("lake.s").join(app.table(dataset("t", 8)), on="k", select=[])
     stream.map(lambda frame: frame).join(app.table(dataset("u", 4)), on="k", select=[])
-    stream.join(app.table(dataset("b")), on="k").send_to(app.output_stream("lake.out", partitions=4))
+    stream.join(app.table(dataset("b")), on="k").send_to(app.output_stream("lake.out", partitions=4, key="k"))
     app.input_stream("lake.r", broadcast=True).filter("true")
     return plan(app, catalog(s=8, t=1, u=1, b=1, r=3))
 

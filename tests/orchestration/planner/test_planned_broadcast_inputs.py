@@ -16,7 +16,7 @@ RULES = StreamFacts("lake.rules", 2, ("rule",), SPARK, Schema.of(rule="string", 
 def test_each_task_reads_all_of_it_beside_its_own_partition() -> None:
     app = application()
     app.input_stream("lake.s")
-    app.input_stream("lake.rules", broadcast=True).send_to(app.output_stream("lake.out", partitions=9))
+    app.input_stream("lake.rules", broadcast=True).send_to(app.output_stream("lake.out", partitions=9, key="rule"))
     found = plan(app, catalog(RULES, s=4))
     everywhere = ("lake.rules.0", "lake.rules.1")
     assert [tuple(map(str, task.ssps)) for task in found.tasks] == [
@@ -68,8 +68,8 @@ def test_the_copies_of_a_task_stay_together_in_an_output_of_as_many_partitions()
     app = application()
     app.input_stream("lake.s")
     rules = app.input_stream("lake.rules", broadcast="number")
-    rules.send_to(app.output_stream("lake.alike", partitions=4))
-    rules.send_to(app.output_stream("lake.fewer", partitions=3))
+    rules.send_to(app.output_stream("kafka.alike", partitions=4))
+    rules.send_to(app.output_stream("kafka.fewer", partitions=3))
     rules.send_to(app.output_stream("lake.keyed", partitions=4, key="number"))
     moved = {each.operator: each.partitioned_by for each in plan(app, catalog(RULES, s=4)).exchanges}
     assert moved == {"send-to-4": (), "send-to-5": ("number",)}

@@ -17,7 +17,7 @@ VISITS = StreamFacts("lake.visits", 4, ("k",), SPARK, Schema.of(k="string", v="i
 def test_there_are_as_many_copies_as_tasks() -> None:
     app = application()
     visits = app.input_stream("lake.visits")
-    visits.partition_by("v", partitions=6).send_to(app.output_stream("lake.out", partitions=9))
+    visits.partition_by("v", partitions=6).send_to(app.output_stream("lake.out", partitions=9, key="v"))
     told = visits.filter("v > 0").broadcast()
     kept = told.join(app.table(dataset("names")), on="k", how="left", select=["name"])
     planned = plan(app, catalog(VISITS, StreamFacts("lake.names", 1, schema=Schema.of(k="string", name="string"))))

@@ -32,7 +32,7 @@ def table(columns: dict[str, str] | None = COLUMNS, name: str = "planes", **more
 
 def looked_up(planes: RemoteTable[Any, Any, Any], **join: Any) -> Application:
     app = Application("app")
-    out = app.output_stream("lake.out", partitions=4, key="k")
+    out = app.output_stream("kafka.out", partitions=4, key="k")  # the lake has no lists
     app.input_stream("lake.flights").join(app.table(planes), **{"on": "plane", **join}).send_to(out)
     return app
 

@@ -40,8 +40,8 @@ def test_records_move_before_an_output_stream_with_another_count_or_key():
 
 
 def test_records_for_a_stream_without_a_key_move_only_to_change_their_count():
-    assert to_output(8, None) == ()
-    (exchange,) = to_output(4, None)
+    assert to_output(8, None, name="kafka.out") == ()
+    (exchange,) = to_output(4, None, name="kafka.out")
     assert (exchange.partitioned_by, exchange.partitions) == ((), 4)
 
 
@@ -87,7 +87,9 @@ def test_a_dataset_is_fed_through_its_input_stream():
 def full():
     app = application()
     stream = app.input_stream("lake.s").join(app.table(dataset("t", 8)), on="k", select=[])
-    stream.join(app.table(dataset("b")), on="k", select=[]).send_to(app.output_stream("lake.out", partitions=4))
+    stream.join(app.table(dataset("b")), on="k", select=[]).send_to(
+        app.output_stream("lake.out", partitions=4, key="k")
+    )
     app.input_stream("lake.r").partition_by("x", partitions=10).send_to(app.table(FakeTable("state", "x")))
     return app, catalog(s=8, t=1, b=1, r=3)
 

@@ -22,6 +22,14 @@ def noted(condition: str, **options: bool) -> list[str]:
         ("ts < CURRENT_TIMESTAMP", "current_timestamp()"),
         ("n > 0 and ts < now() - interval 1 day", "now()"),
         ("uuid() > k or rand(3) > 0.5", "uuid(), rand()"),
+        ("n > unix_timestamp( )", "unix_timestamp()"),
+        ("ts < timestamp'now'", "'now' as a time"),
+        ("ts < timestamp ' Today UTC'", "'today' as a time"),
+        ("ts < cast('now' as timestamp)", "'now' as a time"),
+        ('ts < to_date("yesterday")', "'yesterday' as a time"),
+        ("k = current_user() or k = session_user", "current_user(), session_user()"),
+        ("k = base64(aes_encrypt(k, '0000111122223333'))", "aes_encrypt()"),
+        ("k = reflect('java.util.UUID', 'randomUUID')", "reflect()"),
     ],
 )
 def test_clock_and_chance_are_noted_by_operator(condition: str, named: str) -> None:
@@ -30,7 +38,18 @@ def test_clock_and_chance_are_noted_by_operator(condition: str, named: str) -> N
     assert f"because of {named}:" in note
 
 
-@pytest.mark.parametrize("condition", ["k = 'now() or current_date'", "`current_date` > 3", "brand(k) > 1", "k = 'x'"])
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "k = 'now() or current_date'",
+        "`current_date` > 3",
+        "brand(k) > 1",
+        "k = 'x'",
+        "k = 'now'",
+        "n < unix_timestamp(k)",
+        "ts < timestamp'2026-01-01'",
+    ],
+)
 def test_what_only_looks_like_them_is_not(condition: str) -> None:
     assert noted(condition) == []
 

@@ -1,0 +1,98 @@
+"""Expressions are of one record: what makes several of one, or one value of several, is refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.sql.checking import check_of_one_record, checked_condition, checked_expression
+from dagster_adjunct.resources.sql.spark_functions import OVER_RECORDS, SEVERAL_RECORDS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TYPES = {"n": "int", "s": "string", "b": "boolean", "d": "date", "xs": None}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("explode(split(s, ',')) as item", "several records of one with explode()"),
+        ("upper(s) || POSEXPLODE_OUTER(xs)", "several records of one with posexplode_outer()"),
+        ("json_tuple(s, 'a', 'b')", "several records of one with json_tuple()"),
+        ("sum(n) as total", "one value of several records with sum()"),
+        ("n - count(*)", "one value of several records with count()"),
+        ("max(n) filter (where n > 1) + 1", "one value of several records with max()"),
+        ("listagg(s) within group (order by n)", "one value of several records with listagg()"),
+        ("sum(max(n)) over (order by s)", "one value of several records with max()"),
+        ("row_number()", "one value of several records with row_number()"),
+    ],
+)
+def test_what_is_not_of_one_record_is_refused(text: str, said: str) -> None:
+    with pytest.raises(PlanningError, match="map-2: ") as raised:
+        check_of_one_record("map-2", text)
+    assert said in raised.value.problem
+    with pytest.raises(PlanningError):
+        checked_condition(
+            "filter-2", f"({text.removesuffix(' as item').removesuffix(' as total')}) is null", tuple(TYPES)
+        )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sum(n) over (partition by s order by d rows between 1 preceding and current row)",
+        "first_value(n) ignore nulls over (order by d)",
+        "count(*) filter (where n > 1) over (partition by s)",
+        "aggregate(xs, 0, (a, x) -> a + x) + reduce(xs, 0, (a, x) -> a + x)",
+        "exists(xs, x -> x > n) and s like any ('a', 'b') and not s like some ('c')",
+        "(select max(m) from elsewhere) > n",
+        "x.sum(n)", "'sum(n)'", "`sum(n)`", "array_max(xs) + greatest(n, 1)", "n > 1",
+    ],
+)  # fmt: skip
+def test_what_is_of_one_record_is_not(text: str) -> None:
+    check_of_one_record("map-2", text)
+
+
+def test_a_condition_has_no_window() -> None:
+    with pytest.raises(PlanningError, match=r"filter-2: the condition .* takes row_number\(\) over other records"):
+        checked_condition("filter-2", "row_number() over (partition by s order by d) = 1", tuple(TYPES))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("b and n", "takes 'n' for true or false, and it is int"),
+        ("n > 1 or length(s)", "takes 'LENGTH(s)' for true or false, and it is int"),
+        ("case when not d then 1 end", "takes 'd' for true or false, and it is date"),
+    ],
+)
+def test_what_is_no_truth_is_refused(text: str, said: str) -> None:
+    with pytest.raises(PlanningError) as raised:
+        checked_expression("map-2", text, tuple(TYPES), TYPES)
+    assert said in raised.value.problem
+
+
+@pytest.mark.parametrize("text", ["b and s", "b and xs", "exists(xs, n -> n or b)", "not (n in (1)) and n is not null"])
+def test_what_may_be_a_truth_is_not(text: str) -> None:
+    checked_expression("map-2", text, tuple(TYPES), TYPES)
+
+
+@pytest.mark.parametrize("text", ["n > 1;", "n; n"])
+def test_a_statement_is_no_expression(text: str) -> None:
+    with pytest.raises(PlanningError, match="';' ends a statement"):
+        checked_condition("filter-2", text, tuple(TYPES), TYPES)
+    checked_condition("filter-2", "s = 'a;b'", tuple(TYPES), TYPES)
+
+
+@pytest.mark.spark
+def test_these_are_sparks_own_groups(spark: SparkSession) -> None:
+    utilities = spark._jvm.org.apache.spark.sql.api.python.PythonSQLUtils  # type: ignore[union-attr]
+    groups: dict[str, set[str]] = {}
+    for info in utilities.listBuiltinFunctionInfos():
+        groups.setdefault(info.getGroup(), set()).add(info.getName())
+    assert groups["agg_funcs"] | groups["window_funcs"] | {"schema_of_variant_agg"} == OVER_RECORDS
+    tables = {"collations", "sql_keywords"}  # stand in FROM only
+    assert groups["generator_funcs"] - tables <= SEVERAL_RECORDS
