@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.tables.batch import Batch, BatchProvider
 from dagster_adjunct.resources.tables.batch_handler import BatchHandler, Request
 from dagster_adjunct.resources.tables.held_back import HeldBack
 from dagster_adjunct.resources.tables.layer import Layer
-from dagster_adjunct.resources.tables.operation import Operation
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.order_of_a_key import KeyOrder, Turn
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem
 
@@ -177,7 +178,7 @@ class BatchProcessor:
             try:
                 outcomes = await self._held_back.sent(turn, request.operation, self._below)
             except Exception as error:  # noqa: BLE001 - it is the callers'
-                if len(members) == 1 or len(request.spans) == 1:
+                if len(members) == 1 or len(request.spans) == 1 or _may_have_acted(request.operation, error):
                     for call in members:
                         call.failed(error)
                 else:
@@ -263,6 +264,11 @@ class _Gathering:
         if self.tasks is not None and len(self.withdrawn) == len(self.calls):
             for task in self.tasks:
                 task.cancel()
+
+
+def _may_have_acted(operation: Operation[Any], error: Exception) -> bool:
+    """Whether sending again may repeat an effect: of updates, unless it was their declaration that was refused."""
+    return operation.kind is OperationKind.UPDATE and not isinstance(error, ConfigurationError | SchemaMismatchError)
 
 
 def _members(request: Request) -> list[int]:

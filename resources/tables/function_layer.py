@@ -11,7 +11,7 @@ from dagster_adjunct.resources.tables.declared_conditions import check_condition
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 from dagster_adjunct.resources.tables.own_cancellation import ended_itself
-from dagster_adjunct.resources.tables.table_functions import TableFunction
+from dagster_adjunct.resources.tables.table_functions import TableFunction, problem_told
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +29,15 @@ class FunctionLayer:
         try:
             await function.open()
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
-            return Outcomes.all(len(operation), function.problem_of(error, sent=False))
+            return Outcomes.all(len(operation), problem_told(function, error, sent=False))
         except asyncio.CancelledError as error:
-            return Outcomes.all(len(operation), function.problem_of(ended_itself(error), sent=False))
+            return Outcomes.all(len(operation), problem_told(function, ended_itself(error), sent=False))
         try:
             outcomes = await function.send(operation)
         except asyncio.CancelledError as error:
-            return Outcomes.all(len(operation), function.problem_of(ended_itself(error)))
+            return Outcomes.all(len(operation), problem_told(function, ended_itself(error)))
         except (TransientError, OSError) as error:  # some of it may be done: who sends it again has to know
-            return Outcomes.all(len(operation), function.problem_of(error))
+            return Outcomes.all(len(operation), problem_told(function, error))
         return outcomes if _answers(outcomes, operation) else self._no_answer(function, operation, outcomes)
 
     async def close(self) -> None:

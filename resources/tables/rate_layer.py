@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
 
-from dagster_adjunct.resources.errors import AdjunctError, TransientError
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, TransientError
 from dagster_adjunct.resources.tables.clock import Clock, SystemClock
 from dagster_adjunct.resources.tables.credit_source import READ, WRITE, Budget, CreditSource
 from dagster_adjunct.resources.tables.layer import Layer, send_others
@@ -16,6 +16,7 @@ from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State, joined
 from dagster_adjunct.resources.tables.rate_limit import LocalCredits, RateLimit, per_record
 
+_MOST = 1e15  # credits of one request
 _NO_WAIT = 0.0001  # seconds that asking takes where nobody has to wait
 
 
@@ -46,7 +47,7 @@ class RateLayer:
         budget = self._read if operation.kind is OperationKind.GET else self._write
         if budget is None:
             return await self.inner.send(operation)
-        cost = self.limit.credits(operation, None)
+        cost = self._cost(operation)
         if cost <= budget.largest or len(operation) <= 1:
             return await self._attempt(operation, budget, cost)
         return await self._in_parts(operation, budget, cost)
@@ -69,9 +70,29 @@ class RateLayer:
             state = State.FAILED if isinstance(error, TransientError) else State.REFUSED
             return Outcomes.all(len(operation), Problem(state, error))
         outcomes = await self.inner.send(operation)
-        if operation.kind is OperationKind.GET and (rest := self.limit.credits(operation, outcomes)) > 0:
+        if operation.kind is OperationKind.GET and (rest := self._cost(operation, outcomes)) > 0:
             waited += await self._acquire(budget, rest)
         return replace(outcomes, waited=outcomes.waited + waited) if waited else outcomes
+
+    def _cost(self, operation: Operation[Any], answer: Outcomes | None = None) -> float:
+        credits = self.limit.credits
+        if credits is per_record:
+            return len(operation) if answer is None else 0
+        try:
+            cost = credits(operation, answer)
+        except Exception as wrong:
+            raise self._no_cost(f"raised {type(wrong).__name__}: {wrong}") from wrong
+        if isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost <= _MOST:
+            raise self._no_cost(f"gave {cost!r:.60}")
+        return cost
+
+    def _no_cost(self, what: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"table {self.table}: credits of the rate limit {what}: expected a number of credits, 0 or more.",
+            "Correct the function: it gets an operation, and its outcomes behind a get.",
+            argument="credits",
+            table=self.table,
+        )
 
     async def _acquire(self, budget: Budget, credits: float) -> float:
         began = self.clock.now()
@@ -85,7 +106,7 @@ class RateLayer:
     async def _in_parts(self, operation: Operation[Any], budget: Budget, cost: float) -> Outcomes:
         sent: list[Outcomes] = []
         held: dict[Any, Problem] = {}  # by key, why no more of it may be sent
-        for part, its_cost in self._parts(operation, budget, cost):
+        for part, its_cost in list(self._parts(operation, budget, cost)):  # what they cost is known before any is sent
             outcomes = await (self._free_of(part, budget, held) if held else self._attempt(part, budget, its_cost))
             sent.append(outcomes)
             if outcomes.problems and operation.kind.writes:
@@ -101,7 +122,7 @@ class RateLayer:
         size = ceil(count / ceil(cost / budget.largest))
         for start in range(0, count, size):
             part = operation.with_entries(operation.entries.part(start, min(count, start + size)))
-            its_cost = self.limit.credits(part, None)
+            its_cost = self._cost(part)
             if its_cost > budget.largest and 1 < len(part) < count:
                 yield from self._parts(part, budget, its_cost)
             else:
@@ -113,6 +134,10 @@ class RateLayer:
         problems = {place: held[key] for place, key in enumerate(keys) if key in held}
 
         async def attempt(allowed: Operation[Any]) -> Outcomes:
-            return await self._attempt(allowed, budget, self.limit.credits(allowed, None))
+            try:
+                its_cost = self._cost(allowed)
+            except ConfigurationError as error:  # earlier parts are sent
+                return Outcomes.all(len(allowed), Problem(State.REFUSED, error))
+            return await self._attempt(allowed, budget, its_cost)
 
         return await send_others(part, problems, attempt)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import ceil, isfinite
+from math import ceil
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.tables.operation import Operation
     from dagster_adjunct.resources.tables.outcomes import Outcomes
 
+_MOST = 1e15
 Credits = Callable[["Operation[Any]", "Outcomes | None"], float]
 
 
@@ -74,9 +75,9 @@ class RateLimit:
     def __post_init__(self) -> None:
         for what, rate in (("reads", self.reads_per_second), ("writes", self.writes_per_second)):
             number = isinstance(rate, int | float) and not isinstance(rate, bool)
-            if rate is not None and not (number and rate > 0 and isfinite(rate)):
+            if rate is not None and not (number and 0 < rate <= _MOST):
                 raise ConfigurationError(
-                    f"{what}_per_second is {rate!r}: expected a number above 0, or None for no limit.",
+                    f"{what}_per_second is {rate!r:.60}: expected a number above 0, or None for no limit.",
                     "Correct the rate limit.",
                     argument=f"{what}_per_second",
                 )

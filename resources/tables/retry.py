@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Literal
 
-from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.errors import ConfigurationError, TableError
 from dagster_adjunct.resources.tables.outcomes import Problem
 
 
@@ -85,9 +85,9 @@ class RetryPolicy:
     def __post_init__(self) -> None:
         times = (self.first_wait, self.max_wait, self.max_total)
         whole = isinstance(self.attempts, int) and not isinstance(self.attempts, bool)
-        if not whole or self.attempts < 1 or not all(time >= 0 for time in times):
+        if not whole or self.attempts < 1 or not all(time >= 0 for time in times) or not isfinite(self.first_wait):
             raise ConfigurationError(
-                f"{self} can't work: expected at least one attempt, a whole number, and no negative time.",
+                f"{self} can't work: expected at least one attempt, a whole number, and no negative or endless wait.",
                 "Correct the policy.",
             )
         if self.timeout is not None and not (self.timeout > 0 and isfinite(self.timeout)):
@@ -104,10 +104,18 @@ class RetryPolicy:
             )
 
     def passes(self, problem: Problem) -> bool:
-        """Whether an entry with this problem may be sent again."""
+        """Whether an entry with this problem may be sent again. TableError where `retry_if` raises."""
         if problem.is_answer:
             return False
-        return problem.may_pass if self.retry_if is None else bool(self.retry_if(problem))
+        if self.retry_if is None:
+            return problem.may_pass
+        try:
+            return bool(self.retry_if(problem))
+        except Exception as wrong:
+            raise TableError(
+                f"retry_if of a retry policy raised {type(wrong).__name__} ({wrong}) about {problem.error!r:.160}.",
+                "Correct it: it gets a problem, and returns whether its entry may be sent again.",
+            ) from wrong
 
     def wait(self, attempts: int, spent: float, asked: float = 0.0) -> float | None:
         """Seconds to the next attempt after so many in `spent` seconds, the store having asked for a pause; or None."""

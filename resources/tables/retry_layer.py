@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dagster_adjunct.resources.tables.changes import Changes
@@ -46,29 +46,46 @@ class RetryLayer:
 
     async def _until_over(self, operation: Operation[Any], outcomes: Outcomes, began: float) -> Outcomes:
         attempts = 1
-        while left := self._left(operation, outcomes):
-            problems = [outcomes.problems[place] for place in left]
-            asked = max((problem.retry_after or 0.0 for problem in problems), default=0.0)
-            if asked:
-                self.meter.add("throttled")
-            spent = self.clock.now() - began - outcomes.waited
-            wait = self.policy.wait(attempts, spent, asked)
-            if wait is None:
-                _tell(problems, attempts, spent, asked)
+        while True:
+            # Entries may be done by now: what is raised is told of the others, so that nobody sends all of them again.
+            left = [place for place, problem in outcomes.problems.items() if not problem.is_answer]
+            try:
+                left = self._left(operation, outcomes)
+                again = await self._waited(operation, outcomes, left, attempts, began) if left else None
+                if again is None:
+                    break
+                attempts += 1
+                later = await self.inner.send(operation.with_entries(operation.entries.take(again)))
+            except Exception as error:  # noqa: BLE001 - it becomes the outcome
+                states = {place: outcomes.problems[place].state for place in left}
+                problems = {place: Problem(state, error) for place, state in states.items()}
+                outcomes = replace(outcomes, problems={**outcomes.problems, **problems})
                 break
-            if wait:
-                self.meter.add("retry_waits", wait)
-                await self.clock.sleep(wait)
-            self.meter.add("retries")
-            attempts += 1
-            again = _with_overtakers(operation, outcomes, left)
-            later = await self.inner.send(operation.with_entries(operation.entries.take(again)))
             outcomes = outcomes.amended(again, later)
         given_up = sum(not problem.is_answer for problem in outcomes.problems.values())
         self.meter.add("failures" if given_up else "successes")
         if given_up:
             self.meter.add("given_up", given_up)
         return outcomes
+
+    async def _waited(
+        self, operation: Operation[Any], outcomes: Outcomes, left: list[int], attempts: int, began: float
+    ) -> list[int] | None:
+        """Wait for the next attempt; return the entries to send again, None where the policy gives up."""
+        problems = [outcomes.problems[place] for place in left]
+        asked = max((problem.retry_after or 0.0 for problem in problems), default=0.0)
+        if asked:
+            self.meter.add("throttled")
+        spent = self.clock.now() - began - outcomes.waited
+        wait = self.policy.wait(attempts, spent, asked)
+        if wait is None:
+            _tell(problems, attempts, spent, asked)
+            return None
+        if wait:
+            self.meter.add("retry_waits", wait)
+            await self.clock.sleep(wait)
+        self.meter.add("retries")
+        return _with_overtakers(operation, outcomes, left)
 
     def _left(self, operation: Operation[Any], outcomes: Outcomes) -> list[int]:
         left = sorted(place for place, problem in outcomes.problems.items() if self.policy.passes(problem))

@@ -13,13 +13,16 @@ that takes many entries at once and tells what became of each: override `send` o
 from __future__ import annotations
 
 import asyncio
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from dagster_adjunct.resources.errors import RecordNotFoundError, TableError, TransientError
 from dagster_adjunct.resources.tables.error_chain import causes, first_cause
 from dagster_adjunct.resources.tables.layer import Capabilities
+from dagster_adjunct.resources.tables.missing_records import outcomes_of_missing, record_not_found
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 from dagster_adjunct.resources.tables.own_cancellation import ended_itself
@@ -72,7 +75,7 @@ class TableFunction(ABC):
             return Problem(State.MISSING, error)
         for cause in causes(error):
             if isinstance(cause, TransientError) or self.is_retriable(cause):
-                return Problem(State.UNKNOWN if sent else State.FAILED, error, getattr(cause, "retry_after", None))
+                return Problem(State.UNKNOWN if sent else State.FAILED, error, _pause(error, cause))
         return Problem(State.REFUSED, error)
 
     @abstractmethod
@@ -102,7 +105,7 @@ class TableReadFunction(TableFunction, Generic[K, V]):
             records = await self.get_all(list(dict.fromkeys(keys)), *operation.args)
             return Outcomes(len(keys), [records.get(key) for key in keys])
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
-            return Outcomes.all(len(keys), self.problem_of(error))
+            return Outcomes.all(len(keys), problem_told(self, error))
 
 
 class TableWriteFunction(TableFunction, Generic[K, V, U]):
@@ -193,52 +196,36 @@ class TableWriteFunction(TableFunction, Generic[K, V, U]):
         try:
             await request()
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
-            return outcomes_of_missing(operation, error, self.problem_of) or Outcomes.all(
-                len(operation), self.problem_of(error)
-            )
+            told = partial(problem_told, self)
+            return outcomes_of_missing(operation, error, told) or Outcomes.all(len(operation), told(error))
         return Outcomes(len(operation))
 
 
-def outcomes_of_missing(
-    operation: Operation[Any], error: BaseException, problem_of: Callable[[BaseException], Problem]
-) -> Outcomes | None:
-    """What an error says of updates where missing records are among its causes; None where none are.
-
-    The entries of the keys that its RecordNotFoundErrors name are missing. The others are done, or, where the error is
-    a group with others in it, have the first of those as their problem.
-    """
-    told = [cause for cause in causes(error) if isinstance(cause, RecordNotFoundError)]
-    if operation.kind is not OperationKind.UPDATE or not told:
-        return None
-    count, missing = len(operation), Problem(State.MISSING, error)
-    if count == 1:
-        return Outcomes.all(1, missing)
-    lacking = {key for cause in told for key in cause.keys}
-    if not lacking:
-        untold = TableError(
-            f"RecordNotFoundError was raised for {count} entries without the keys that have no record.",
-            "Give the error the keys without a record: RecordNotFoundError(…, keys=…).",
+def problem_told(function: TableFunction, error: BaseException, *, sent: bool = True) -> Problem:
+    """What a function says of an error. Where it fails to say, after a request, the entries are refused: nobody who
+    sees another error than the request's is to take it for "nothing was sent"."""
+    try:
+        return function.problem_of(error, sent=sent)
+    except Exception as wrong:  # noqa: BLE001 - it becomes the outcome
+        said = TableError(
+            f"{type(function).__name__} raised {type(wrong).__name__} ({wrong}) when it was asked whether "
+            f"{type(error).__name__} ({error}) may pass.",
+            "Correct its is_retriable(): it is asked about every error, and about what caused it.",
         )
-        untold.__cause__ = error
-        return Outcomes.all(count, Problem(State.REFUSED, untold))
-    other = _other_than_missing(error)
-    others = None if other is None else problem_of(other)
-    problems: dict[int, Problem] = {}
-    for place, key in enumerate(operation.entries.keys):
-        if key in lacking:
-            problems[place] = missing
-        elif others is not None:
-            problems[place] = others
-    return Outcomes(count, problems=problems)
+        said.__cause__ = error
+        return Problem(State.REFUSED, said)
 
 
-def _other_than_missing(error: BaseException) -> BaseException | None:
-    """The first member of a group, at any depth, that has no missing record among its causes."""
-    for cause in causes(error):
-        if isinstance(cause, BaseExceptionGroup):
-            for member in cause.exceptions:
-                if first_cause(member, RecordNotFoundError) is None:
-                    return member
+def _pause(error: BaseException, cause: BaseException) -> float | None:
+    """The seconds that a store has asked to wait; a note where `retry_after` is none."""
+    asked = getattr(cause, "retry_after", None)
+    try:
+        pause = None if asked is None or isinstance(asked, bool) else float(asked)
+    except (TypeError, ValueError, OverflowError):
+        pause = math.inf
+    if asked is None or (pause is not None and 0 <= pause < math.inf):
+        return pause
+    error.add_note(f"Its retry_after is {asked!r:.60}, which is no number of seconds: the policy's own waits are kept.")
     return None
 
 
@@ -333,7 +320,7 @@ async def _one_by_one(
                     if isinstance(error, asyncio.CancelledError):
                         error = ended_itself(error)
                     late = attempt is not None and limit.expired() and isinstance(error, TimeoutError)
-                    problem = attempt.late(keys[place]) if late and attempt else function.problem_of(error)
+                    problem = attempt.late(keys[place]) if late and attempt else problem_told(function, error)
                     problems[place] = problem
                     # Nothing more of the key is sent: what another writer begins now would get it without this entry.
                     left = problem
@@ -350,14 +337,3 @@ async def _one_by_one(
     if operation.kind is OperationKind.PUT_IF_ABSENT:
         problems |= {p: Problem(State.SKIPPED) for p, made in enumerate(answers) if not made and p not in problems}
     return Outcomes(len(keys), problems=problems)
-
-
-def record_not_found(keys: Sequence[object], table: str = "the table") -> RecordNotFoundError:
-    """The error for updates that met no record, naming the first few of `keys`."""
-    shown = ", ".join(repr(key) for key in keys[:3]) + (", …" if len(keys) > 3 else "")
-    many = len(keys) > 1
-    return RecordNotFoundError(
-        f"{table} has no record to update for {len(keys)} key{'s' if many else ''}: {shown}.",
-        "Put the record first, or send an UpdateMessage with a default under UPDATE_WITH_DEFAULTS.",
-        keys=tuple(keys),
-    )

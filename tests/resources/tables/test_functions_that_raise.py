@@ -1,16 +1,17 @@
-"""Of a store function that raises from its `send` it is not known what is done: nothing goes again past the policy."""
+"""What raises behind a request, in functions of a user's own, repeats nothing that was done, and is told."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
 
-from dagster_adjunct.errors import TransientError
+from dagster_adjunct.errors import ConfigurationError, RecordNotFoundError, TableError, TransientError
 from dagster_adjunct.resources.tables.changes import Changes
 from dagster_adjunct.resources.tables.memory_table import MemoryTable
-from dagster_adjunct.tables import RemoteTable, RetryPolicy
+from dagster_adjunct.tables import RateLimit, RemoteTable, RetryPolicy, TableReadFunction, TableWriteFunction
 
 
 class LosesAReply(MemoryTable):
@@ -48,3 +49,160 @@ def test_increments_whose_reply_was_lost_are_not_added_twice(error: Exception) -
     told = asyncio.run(adding())
     assert any(isinstance(each, Exception) for each in told)
     assert max(record["n"] for record in function.content()[0].values()) <= 2
+
+
+class Counters(TableReadFunction[str, int], TableWriteFunction[str, int, int]):
+    """It adds; the first time that "bad" is asked for, it fails with an error before it does."""
+
+    def __init__(self, error: Exception) -> None:
+        self.counts: dict[str, int] = {}
+        self._errors = [error]
+
+    async def get(self, key: str, *args: object) -> int | None:
+        return self.counts.get(key)
+
+    async def put(self, key: str, value: int, *args: object) -> None:
+        self.counts[key] = value
+
+    async def delete(self, key: str, *args: object) -> None:
+        self.counts.pop(key, None)
+
+    async def update(self, key: str, update: int, *args: object) -> None:
+        if key == "bad" and self._errors:
+            raise self._errors.pop()
+        self.counts[key] = self.counts.get(key, 0) + update
+
+
+class Unsure(Counters):
+    def is_retriable(self, error: BaseException) -> bool:
+        return bool(error.response.status == 503)  # type: ignore[attr-defined]
+
+
+def busy(pause: object = None) -> Exception:
+    error = TransientError("busy.", "Wait.")
+    error.retry_after = pause  # type: ignore[attr-defined]
+    return error
+
+
+def gathered(function: Any, **declared: Any) -> list[Any]:
+    """Add one to three keys at a time, of three callers; return what each is told."""
+    table: Any = RemoteTable("t", key="id", read_function=function, write_function=function, **declared)
+
+    async def adding() -> list[Any]:
+        changes = [table.update(key, 1) for key in ("good", "bad", "better")]
+        return await asyncio.gather(*changes, return_exceptions=True)
+
+    return asyncio.run(adding())
+
+
+def raising(problem: object) -> bool:
+    raise AttributeError("no status_code")
+
+
+@pytest.mark.parametrize(
+    ("function", "declared", "told"),
+    [
+        (
+            Counters(busy()),
+            {"retry": RetryPolicy(retry_if=raising)},
+            "retry_if of a retry policy raised",
+        ),
+        (Unsure(OSError("reset")), {}, "Unsure raised AttributeError .* asked whether OSError"),
+    ],
+)
+def test_who_can_not_say_whether_an_error_passes_repeats_nothing(function: Any, declared: Any, told: str) -> None:
+    good, bad, better = gathered(function, **declared)
+    assert (good, better) == (None, None)
+    with pytest.raises(TableError, match=told):
+        raise bad
+    assert function.counts == {"good": 1, "better": 1}
+
+
+@pytest.mark.parametrize("pause", ["soon", math.nan, math.inf, -5, True, [1], 10**400])
+def test_a_pause_that_is_none_is_left_out(pause: object) -> None:
+    function = Counters(busy(pause))
+    assert gathered(function, retry=RetryPolicy(first_wait=0.001)) == [None, None, None]
+    assert function.counts == {"good": 1, "bad": 1, "better": 1}
+    (told,) = [each for each in gathered(Counters(busy(pause)), retry=RetryPolicy(1)) if each is not None]
+    notes = [note for cause in (told, told.__cause__) for note in getattr(cause, "__notes__", ())]
+    assert any("retry_after is" in note for note in notes), notes
+
+
+def test_a_pause_as_text_is_kept() -> None:
+    function = Counters(busy("0.001"))
+    assert gathered(function, retry=RetryPolicy(first_wait=0.0)) == [None, None, None]
+    assert function.counts == {"good": 1, "bad": 1, "better": 1}
+
+
+def costs_nothing_of_bad(operation: Any, answer: Any) -> Any:
+    if "bad" in operation.entries.keys and len(operation) < 3:
+        raise KeyError("bad")
+    return 100.0 * len(operation)
+
+
+@pytest.mark.parametrize("cost", [None, math.nan, math.inf, -1, "3", True])
+def test_costs_that_are_none_are_refused_before_anything_is_sent(cost: Any) -> None:
+    function = Counters(busy())
+    limit = RateLimit(writes_per_second=1000, credits=lambda operation, answer: cost)
+    for told in gathered(function, rate_limit=limit):
+        with pytest.raises(ConfigurationError, match=r"table t: credits of the rate limit gave .*: expected a number"):
+            raise told
+    assert function.counts == {}
+
+
+def test_a_cost_that_is_not_known_of_a_later_part_repeats_nothing() -> None:
+    function = Counters(busy())
+    limit = RateLimit(writes_per_second=200, credits=costs_nothing_of_bad)
+    for told in gathered(function, rate_limit=limit):
+        if told is not None:
+            with pytest.raises(ConfigurationError, match="raised KeyError: 'bad'"):
+                raise told
+    assert max(function.counts.values(), default=0) <= 1
+
+
+def test_an_update_of_many_whose_function_raises_midway_is_not_sent_again() -> None:
+    class Midway(MemoryTable):
+        async def send(self, operation: Any) -> Any:
+            await super().send(operation)
+            raise ValueError("the answer can't be read")
+
+    function = Midway("midway")
+    function.fill({key: {"n": 0} for key in ("good", "bad", "better")})
+    table = RemoteTable("t", key="id", read_function=function, write_function=function)
+
+    async def adding() -> list[Any]:
+        changes = [table.update(key, Changes(add={"n": 1})) for key in ("good", "bad", "better")]
+        return await asyncio.gather(*changes, return_exceptions=True)
+
+    assert [type(told) for told in asyncio.run(adding())] == [ValueError] * 3
+    assert {record["n"] for record in function.content()[0].values()} == {1}
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        (("other",), "keys that were not asked for: 'other'"),
+        ((["a"],), "what are no keys"),
+        ("ab", "which is one text"),
+    ],
+)
+def test_missing_records_are_those_that_were_asked_for(keys: Any, told: str) -> None:
+    class Names(Counters):
+        async def update_all(self, entries: Any, *args: object) -> None:
+            raise RecordNotFoundError("no.", "Put it.", keys=keys)
+
+    function = Names(busy())
+    table: Any = RemoteTable("t", key="id", read_function=function, write_function=function)
+    with pytest.raises(TableError, match=told):
+        asyncio.run(table.update_all([("a", 1), ("b", 1)]))
+
+
+@pytest.mark.parametrize("wrong", [{"first_wait": math.inf}, {"first_wait": math.nan}, {"max_wait": -1.0}])
+def test_endless_waits_are_refused_when_they_are_declared(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigurationError, match="can't work"):
+        RetryPolicy(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_rate_beyond_all_numbers_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="writes_per_second is 1000"):
+        RateLimit(writes_per_second=10**400)
