@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         Role,
         StreamEdge,
     )
-    from dagster_adjunct.orchestration.operators.table_sends import TableSend
+    from dagster_adjunct.orchestration.operators.table_sends import ChangedColumns, TableSend
     from dagster_adjunct.resources.declared_place import Place
 
 
@@ -130,6 +130,11 @@ class Spec(ABC):
     def adds(self) -> bool:
         """Whether what it writes to a table adds to what is there, so that it is not the same when it is sent again."""
         return False
+
+    @property
+    def changed(self) -> ChangedColumns | None:
+        """The columns of a record that it writes to a table; None where it writes all, or nobody knows which."""
+        return None
 
     @property
     def feeds(self) -> str | None:

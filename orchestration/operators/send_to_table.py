@@ -14,6 +14,7 @@ from dagster_adjunct.orchestration.operators.operator_spec import PassesRecords
 from dagster_adjunct.orchestration.operators.planning_values import Requirement
 from dagster_adjunct.orchestration.operators.stream_facts import StreamFacts, facts_of
 from dagster_adjunct.orchestration.operators.table_checks import Sink, check_columns, check_table
+from dagster_adjunct.orchestration.operators.table_sends import ChangedColumns
 from dagster_adjunct.orchestration.operators.update_columns import with_lists
 from dagster_adjunct.resources.schemas.quoted_columns import quoted
 from dagster_adjunct.resources.sql.checking import checked_expression
@@ -58,6 +59,14 @@ class SendToTable(PassesRecords):
     @property
     def adds(self) -> bool:
         return self.update is not None and bool(self.update.add or self.update.append)
+
+    @property
+    def changed(self) -> ChangedColumns | None:
+        if self.update is None:
+            return None
+        update = self.update
+        set_to = frozenset(name for name, _ in update.set) | frozenset(update.remove)
+        return ChangedColumns(set_to, frozenset(name for name, _ in (*update.add, *update.append)))
 
     def target(self, app: Declarations) -> Node:
         return Node("table", self.send.table)

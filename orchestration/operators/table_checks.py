@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.backends.column_values import Kind, column_of
+from dagster_adjunct.resources.backends.column_values import Column, Kind, column_of
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.sql.expression_types import type_of
 from dagster_adjunct.resources.sql.nearest_names import did_you_mean
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _TAKEN_AS = {Kind.INTEGER: (Kind.FLOAT, Kind.DECIMAL)}
 _ADDED = (Kind.INTEGER, Kind.FLOAT, Kind.DECIMAL, Kind.OTHER)
+_WITHOUT_ORDER = (Kind.BOOLEAN, Kind.LIST, Kind.JSON)
 _APPENDED = (Kind.LIST, Kind.JSON, Kind.OTHER)
 
 
@@ -170,22 +171,57 @@ def _wrong_columns(sink: Sink, types: Types, stored: dict[str, str] | None) -> I
             else "Keep the column.",
         )
     columns = sink.columns if stored is None else stored
+    yield from _unfit_times(sink, sent, columns)
     if columns is None:
         return
     defaults = {} if sink.send.contract is None else _defaults(sink, types)
+    added = {name for name, _ in (() if sink.update is None else sink.update.add)}
     for name, kind in (*sent.items(), *defaults.items()):
         if name not in columns:
             step = f"{did_you_mean(name, columns)}Correct the name, or add the column to it."
             yield f" has no column {name!r}; it has {', '.join(columns)}.", step
-        elif not _fits(kind, columns[name]):
+        elif not _fits(kind, columns[name]) and (name not in added or column_of(name, columns[name]).kind in _ADDED):
             yield (
                 f" has the column {name!r} as {columns[name]}, and {kind} is sent.",
                 f"Cast it: cast({name} as {columns[name]}).",
             )
+    yield from _wrong_elements(sink, types, columns)
     for part, kinds, step in (("add", _ADDED, "Add to a number."), ("append", _APPENDED, "Append to an array.")):
         for name, _ in () if sink.update is None else getattr(sink.update, part):
             if column_of(name, columns[name]).kind not in kinds:
                 yield f" has the column {name!r} as {columns[name]}, and an update would {part} to it.", step
+
+
+def _wrong_elements(sink: Sink, types: Types, columns: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """What is appended: one element, or an array of them."""
+    for name, text in () if sink.update is None else sink.update.append:
+        kind, element = _type(text, types), column_of(name, columns.get(name, "unknown")).element
+        if kind is None or element is None:
+            continue
+        appended = column_of("sent", kind)
+        if not _fits_column(appended.element or appended, element):
+            yield (
+                f" has the column {name!r} as {columns[name]}, and {kind} is appended to it.",
+                f"Cast it: cast({text} as {element.type}{element.size}).",
+            )
+
+
+def _unfit_times(sink: Sink, sent: dict[str, str | None], columns: dict[str, str] | None) -> Iterator[tuple[str, str]]:
+    """What newest_by can't go by: a column that updates do not set, and values that have no order."""
+    name = sink.newest_by
+    if name is None or name not in sent:
+        return
+    if sink.update is not None and name not in {each for each, _ in sink.update.set}:
+        yield (
+            f" keeps what is newest by {name!r}, and updates do not set it: what is added or removed is no time.",
+            f"Set it with each update: set={{'{name}': …}}.",
+        )
+    told = sent[name] or (columns or {}).get(name)
+    if told is not None and column_of(name, told).kind in _WITHOUT_ORDER:
+        yield (
+            f" keeps what is newest by {name!r}, which is {told}: expected a time, a date, a number or a text.",
+            "Name a column whose values grow with time.",
+        )
 
 
 def _sent(sink: Sink, types: Types) -> dict[str, str | None] | None:
@@ -194,7 +230,8 @@ def _sent(sink: Sink, types: Types) -> dict[str, str | None] | None:
         known = types or {}
         keys: dict[str, str | None] = {name: known.get(name) for name in sink.table.key}
         pairs = {name: known.get(f"{UPDATE}.{name}") or _type(text, types) for name, text in sink.update.set}
-        return keys | pairs | {name: None for name in sink.update.columns if name not in pairs}
+        added = {name: _type(text, types) for name, text in sink.update.add}
+        return keys | pairs | added | {name: None for name in sink.update.columns if name not in {**pairs, **added}}
     if types is None:
         return None
     if sink.send.contract is None:
@@ -220,5 +257,11 @@ def _type(expression: str, types: Types) -> str | None:
 
 def _fits(sent: str | None, declared: str) -> bool:
     """Whether values of a type can go into a column; what is not known of either may."""
-    ours, theirs = column_of("sent", sent or "unknown").kind, column_of("declared", declared).kind
+    return _fits_column(column_of("sent", sent or "unknown"), column_of("declared", declared))
+
+
+def _fits_column(sent: Column, declared: Column) -> bool:
+    ours, theirs = sent.kind, declared.kind
+    if ours is theirs and sent.element is not None and declared.element is not None:
+        return _fits_column(sent.element, declared.element)
     return ours is theirs or bool({ours, theirs} & {Kind.OTHER, Kind.JSON}) or theirs in _TAKEN_AS.get(ours, ())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.arguments import OnNullKey
@@ -26,3 +26,10 @@ class TableSend:
     remove: tuple[str, ...] = ()
     args: tuple[object, ...] = ()
     dead_letters: int | None = None
+
+
+class ChangedColumns(NamedTuple):
+    """The columns that updates change: to what they bring, and by adding or appending."""
+
+    set: frozenset[str]
+    added: frozenset[str]

@@ -7,11 +7,11 @@ move. Else they come from several, between which there is none but time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.operator_spec import Operator
+from dagster_adjunct.orchestration.operators.operator_spec import Operator, Spec
 from dagster_adjunct.orchestration.operators.planning_values import Flow, PlanContext
 from dagster_adjunct.orchestration.planner.plan_parts import PlannedTable
 from dagster_adjunct.resources.errors import PlanningError
@@ -45,13 +45,14 @@ def planned_tables(app: Application, catalog: Catalog) -> tuple[PlannedTable, ..
     """
     read: dict[str, _Read] = {}
     tables = []
+    ways = _ways_to_tables(app)
     for operator in app.operators:
         read[operator.id] = _after(operator, app, catalog, read)
         send = operator.spec.sends
         if send is None:
             continue
         before = read[operator.inputs[0]]
-        planned = _planned(operator, app, send, before)
+        planned = _planned(operator, app, send, before, ways[operator.id])
         _check_offsets(planned, app, catalog, before)
         _check_recognised(planned, app, before)
         if app.strict and planned.order == "per source partition":
@@ -64,6 +65,25 @@ def planned_tables(app: Application, catalog: Catalog) -> tuple[PlannedTable, ..
             )
         tables.append(planned)
     return tuple(tables)
+
+
+def _ways_to_tables(app: Application) -> dict[str, list[str]]:
+    """Return, for each operator that sends to a remote table, the others whose records may replace its own there."""
+    sends = [operator for operator in app.operators if operator.spec.sends is not None]
+    return {
+        one.id: [other.id for other in sends if other.id != one.id and _may_replace(one.spec, other.spec)]
+        for one in sends
+    }
+
+
+def _may_replace(one: Spec, other: Spec) -> bool:
+    """Whether it matters which of two sends comes last: one sets what the other changes, or puts whole records."""
+    if one.sends is None or other.sends is None or one.sends.table != other.sends.table:
+        return False
+    first, second = one.changed, other.changed
+    if first is None or second is None:
+        return True
+    return bool(first.set & (second.set | second.added)) or bool(second.set & first.added)
 
 
 def _after(operator: Operator, app: Application, catalog: Catalog, read: Mapping[str, _Read]) -> _Read:
@@ -92,7 +112,7 @@ def _after(operator: Operator, app: Application, catalog: Catalog, read: Mapping
     return replace(one, flow=flow, lost_at=operator.id if lost else one.lost_at)
 
 
-def _planned(operator: Operator, app: Application, send: TableSend, before: _Read) -> PlannedTable:
+def _planned(operator: Operator, app: Application, send: TableSend, before: _Read, ways: Sequence[str]) -> PlannedTable:
     table = app.tables[send.table]
     newest_by, idempotent = getattr(table, "newest_by", None), bool(getattr(table, "idempotent", False))
     skips = idempotent and getattr(table, "on_replay", "apply") == "skip"
@@ -103,6 +123,8 @@ def _planned(operator: Operator, app: Application, send: TableSend, before: _Rea
         streams, lost = " and ".join(sorted(before.streams)), before.lost_at
         changed = f", which {lost} drops or changes" if lost else ""
         why = f"its key is ({key}), and {streams} is partitioned by ({', '.join(before.keyed)}){changed}"
+    if not why and ways:
+        why = f"{' and '.join(ways)} write to it, too: a batch has all records of one come before those of another"
     adds = operator.spec.adds
     if newest_by is not None:
         order, told = "newest", f"the store keeps what is newest by {newest_by}"

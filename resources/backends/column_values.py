@@ -128,8 +128,18 @@ def check_declared(table: str, names: Sequence[str], declared: Iterable[Column])
 def not_unique(table: str, key: Sequence[str]) -> SchemaMismatchError:
     """Return the error for a table whose records the key does not tell apart."""
     return SchemaMismatchError(
-        f"{table} has no primary key or unique index on {', '.join(key)}, so records can't be told apart.",
-        "Add one, or correct the key.",
+        f"{table} has no primary key or unique index on {', '.join(key)} that tells apart whatever differs, so records "
+        "can't be told apart.",
+        "Add one, without a collation by which different texts are equal, or correct the key.",
+    )
+
+
+def unequal_keys(table: str, column: str, kind: str, wanted: str) -> SchemaMismatchError:
+    """Return the error for a key column in which the store takes different values for one."""
+    return SchemaMismatchError(
+        f"{table}: the key column {column!r} is {kind}: several keys would be one record.",
+        f"Make it {wanted}, or declare as its key another column that is.",
+        column=column,
     )
 
 

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.backends.applied import COLUMNS, check_columns_beside
-from dagster_adjunct.resources.backends.column_values import Column, Kind, check_declared, column_of, not_unique
+from dagster_adjunct.resources.backends.column_values import (
+    Column,
+    Kind,
+    check_declared,
+    column_of,
+    not_unique,
+    unequal_keys,
+)
 from dagster_adjunct.resources.errors import TableAccessError
 
 if TYPE_CHECKING:
@@ -66,6 +73,12 @@ async def _create(connection: AsyncConnection[Any], schema: str, table: str, par
         await connection.execute(made)
 
 
+_UNEQUAL = {
+    "citext": "which ignores case",
+    "bpchar": "which ignores blanks at the end",
+}
+
+
 async def read_shape(
     connection: AsyncConnection[Any],
     label: str,
@@ -105,6 +118,23 @@ async def read_shape(
     )
     if set(key) not in [set(columns) for (columns,) in await cursor.fetchall()]:
         raise not_unique(f"{label} at {place}", key)
+    cursor = await connection.execute(
+        """SELECT a.attname, format_type(a.atttypid, -1), coalesce(o.collisdeterministic, true), o.collname
+           FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+           LEFT JOIN pg_collation o ON o.oid = a.attcollation
+           WHERE n.nspname = %s AND c.relname = %s AND a.attname = ANY (%s)""",
+        (schema, table, list(key)),
+    )
+    for name, type_, exact, collation in await cursor.fetchall():
+        if type_ in _UNEQUAL:
+            raise unequal_keys(f"{label} at {place}", name, f"{type_}, {_UNEQUAL[type_]}", "text")
+        if not exact:
+            raise unequal_keys(
+                f"{label} at {place}",
+                name,
+                f"{type_} with the collation {collation}, which is not deterministic",
+                "text",
+            )
     wanted = {column.name for column in declared} or set(names)
     return TableShape(
         tuple(column_of(name, type_) for name, type_, _ in rows if name in wanted),

@@ -232,7 +232,8 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
             connection.create_function("adjunct_appended", 2, appended, deterministic=True)
             stored = read_columns(connection, self._label, self.table, self.key, self._declared)
             columns: Sequence[Column] = self._declared or stored
-            codec = RowCodec(self._label, self.key, columns, bits=64, keep=keep, decode=decode)
+            bits = None if self._declared else 64  # "INTEGER", as a file says it, is any
+            codec = RowCodec(self._label, self.key, columns, bits=bits, keep=keep, decode=decode)
             requests = SqliteRequests(connection, codec, self.table, create=self.create)
             if self.forget_after is not None:
                 requests.forget(self.forget_after)

@@ -6,7 +6,14 @@ import sqlite3
 from collections.abc import Sequence
 
 from dagster_adjunct.resources.backends.applied import COLUMNS, check_columns_beside
-from dagster_adjunct.resources.backends.column_values import Column, Kind, check_declared, column_of, not_unique
+from dagster_adjunct.resources.backends.column_values import (
+    Column,
+    Kind,
+    check_declared,
+    column_of,
+    not_unique,
+    unequal_keys,
+)
 from dagster_adjunct.resources.errors import TableAccessError
 
 _TYPES = {
@@ -59,17 +66,49 @@ def read_columns(
         raise TableAccessError(
             f"{label}: the file has no such table.", "Correct the name, or declare it with create=True.", table=label
         )
-    names = [name for name, _, _ in info]
+    names, types = [name for name, _, _ in info], {name: type_ for name, type_, _ in info}
     check_declared(label, names, declared)
-    unique = [{name for name, _, primary in info if primary}]
+    if set(key) not in _unique(connection, table, info):
+        raise not_unique(label, key)
+    for name in key:
+        if _compares_loosely(connection, table, name):
+            raise unequal_keys(label, name, "compared by a collation of its own", "one of COLLATE BINARY")
+    for column in declared:
+        if column.name in key and column.kind is Kind.STRING and _is_number(types[column.name]):
+            raise unequal_keys(label, column.name, f"{types[column.name]}, where '01' and '1' are one number", "TEXT")
+    return tuple(column_of(name, type_) for name, type_, _ in info)
+
+
+def _unique(connection: sqlite3.Connection, table: str, info: Sequence[tuple[str, str, int]]) -> list[set[str]]:
+    """The sets of columns that are unique by their bytes, or as the number of a row."""
+    found = []
+    primary = [(name, type_) for name, type_, place in info if place]
+    if len(primary) == 1 and primary[0][1].upper() == "INTEGER":
+        found.append({primary[0][0]})
     indexes = connection.execute(
         'SELECT name FROM pragma_index_list(?) WHERE "unique" AND NOT partial', (table,)
     ).fetchall()
     for (index,) in indexes:
-        unique.append({n for (n,) in connection.execute("SELECT name FROM pragma_index_info(?)", (index,))})
-    if set(key) not in unique:
-        raise not_unique(label, key)
-    return tuple(column_of(name, type_) for name, type_, _ in info)
+        columns = connection.execute("SELECT name, coll FROM pragma_index_xinfo(?) WHERE key", (index,)).fetchall()
+        if all(collation.upper() == "BINARY" for _, collation in columns):
+            found.append({name for name, _ in columns})
+    return found
+
+
+def _compares_loosely(connection: sqlite3.Connection, table: str, name: str) -> bool:
+    """Whether a column has texts equal that differ in case or in blanks at the end: no pragma tells its collation."""
+    # A union has the collation of its first part.
+    of_column = f"SELECT {quoted(name)} AS k FROM {quoted(table)} WHERE 0 UNION ALL SELECT 'a'"
+    (loosely,) = connection.execute(f"SELECT EXISTS (SELECT 1 FROM ({of_column}) WHERE k = 'A' OR k = 'a ')").fetchone()
+    return bool(loosely)
+
+
+def _is_number(declared: str) -> bool:
+    """Whether SQLite makes numbers of texts in a column of this type: its rules of affinity."""
+    upper = declared.upper()
+    if "INT" in upper:
+        return True
+    return bool(upper) and not any(word in upper for word in ("CHAR", "CLOB", "TEXT", "BLOB"))
 
 
 def quoted(name: str) -> str:

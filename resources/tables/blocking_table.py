@@ -60,11 +60,11 @@ class BlockingTable(Generic[K, V, U]):
     def put_all(self, entries: Iterable[tuple[K, V | None]], *args: object) -> None:
         self._thread.run(self.table.put_all(entries, *args))
 
-    def delete(self, key: K, *args: object) -> None:
-        self._thread.run(self.table.delete(key, *args))
+    def delete(self, key: K, *args: object, newest: object = None) -> None:
+        self._thread.run(self.table.delete(key, *args, newest=newest))
 
-    def delete_all(self, keys: Iterable[K], *args: object) -> None:
-        self._thread.run(self.table.delete_all(keys, *args))
+    def delete_all(self, keys: Iterable[K], *args: object, newest: object = None) -> None:
+        self._thread.run(self.table.delete_all(keys, *args, newest=newest))
 
     def update(self, key: K, update: U, *args: object) -> None:
         self._thread.run(self.table.update(key, update, *args))

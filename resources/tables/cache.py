@@ -62,6 +62,11 @@ def _copier(record: Any) -> Callable[[Any], Any] | None:
     return None if kind in _FIXED else deepcopy
 
 
+def _with_types(args: tuple[object, ...]) -> tuple[object, ...]:
+    """Arguments that differ where their types do: 1, True and 1.0 are equal."""
+    return (*args, *map(type, args)) if args else args
+
+
 Place = tuple[Hashable, tuple[object, ...]]  # a key, and what the request had for arguments
 
 
@@ -87,6 +92,7 @@ class KeptRecords:
     def find(self, keys: Sequence[Hashable], args: tuple[object, ...], now: float) -> tuple[list[Any], list[int]]:
         """The records of these keys, and the places of those of which nothing is known; None stands there."""
         kept, idle, records, unknown = self._kept, self._after_read, list[Any](), list[int]()
+        args = _with_types(args)
         if not kept:
             return [None] * len(keys), list(range(len(keys)))
         for place, key in enumerate(keys):
@@ -111,12 +117,18 @@ class KeptRecords:
     def keep(self, entries: Iterable[tuple[Hashable, Any]], args: tuple[object, ...], now: float) -> None:
         """Keep these keys' records; None: that there is none."""
         kept, written_until, read_until = self._kept, now + self._after_write, now + self._after_read
+        args = _with_types(args)
         for key, record in entries:
             at = (key, args)
             copy = _copier(record)  # callers may change theirs
+            try:
+                own = record if copy is None else copy(record)
+            except Exception:  # noqa: BLE001 - what can't be copied is not kept: its owner may change it
+                self.forget((key,))
+                continue
             if at in kept:
                 kept.move_to_end(at)
-            kept[at] = (record if copy is None else copy(record), written_until, read_until, copy)
+            kept[at] = (own, written_until, read_until, copy)
             if args:
                 self._variants.setdefault(key, set()).add(args)
         self.kept_so_far += 1

@@ -79,18 +79,34 @@ class DeclaredConditions:
             entries = RowEntries(entries.keys, entries.values, entries.defaults, marks, times)
         return replace(operation, entries=entries, conditions=Conditions(self.newest_by, idempotent, self.idempotent))
 
+    def deleted(self, keys: Sequence[Any], newest: Any) -> RowEntries[Any]:
+        """The entries of a delete, which hold by the time `newest` where it is given."""
+        if newest is None:
+            return RowEntries(keys)
+        if self.newest_by is None:
+            raise ConfigurationError(
+                f"table {self.table} got a delete by newest={newest!r}, and is not declared with newest_by.",
+                "Leave it out, or declare the table with newest_by.",
+                argument="newest",
+                table=self.table,
+            )
+        return RowEntries(keys, newest=[newest] * len(keys))
+
     def _times(self, operation: Operation[Any]) -> list[Any]:
         assert self.newest_by is not None
         values: Sequence[Any] = operation.entries.values or [None] * len(operation)
         times = [_time(value, self.newest_by) for value in values]
         for place, time in enumerate(times):
             if time is None:
+                key, column = operation.entries.keys[place], self.newest_by
+                gone = operation.kind is OperationKind.DELETE or values[place] is None
                 thing = "update" if operation.kind is OperationKind.UPDATE else "record"
                 raise TableError(
-                    f"table {self.table}: {operation.kind.value} of key {operation.entries.keys[place]!r} has no "
-                    f"{self.newest_by}, by which the table keeps the newest.",
-                    f"Give the {thing} its {self.newest_by}; "
-                    "where there is no record, as for a delete, send an Operation whose entries have `newest`.",
+                    f"table {self.table}: {operation.kind.value} of key {key!r} has no {column}, by which the table "
+                    "keeps the newest.",
+                    f"Say by which {column} the record goes: delete({key!r}, newest=…)."
+                    if gone
+                    else f"Give the {thing} its {column}.",
                     table=self.table,
                 )
         return times

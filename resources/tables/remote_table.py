@@ -273,13 +273,16 @@ class RemoteTable(Generic[K, V, U]):
         keys, values = pairs_of(self.name, entries)
         await self._done(Operation(PUT, RowEntries(keys, values), args))
 
-    async def delete(self, key: K, *args: object) -> None:
-        """Remove the record of `key`; no error where there is none."""
-        await self._done(Operation(DELETE, RowEntries((key,)), args))
+    async def delete(self, key: K, *args: object, newest: object = None) -> None:
+        """Remove the record of `key`; no error where there is none.
 
-    async def delete_all(self, keys: Iterable[K], *args: object) -> None:
+        A table with `newest_by` keeps a record that is newer than `newest`, and needs it.
+        """
+        await self._done(Operation(DELETE, self.conditions.deleted((key,), newest), args))
+
+    async def delete_all(self, keys: Iterable[K], *args: object, newest: object = None) -> None:
         """`delete` for each key."""
-        await self._done(Operation(DELETE, RowEntries(list(keys)), args))
+        await self._done(Operation(DELETE, self.conditions.deleted(list(keys), newest), args))
 
     async def update(self, key: K, update: U, *args: object) -> None:
         """Apply `update` to the record of `key`; RecordNotFoundError where there is none."""

@@ -61,6 +61,91 @@ def test_a_table_by_another_key_than_its_streams_has_order_per_source_partition_
     assert document["order"] == "per source partition"
 
 
+def two_ways(*updates: dict[str, Any] | None, **more: Any) -> Application:
+    """An application that sends one stream, keyed by the table's key, in several ways to one table."""
+    app = Application("ways", **more)
+    table, stream = app.table(tags()), app.input_stream("lake.scans")
+    for number, update in enumerate(updates):
+        some = stream.filter(f"n % {len(updates)} = {number}")
+        if update is None:
+            some.map("tag", "place", "at").send_to(table)
+        else:
+            some.update(table, if_missing=[], **update)
+    return app
+
+
+@pytest.mark.parametrize(
+    "updates",
+    [
+        (None, None),
+        (None, {"set": ["place"]}),
+        ({"set": ["place"]}, {"set": ["place", "at"]}),
+        ({"set": ["place"]}, {"remove": ["place"]}),
+        ({"add": {"n": "1"}}, {"set": {"n": "cast(n as bigint)"}}),
+    ],
+)
+def test_records_that_come_to_a_table_by_two_ways_have_no_order_between_them(updates: Any) -> None:
+    found = planned(two_ways(*updates), scans(("tag",)))
+    assert [table.order for table in found.tables] == ["per source partition"] * 2
+    first, second = found.tables
+    assert f"{second.operator} write to it, too" in first.why
+    assert f"{first.operator} write to it, too" in second.why
+    with pytest.raises(PlanningError, match=r"write to it, too.* is strict"):
+        planned(two_ways(*updates, strict=True), scans(("tag",)))
+
+
+@pytest.mark.parametrize(
+    "updates",
+    [
+        ({"set": ["place"]}, {"set": ["at"]}),
+        ({"add": {"n": "1"}}, {"add": {"n": "2"}, "set": ["place"]}),
+        ({"append": {"seen": "place"}}, {"append": {"seen": "place"}}),
+    ],
+)
+def test_ways_that_change_different_columns_or_only_add_are_in_order(updates: Any) -> None:
+    found = planned(two_ways(*updates, strict=True), scans(("tag",)))
+    assert [table.order for table in found.tables] == ["per key"] * 2
+
+
+@pytest.mark.parametrize(
+    ("update", "says"),
+    [
+        ({"add": {"n": "place"}}, "has the column 'n' as bigint, and string is sent"),
+        ({"add": {"n": "at"}}, "has the column 'n' as bigint, and timestamp is sent"),
+        ({"add": {"n": "n * 0.5"}}, None),  # Spark's to say
+        ({"add": {"n": "cast(1.5 as double)"}}, "has the column 'n' as bigint, and double is sent"),
+        ({"append": {"seen": "n"}}, "has the column 'seen' as array<string>, and int is appended"),
+        ({"append": {"seen": "place"}}, None),
+        ({"add": {"n": "n"}}, None),
+    ],
+)
+def test_what_is_added_and_appended_is_of_the_columns_type(update: dict[str, Any], says: str | None) -> None:
+    app = Application("gates")
+    app.input_stream("lake.scans").update(app.table(tags()), if_missing=[], **update)
+    if says is None:
+        planned(app)
+        return
+    with pytest.raises(PlanningError, match=says):
+        planned(app)
+
+
+@pytest.mark.parametrize(
+    ("newest_by", "update", "says"),
+    [
+        ("at", {"set": ["place"], "remove": ["at"]}, "updates do not set it"),
+        ("n", {"add": {"n": "1"}}, "updates do not set it"),
+        ("place", {"set": {"place": "n > 1"}}, "'place', which is boolean: expected a time"),
+        ("seen", {"set": ["place", "seen"]}, "'seen', which is array<string>: expected a time"),
+    ],
+)
+def test_a_table_keeps_what_is_newest_by_a_time_that_is_set(newest_by: str, update: dict[str, Any], says: str) -> None:
+    app = Application("gates")
+    stream = app.input_stream("lake.scans").with_columns(seen="split(place, ',')")
+    stream.update(app.table(tags(newest_by=newest_by, idempotent=True)), if_missing=[], **update)
+    with pytest.raises(PlanningError, match=says):
+        planned(app)
+
+
 def test_a_strict_application_is_refused_where_order_does_not_hold() -> None:
     with pytest.raises(PlanningError, match=r"an older record may replace a newer one.*newest_by"):
         planned(last_seen(tags(), strict=True))

@@ -121,6 +121,28 @@ def test_a_table_that_is_not_there_or_does_not_fit_is_named(postgres_server):
         table.get("a")
 
 
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        ("citext", "citext, which ignores case"),
+        ("char(8)", "bpchar, which ignores blanks at the end"),
+        ("text COLLATE loose", "text with the collation loose, which is not deterministic"),
+    ],
+)
+def test_keys_that_the_server_takes_for_one_are_refused(postgres_server, column, said):
+    postgres_server.execute("CREATE EXTENSION IF NOT EXISTS citext")
+    postgres_server.execute(
+        "CREATE COLLATION IF NOT EXISTS loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+    )
+    postgres_server.execute("DROP TABLE IF EXISTS alike")
+    postgres_server.execute(f"CREATE TABLE alike (id {column} PRIMARY KEY, n int)")
+    with (
+        blocking(table_of("alike", columns=None, create=False)) as table,
+        pytest.raises(SchemaMismatchError, match=f"the key column 'id' is {said}: several keys would be one record"),
+    ):
+        table.get("a")
+
+
 def test_a_constraint_of_the_table_refuses_the_entries_that_break_it_and_no_others(postgres_server):
     postgres_server.execute("CREATE TABLE checked (id text PRIMARY KEY, n int CHECK (n < 10))")
     with blocking(table_of("checked", columns=None, create=False)) as table:

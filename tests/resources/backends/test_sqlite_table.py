@@ -131,6 +131,52 @@ def test_missing_files_tables_columns_and_keys_are_named(tmp_path):
         opened(path=tmp_path / "text.sqlite")
 
 
+@pytest.mark.parametrize(
+    ("made", "declared", "said"),
+    [
+        ("id TEXT COLLATE NOCASE PRIMARY KEY", None, "no primary key or unique index on id that tells apart"),
+        (
+            "id TEXT PRIMARY KEY COLLATE RTRIM",
+            {"id": "string"},
+            "no primary key or unique index on id that tells apart",
+        ),
+        ("id INTEGER PRIMARY KEY", {"id": "string"}, "key column 'id' is INTEGER, where '01' and '1' are one number"),
+        ("id TEXT COLLATE NOCASE, UNIQUE (id COLLATE BINARY)", None, "is compared by a collation of its own"),
+        ("id NUMERIC PRIMARY KEY", {"id": "string"}, "key column 'id' is NUMERIC, where '01' and '1' are one number"),
+    ],
+)
+def test_keys_that_the_file_takes_for_one_are_refused(tmp_path, made, declared, said):
+    with sqlite3.connect(tmp_path / "t.sqlite") as connection:
+        connection.execute(f"CREATE TABLE t (n INTEGER, {made})")
+    columns = None if declared is None else {**declared, "n": "int"}
+    with (
+        blocking(SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=columns)) as table,
+        pytest.raises(SchemaMismatchError, match=said),
+    ):
+        table.put_all([("A", {"n": 1}), ("a", {"n": 2})])
+
+
+def test_keys_by_their_bytes_are_taken(tmp_path):
+    with sqlite3.connect(tmp_path / "t.sqlite") as connection:
+        connection.execute("CREATE TABLE t (id TEXT, n INTEGER)")
+        connection.execute("CREATE UNIQUE INDEX loose ON t (id COLLATE NOCASE, n)")
+        connection.execute("CREATE UNIQUE INDEX exact ON t (id)")
+    with blocking(SqliteTable(tmp_path / "t.sqlite", "t", "id")) as table:
+        table.put_all([("A", {"n": 1}), ("a", {"n": 2})])
+        assert table.get_all(["A", "a"]) == {"A": {"id": "A", "n": 1}, "a": {"id": "a", "n": 2}}
+
+
+def test_a_declared_int_has_32_bits(tmp_path):
+    columns = {"id": "string", "n": "int", "big": "bigint"}
+    with blocking(SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=columns, create=True)) as table:
+        table.put("a", {"n": 2**31 - 1, "big": 2**40})
+        with pytest.raises(SchemaMismatchError, match="32 bits"):
+            table.put("a", {"n": 2**31})
+    with blocking(SqliteTable(tmp_path / "t.sqlite", "t", "id")) as read:
+        read.put("a", {"n": 2**31})
+        assert read.get("a")["n"] == 2**31
+
+
 def test_declarations_that_cannot_work_are_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="without its columns"):
         SqliteTable(tmp_path / "t.sqlite", "t", "id", create=True)

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+from types import MappingProxyType
 
 import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.tables import MemoryTable, RemoteTable
-from dagster_adjunct.resources.tables.cache import Cache
+from dagster_adjunct.resources.tables import MemoryTable, RemoteTable, TableReadFunction, TableWriteFunction
+from dagster_adjunct.resources.tables.cache import Cache, KeptRecords
 from dagster_adjunct.resources.tables.cache_layer import CacheLayer
 from dagster_adjunct.resources.tables.metrics import Meter
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
@@ -341,3 +342,43 @@ def test_a_cache_and_conditions_are_refused_together():
 def test_a_cache_that_cannot_work_is_refused(wrong):
     with pytest.raises(ConfigurationError):
         Cache(**wrong)
+
+
+def test_arguments_of_different_types_are_different_requests():
+    kept = KeptRecords(Cache())
+    for number, args in enumerate(((1,), (True,), (1.0,), ())):
+        kept.keep([("k", {"n": number})], args, 0.0)
+    assert [kept.find(["k"], args, 1.0)[0] for args in ((1,), (True,), (1.0,), ())] == [
+        [{"n": number}] for number in range(4)
+    ]
+    kept.forget(["k"])
+    assert len(kept) == 0
+    kept.keep([("k", {"n": 1})], (1,), 0.0)
+    assert kept.find(["k"], (1,), 100.0) == ([None], [0]), "it has expired"
+    assert len(kept) == 0
+
+
+def test_a_record_that_can_not_be_copied_is_not_kept():
+    class Records(TableReadFunction, TableWriteFunction):
+        def __init__(self):
+            self.stored = {"a": MappingProxyType({"n": 1})}
+
+        async def get(self, key, *args):
+            return self.stored.get(key)
+
+        async def put(self, key, value, *args):
+            self.stored[key] = value
+
+        async def delete(self, key, *args):
+            self.stored.pop(key, None)
+
+    function = Records()
+    table = RemoteTable("t", key="id", read_function=function, write_function=function, cache=Cache())
+
+    async def scenario():
+        found = await table.get("a")
+        await table.put_all([("b", {"n": memoryview(b"x")}), ("c", {"n": 3})])
+        return found, await table.get("b"), await table.get("c")
+
+    found, with_view, plain = asyncio.run(scenario())
+    assert (found["n"], bytes(with_view["n"]), plain) == (1, b"x", {"n": 3})

@@ -8,7 +8,14 @@ import pickle
 import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError, TableError
-from dagster_adjunct.resources.tables import BatchProvider, MemoryTable, RemoteTable, UpdateContract, UpdateMessage
+from dagster_adjunct.resources.tables import (
+    BatchProvider,
+    BlockingTable,
+    MemoryTable,
+    RemoteTable,
+    UpdateContract,
+    UpdateMessage,
+)
 from dagster_adjunct.resources.tables.changes import Changes
 from dagster_adjunct.resources.tables.operation import (
     Conditions,
@@ -77,6 +84,22 @@ def test_a_delete_with_its_time_keeps_what_is_late_away(store):
     assert run(table.get("a")) == [None]
     run(table.put("a", {"at": 8}))
     assert run(table.get("a")) == [{"at": 8}]
+
+
+def test_a_delete_says_its_time(store):
+    table = table_over(store, newest_by="at")
+    run(table.put_all([("a", {"at": 5}), ("b", {"at": 5}), ("c", {"at": 8})]))
+    run(table.delete("a", newest=7), table.delete_all(["b", "c"], newest=7), table.put("a", {"at": 6}))
+    assert run(table.get_all(["a", "b", "c"])) == [{"c": {"at": 8}}]
+    with pytest.raises(TableError, match=r"delete\('a', newest=…\)"):
+        run(table.put("a", None))
+    with pytest.raises(ConfigurationError, match="not declared with newest_by"):
+        run(table_over(store).delete("a", newest=7))
+    with BlockingTable(table) as blocking:
+        blocking.put("d", {"at": 1})
+        blocking.delete("d", newest=2)
+        blocking.delete_all(["c"], newest=9)
+        assert blocking.get_all(["c", "d"]) == {}
 
 
 def test_adding_needs_marks_where_equal_times_are_applied_again(store):
