@@ -192,9 +192,10 @@ class MessageStream(StreamOverTime):
         *,
         on_null_key: OnNullKey = "fail",
         dead_letters: OutputStream | None = None,
-        at_most: int = 100,
+        at_most: int | None = None,
         args: Sequence[object] = (),
         deleted: str | None = None,
+        marks_as: str | None = None,
     ) -> MessageStream:
         """Write the records and return the stream to go on with.
 
@@ -202,8 +203,9 @@ class MessageStream(StreamOverTime):
         is this stream. The rest is for remote tables: `contract` says that the records are updates, and whether
         these may put their default first; `on_null_key`, whether a record with a null key fails the batch or is
         counted and skipped. With `dead_letters`, records that the table refuses for good go to that output stream,
-        before the batch is committed; more than `at_most` of a batch fail it. `args` are handed through to the table's
-        function. Sending to an unbounded dataset writes the changes to the stream that feeds it.
+        before the batch is committed; more than `at_most` (100) of a batch fail it. `args` are handed through to the
+        table's function. `marks_as` names this send in the marks of a table with `idempotent` or `newest_by`. Sending
+        to an unbounded dataset writes the changes to the stream that feeds it.
 
         A local table takes its own columns of the records, and keeps the last record of each key; tombstones, and
         records that meet `deleted`, a Spark SQL condition, delete the entry of their key. `on_null_key` is as with
@@ -217,11 +219,14 @@ class MessageStream(StreamOverTime):
                 argument="deleted",
             )
         if isinstance(target, RemoteTableHandle):
-            return self._send_to_table("send_to", target, contract, None, on_null_key, dead_letters, at_most, args)
-        if isinstance(target, DatasetTable) and local and contract is None and dead_letters is None and not args:
+            return self._send_to_table(
+                "send_to", target, contract, None, on_null_key, dead_letters, at_most, args, marks_as
+            )
+        if isinstance(target, DatasetTable) and local and not (contract or dead_letters or args or marks_as):
             return self._send_to_local(target, deleted, on_null_key)
         skips = on_null_key != "fail" and not local
         given = {"contract": contract, "on_null_key": skips, "dead_letters": dead_letters, "args": args}
+        given |= {"marks_as": marks_as}
         if unfit := [name for name, value in given.items() if value]:
             raise ConfigurationError(
                 f"send_to after {self.operator} got {' and '.join(unfit)}, which only remote tables take.",
@@ -247,8 +252,9 @@ class MessageStream(StreamOverTime):
         if_missing: Columns | None = None,
         on_null_key: OnNullKey = "fail",
         dead_letters: OutputStream | None = None,
-        at_most: int = 100,
+        at_most: int | None = None,
         args: Sequence[object] = (),
+        marks_as: str | None = None,
     ) -> MessageStream:
         """Update the record of each record's key, and return this stream to go on with.
 
@@ -271,7 +277,9 @@ class MessageStream(StreamOverTime):
         what = f"update of {table.name} after {self.operator}"
         update = checked_update(what, table.key, set, add, append, remove, if_missing)
         contract = UpdateContract.UPDATE_ONLY if if_missing is None else UpdateContract.UPDATE_WITH_DEFAULTS
-        return self._send_to_table("update", table, contract, update, on_null_key, dead_letters, at_most, args)
+        return self._send_to_table(
+            "update", table, contract, update, on_null_key, dead_letters, at_most, args, marks_as
+        )
 
     def sink(
         self, function: SinkFunction, *, returns: Schema | None = None, keeps_partitioning: bool = False
@@ -297,27 +305,43 @@ class MessageStream(StreamOverTime):
         update: Update | None,
         on_null_key: OnNullKey,
         dead_letters: OutputStream | None,
-        at_most: int,
+        at_most: int | None,
         args: Sequence[object],
+        marks_as: str | None,
     ) -> MessageStream:
         if on_null_key not in ("fail", "skip"):
             raise ConfigurationError(
                 f"{method} has on_null_key={on_null_key!r}.", "Write fail or skip.", argument="on_null_key"
             )
         what = f"{method} after {self.operator}: at_most is {at_most!r}"
-        check_whole_number(at_most, what, "1 or more", argument="at_most")
+        if at_most is not None and dead_letters is None:
+            raise ConfigurationError(
+                f"{what}, and there are no dead_letters that it bounds.", "Give both, or neither.", argument="at_most"
+            )
+        bound = 100 if at_most is None else at_most
+        check_whole_number(bound, what, "1 or more", argument="at_most")
         self._check_ours(target, target.name)
-        bound = None if dead_letters is None else at_most
+        if marks_as is not None:
+            check_name("marks", marks_as)
         remove = () if update is None else update.remove
         typed = update is not None
-        send = TableSend(target.name, contract, on_null_key, typed, remove, tuple(args), bound)
+        send = TableSend(
+            target.name,
+            contract,
+            on_null_key,
+            typed,
+            remove,
+            tuple(args),
+            None if dead_letters is None else bound,
+            marks_as,
+        )
         sent = self.apply(SendToTable(send, update), name=target.name)
         if dead_letters is not None:
             if not isinstance(dead_letters, OutputStream):
                 raise self._not_declared(dead_letters, f"{method}(dead_letters=)", "output stream")
             self._check_ours(dead_letters, dead_letters.name)
             self._refuse_second_writer(dead_letters)
-            sent.apply(DeadLetters(dead_letters.name, at_most), name=target.name)
+            sent.apply(DeadLetters(dead_letters.name, bound), name=target.name)
         return sent
 
     def _refuse_second_writer(self, target: OutputStream) -> None:

@@ -16,7 +16,8 @@ class TableSend:
 
     `typed` says that updates have structs for what is set, added and appended, and `remove` what all of them remove.
     With `dead_letters`, so many records of a batch may be refused for good, and are kept for an operator that follows.
-    `args` are handed through to the table's function.
+    `args` are handed through to the table's function. `marks_as` names the send among those of the application to the
+    table, in the marks that the table keeps.
     """
 
     table: str
@@ -26,6 +27,7 @@ class TableSend:
     remove: tuple[str, ...] = ()
     args: tuple[object, ...] = ()
     dead_letters: int | None = None
+    marks_as: str | None = None
 
 
 class ChangedColumns(NamedTuple):

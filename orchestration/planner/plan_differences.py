@@ -34,6 +34,8 @@ _SAID = {
     "partitioner": "is partitioned with {new}, was with {old}",
     "count_from": "has its count from {new}, had it from {old}",
     "order": "keeps the order {new}, kept {old}",
+    "marks": "marks what it has had as {new}, did as {old}: what a crash left half-way is applied again, and "
+    "what {new} has had is skipped; name it by marks_as",
     "streams": "has the streams {new}, had {old}",
 }
 

@@ -59,7 +59,8 @@ class PlannedOperator:
 class PlannedTable:
     """A send to a remote table. `order` of the records of one key: "newest" (the store keeps it), "per key" (as their
     stream has them), or "per source partition" only; `why` it is so. `replay` says what reading the `streams` again
-    that its records are made of does to it."""
+    that its records are made of does to it. `marks` is the name by which it knows again what it has had; None where it
+    does not."""
 
     operator: str
     table: str
@@ -67,6 +68,7 @@ class PlannedTable:
     why: str
     replay: str
     streams: tuple[str, ...]
+    marks: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

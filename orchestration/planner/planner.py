@@ -34,6 +34,7 @@ from dagster_adjunct.orchestration.planner.state_over_time import state_over_tim
 from dagster_adjunct.orchestration.planner.stored_columns import check_types
 from dagster_adjunct.orchestration.planner.stream_edges import stream_edges
 from dagster_adjunct.orchestration.planner.table_order import order_notes, planned_tables
+from dagster_adjunct.orchestration.planner.table_writers import marks_notes
 from dagster_adjunct.orchestration.planner.task_groups import tasks_of
 from dagster_adjunct.orchestration.planner.unproven_columns import unproven_columns
 from dagster_adjunct.resources.errors import PlanningError
@@ -86,6 +87,7 @@ def plan(app: Application, catalog: Catalog) -> ExecutionPlan:
         notes=(
             *_notes(app, edges, inserted),
             *order_notes(tables),
+            *marks_notes(app),
             *results_that_change(app),
             *unproven_columns(app, flows),
             *unproven,

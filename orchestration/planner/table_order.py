@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.orchestration.operators.operator_spec import Operator, Spec
 from dagster_adjunct.orchestration.operators.planning_values import Flow, PlanContext
 from dagster_adjunct.orchestration.planner.plan_parts import PlannedTable
+from dagster_adjunct.orchestration.planner.table_writers import keeps_marks, writers_of
 from dagster_adjunct.resources.errors import PlanningError
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def planned_tables(app: Application, catalog: Catalog) -> tuple[PlannedTable, ..
     """
     read: dict[str, _Read] = {}
     tables = []
-    ways = _ways_to_tables(app)
+    ways, writers = _ways_to_tables(app), writers_of(app)
     for operator in app.operators:
         read[operator.id] = _after(operator, app, catalog, read)
         send = operator.spec.sends
@@ -63,7 +64,7 @@ def planned_tables(app: Application, catalog: Catalog) -> tuple[PlannedTable, ..
                 "input by the table's key.",
                 operator=operator.id,
             )
-        tables.append(planned)
+        tables.append(replace(planned, marks=writers[operator.id]) if keeps_marks(app.tables[send.table]) else planned)
     return tuple(tables)
 
 
@@ -165,7 +166,7 @@ def replay_of(order: str, newest_by: str | None, idempotent: bool, skips: bool, 
 
 def _check_offsets(planned: PlannedTable, app: Application, catalog: Catalog, before: _Read) -> None:
     table = app.tables[planned.table]
-    if not getattr(table, "idempotent", False) and getattr(table, "newest_by", None) is None:
+    if not keeps_marks(table):
         return
     for stream in sorted(before.streams):
         if not catalog[stream].numbered:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from dagster_adjunct.assets.sources.decode_changes import stored_schema
 from dagster_adjunct.orchestration.operators.arguments import called
 from dagster_adjunct.orchestration.operators.hidden_columns import UNSENT, tie_breakers
+from dagster_adjunct.orchestration.planner.table_writers import writers_of
 from dagster_adjunct.orchestration.step import function_sinks
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.function_sinks import SinkCall
@@ -33,7 +34,6 @@ from dagster_adjunct.orchestration.step.table_marks import (
     producers_of,
     streams_of_positions,
     summed,
-    writers_of,
 )
 from dagster_adjunct.orchestration.step.timed_rows import no_rows, read_over_time, timed_rows
 from dagster_adjunct.orchestration.step.told_failure import told_failure

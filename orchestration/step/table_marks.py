@@ -71,20 +71,6 @@ def marking_of(
     return Marking((PARTITION,), OFFSET, sources, stream or "", f"{writer}/")
 
 
-def writers_of(app: Application) -> dict[str, str]:
-    """Return who writes at each send to a table, for marks: the application, and which of its sends to that table it
-    is, where not the first."""
-    names: dict[str, str] = {}
-    senders: Counter[str] = Counter()
-    for operator in app.operators:
-        send = operator.spec.sends
-        if send is not None:
-            senders[send.table] += 1
-            number = senders[send.table]
-            names[operator.id] = app.name if number == 1 else f"{app.name}#{number}"
-    return names
-
-
 def producers_of(app: Application) -> dict[str, str]:
     """Return under which name each operator appends to its stream: the application's, where it is not the first one to
     send there with its number."""

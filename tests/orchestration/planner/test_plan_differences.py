@@ -12,7 +12,7 @@ import pytest
 from dagster_adjunct.orchestration.planner import ExecutionPlan, plan
 from dagster_adjunct.orchestration.planner.plan_differences import differences
 from tests.orchestration.planner.planning import application, catalog, dataset
-from tests.orchestration.planner.test_planned_tables import last_seen, planned, scans, tags
+from tests.orchestration.planner.test_planned_tables import counts, last_seen, planned, scans, tags
 
 
 def orders(
@@ -80,6 +80,13 @@ def test_the_order_of_a_table_and_columns_are_told() -> None:
     assert "operator map-5: new columns one; columns two are gone" in columns
     swapped = orders(after=lambda s: s.map("k", "v")).differences_from(orders(after=lambda s: s.map("v", "k")))
     assert "operator map-5: the columns are in another order: k, v" in swapped
+
+
+def test_a_send_whose_marks_are_others_is_told() -> None:
+    told = planned(counts(None, None)).differences_from(planned(counts(None)))
+    assert any("marks what it has had as counts#2, did as counts" in line for line in told)
+    named = planned(counts("late", None)).differences_from(planned(counts(None)))
+    assert not any("marks what it has had" in line for line in named)
 
 
 def test_whatever_member_changes_is_told() -> None:

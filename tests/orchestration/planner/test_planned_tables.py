@@ -11,7 +11,7 @@ from dagster_adjunct.orchestration.application.update_expressions import update_
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
 from dagster_adjunct.orchestration.planner import ExecutionPlan, plan
 from dagster_adjunct.resources.backends import SqliteTable
-from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables import RemoteTable, TableWriteFunction, UpdateContract
 from tests.orchestration.test_adding_an_operator import Union
@@ -324,3 +324,51 @@ def test_an_update_that_makes_no_sense_is_refused_where_it_is_written(update: di
     app = Application("gates")
     with pytest.raises(Exception, match=says):
         app.input_stream("lake.scans").update(app.table(tags()), **update)
+
+
+def counts(*names: str | None, **more: Any) -> Application:
+    """An application that adds to a table in a send for each of these names: the last counts, others append."""
+    app = Application("counts")
+    table, stream = app.table(tags(**{"idempotent": True, **more})), app.input_stream("lake.scans")
+    for number, name in enumerate(names):
+        added: dict[str, Any] = {"append": {"seen": "place"}} if number < len(names) - 1 else {"add": {"n": "1"}}
+        stream.update(table, if_missing=[], marks_as=name, **added)
+    return app
+
+
+def test_a_send_with_a_name_moves_no_marks_of_others() -> None:
+    def marks(*names: str | None) -> list[str | None]:
+        return [table.marks for table in planned(counts(*names)).tables]
+
+    assert marks(None) == ["counts"]
+    assert marks("late", None) == ["counts#late", "counts"]
+    assert marks(None, None) == ["counts", "counts#2"]
+    assert marks("2") == ["counts#2"]  # what is left when the first of two is taken away
+    assert [table.marks for table in planned(last_seen(tags())).tables] == [None]
+
+
+def test_the_plan_warns_of_marks_that_go_by_the_order_of_sends() -> None:
+    assert any('marks_as="…"' in note for note in planned(counts(None, None)).notes)
+    assert not any("marks_as" in note for note in planned(counts(None, "late")).notes)
+
+
+@pytest.mark.parametrize(
+    ("app", "says"),
+    [
+        (lambda: counts("late", "late"), "as it does those of"),
+        (lambda: counts("2", None, None), "'counts#2'"),
+        (lambda: counts("late", idempotent=False), "keeps none"),
+    ],
+)
+def test_marks_that_two_sends_share_or_that_there_are_none_of_are_refused(app: Any, says: str) -> None:
+    with pytest.raises(PlanningError, match=says):
+        planned(app())
+
+
+def test_a_bound_of_dead_letters_without_any_is_refused() -> None:
+    app = Application("counts")
+    table, stream = app.table(tags()), app.input_stream("lake.scans").map("tag", "place", "at")
+    with pytest.raises(ConfigurationError, match="no dead_letters"):
+        stream.send_to(table, at_most=5)
+    with pytest.raises(ConfigurationError, match="no dead_letters"):
+        stream.update(table, set=["place"], at_most=5)
