@@ -25,10 +25,12 @@ _SHORTEST = 0.01
 
 
 class RunWish(StoredDocument):
-    """When a run leased last, and how much of the rate it could use, from 0 to 1."""
+    """When a run leased last, how much of the rate it could use, from 0 to 1, and the rate that it states (credits per
+    second)."""
 
     at: float
     share: float
+    rate: float | None = None
 
 
 class SharedTimeline(StoredDocument):
@@ -57,14 +59,16 @@ class Wish:
     share: float
 
 
-def lease(timeline: SharedTimeline, run: str, now: float, wish: Wish) -> tuple[SharedTimeline, Stretch | None]:
+def lease(
+    timeline: SharedTimeline, run: str, now: float, wish: Wish, rate: float | None = None
+) -> tuple[SharedTimeline, Stretch | None]:
     """Return the budget after a lease, and what was leased; None where others have all that may be leased by now.
 
     Of what may be leased a run gets the part that its share is of all shares, where all can't have what they want.
     """
     now = max(now, timeline.now)
     heard = {name: other for name, other in timeline.runs.items() if other.at > now - _HEARD_SECONDS and name != run}
-    runs = {**heard, run: RunWish(at=now, share=wish.share)}
+    runs = {**heard, run: RunWish(at=now, share=wish.share, rate=rate)}
     wished = max(wish.seconds, _SHORTEST)
     # Of what has come in, the latest: what came in before has expired when a small lease is there.
     start = max(timeline.through, now - min(wished, KEPT_SECONDS))

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
+from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.tables.credit_source import Budget
+from dagster_adjunct.resources.tables.credits.leases_of_budget import LeasesOfBudget
 from dagster_adjunct.resources.tables.credits.shared_timeline import SharedTimeline, Wish, fair_shares, lease
 from tests.resources.tables.credit_world import World, of_the_rate
 
@@ -122,3 +126,23 @@ def test_a_few_credits_come_at_once_whatever_the_rate_and_however_long_a_lease_t
         spent = [time for time, _ in world.spent if time > began]
         assert spent, (rate, before)
         assert spent[0] - began < delay + 0.35
+
+
+def test_runs_that_state_other_rates_for_one_budget_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lake = open_lake(str(tmp_path), create=True)
+
+    def run(name: str, rate: float) -> LeasesOfBudget:
+        return LeasesOfBudget(lake, Budget("plant", "write", rate), name)
+
+    before, after = run("before", 100.0), run("after", 1000.0)
+    for leases in (before, run("like it", 100.0), before):
+        leases.lease(Wish(0.05, 0.1))
+    assert not any("is stated with" in message for message in caplog.messages)
+    for _ in range(3):
+        after.lease(Wish(0.05, 0.1))
+        before.lease(Wish(0.05, 0.1))
+    told = [message for message in caplog.messages if "'plant' (write)" in message]
+    assert [("with 1000 " in one.split(",")[0], "with 100 " in one.split(",")[0]) for one in told] == [
+        (True, False),
+        (False, True),
+    ]
