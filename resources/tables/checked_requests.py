@@ -55,7 +55,7 @@ def _distinct(table: str, keys: Sequence[Any]) -> Iterable[Any]:
 def pairs_of(table: str, entries: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
     """The keys and the values of the entries."""
     try:
-        if not isinstance(entries, Mapping):
+        if not isinstance(entries, (Mapping, set, frozenset)):
             pairs = list(entries)
             return [key for key, _ in pairs], [value for _, value in pairs]
     except (TypeError, ValueError) as error:
@@ -65,8 +65,8 @@ def pairs_of(table: str, entries: Iterable[tuple[Any, Any]]) -> tuple[list[Any],
             table=table,
         ) from error
     raise TableError(
-        f"table {table} got a {type(entries).__name__} as entries; expected pairs.",
-        "Give its .items(), or a list of (key, value).",
+        f"table {table} got a {type(entries).__name__} as entries; expected pairs in the order in which they apply.",
+        "Give a list of (key, value), or the .items() of a dict.",
         table=table,
     )
 

@@ -111,7 +111,14 @@ class RemoteTable(Generic[K, V, U]):
         self.conditions = DeclaredConditions(name, newest_by, idempotent, on_replay)
         self.defaults_may_overwrite = defaults_may_overwrite
         self.cache = cache
-        self.clock = clock or SystemClock()
+        self.clock = SystemClock() if clock is None else clock
+        if not (callable(getattr(self.clock, "now", None)) and callable(getattr(self.clock, "sleep", None))):
+            raise ConfigurationError(
+                f"table {name} has clock={clock!r}: expected an object with now() and async sleep(seconds).",
+                "Leave it out: it is the machine's then.",
+                argument="clock",
+                table=name,
+            )
         if read_function is None and write_function is None:
             raise ConfigurationError(
                 f"table {name} has neither a read nor a write function.",
@@ -314,7 +321,8 @@ class RemoteTable(Generic[K, V, U]):
         await self._done(Operation(UPDATE, updates, args, contract=contract))
 
     async def _done(self, operation: Operation[Any]) -> Outcomes:
-        outcomes = await self._send(operation)
+        own = type(self).send is not RemoteTable.send  # that of a subclass
+        outcomes = await (self.send(operation) if own else self._send(operation))
         if outcomes.problems and (error := error_of(self.name, operation, outcomes)) is not None:
             raise error
         return outcomes

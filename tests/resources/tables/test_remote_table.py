@@ -231,3 +231,30 @@ def test_the_blocking_form_may_be_used_where_an_event_loop_runs(store):
             return table.get("a")
 
     assert asyncio.run(inside()) == {"n": 1}
+
+
+def test_all_requests_are_made_of_the_send_of_a_subclass(store):
+    asked = []
+
+    class Audited(RemoteTable):
+        async def send(self, operation):
+            asked.append(operation.kind)
+            return await super().send(operation)
+
+    table = Audited("state", key="id", read_function=store, write_function=store)
+
+    async def scenario():
+        await table.put("a", {"n": 1})
+        await table.update("a", {"n": 2})
+        assert await table.get("a") == {"n": 2}
+        await table.send(Operation(OperationKind.DELETE, RowEntries(("a",))))
+
+    asyncio.run(scenario())
+    kinds = OperationKind
+    assert asked == [kinds.PUT, kinds.UPDATE, kinds.GET, kinds.DELETE]
+
+
+def test_a_clock_that_is_none_is_refused(store):
+    for clock in (1, object(), False):
+        with pytest.raises(ConfigurationError, match="clock="):
+            table_over(store, clock=clock)
