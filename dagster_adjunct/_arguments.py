@@ -27,8 +27,8 @@ _DECLARATIONS = frozenset(
 # Made once a record, and methods that are called as often: only how they are called is looked at.
 _COUNTLESS = frozenset({"UpdateMessage", "Insert", "Put", "Replace", "Remove"})
 _CALLED_COUNTLESS_TIMES = ("KeyValueTable.", "BlockingKeyValueTable.")
-# Made and called by us for each key and value, and by users hardly ever.
-_NOT_CHECKED = frozenset({"KeyVersion", "IteratorState"})
+# Made and called by us for each key, value and request, and by users hardly ever.
+_NOT_CHECKED = frozenset({"KeyVersion", "IteratorState", "Outcomes"})
 # What a table's layers ask of each operation: `RemoteTable` has looked at what its caller gave.
 _ASKED_BY_LAYERS = frozenset(
     {"BatchProvider.batch", "BatchProvider.gathers", "BatchProvider.size_of"}

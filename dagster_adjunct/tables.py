@@ -19,6 +19,7 @@ from dagster_adjunct.resources.tables import (
     BatchProvider,
     BlockingTable,
     Cache,
+    MemoryTable,
     MetricsHook,
     PrometheusTables,
     RateLimit,
@@ -32,25 +33,40 @@ from dagster_adjunct.resources.tables import (
     per_capacity_unit,
     report_tables_to,
 )
+from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.layer import Capabilities
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
+from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
+from dagster_adjunct.resources.tables.table_functions import StoreFunction
 
 __all__ = [
     "Backoff",
     "BatchProvider",
     "BlockingTable",
     "Cache",
+    "Capabilities",
+    "Changes",
     "DatasetTable",
     "DynamoDbTable",
     "HttpExtra",
     "HttpTable",
     "KeyValueRows",
+    "MemoryTable",
     "MetricsHook",
+    "Operation",
+    "OperationKind",
+    "Outcomes",
     "PostgresTable",
+    "Problem",
     "PrometheusTables",
     "RateLimit",
     "RedisTable",
     "RemoteTable",
     "RetryPolicy",
+    "RowEntries",
     "SqliteTable",
+    "State",
+    "StoreFunction",
     "TableMetrics",
     "TableReadFunction",
     "TableWriteFunction",
@@ -61,4 +77,6 @@ __all__ = [
     "report_tables_to",
 ]
 
-guard(globals(), __all__)
+# What layers and stores make for each request is not looked at.
+_PLAIN = {"Changes", "Operation", "Problem", "RowEntries"}
+guard(globals(), [name for name in __all__ if name not in _PLAIN])

@@ -26,7 +26,7 @@ from dagster_adjunct.orchestration.step.record_positions import (
 )
 from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers
 from dagster_adjunct.orchestration.step.refused_records import as_records, check_all_there
-from dagster_adjunct.orchestration.step.sensitive_columns import sensitive_columns
+from dagster_adjunct.orchestration.step.sensitive_columns import sensitive_columns, sensitive_entries
 from dagster_adjunct.orchestration.step.sent_records import is_in, sent_schema, upstream_of_outputs
 from dagster_adjunct.orchestration.step.table_answers import about, answered, as_frame, distinct_keys, with_answers
 from dagster_adjunct.orchestration.step.table_marks import (
@@ -160,7 +160,7 @@ class Batch(OverTime):
             told = told_failure(self, operator.id, error)
             if told is None:
                 raise
-            raise told from (None if self.sensitive(told.operator or operator.id) else error)
+            raise told  # noqa: B904 - it says itself what may be told of its cause
 
     def arriving(self, operator: Operator) -> list[DataFrame]:
         """Return the records of each input, where the planner's auto_repartition has them before this operator."""
@@ -202,7 +202,8 @@ class Batch(OverTime):
         return self._positions[operator]
 
     def sensitive(self, operator: str) -> frozenset[str]:
-        found: frozenset[str] = frozenset()
+        dataset = getattr(self.app.operator(operator).spec, "dataset", None)
+        found = frozenset() if dataset is None else sensitive_entries(self._context, dataset)
         for source in self.app.operator(operator).inputs:
             own = [name for name in self._frames[source].columns if not name.startswith("__")]
             found |= sensitive_columns(self._context, source, own)

@@ -22,6 +22,7 @@ _QUOTED = re.compile(
     r"^== SQL[^\n]*==\n(?P<text>.*?(?P<line>[^\n]*))\n(?P<before> *)(?P<part>\^+)[ ^]*$", re.MULTILINE | re.DOTALL
 )
 _CONDITION = re.compile(r"\[(?P<condition>[A-Z][A-Z0-9_.]+)\]")
+_DATA = re.compile(r"\[(?:MALFORMED_RECORD_IN_PARSING|MALFORMED_CSV_RECORD|MALFORMED_PROTOBUF_MESSAGE)[A-Z_.]*\]")
 _RAISED = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*): ?(?P<said>.*)$")
 
 
@@ -39,6 +40,11 @@ class Failure:
     part: str | None = None
     place: Place | None = None
 
+    @property
+    def of_expression(self) -> bool:
+        """Whether Spark itself failed, over an expression: its conditions are in capitals."""
+        return self.kind.isupper()
+
     def problem(self, what: str, *, told: bool) -> str:
         """Return it in words, those of the error itself only where it may be `told`."""
         if self.part is not None:
@@ -55,11 +61,13 @@ def failure_in(error: Exception) -> Failure | None:
         kind = raised["kind"].rpartition(".")[2] if raised else "an error"
         return Failure(kind, raised["said"] if raised else "", place=line_in(text))
     quoted, condition = _QUOTED.search(text), _CONDITION.search(text)
-    if condition is None or (quoted is None and "Exception" not in type(error).__name__):
+    if condition is None or (quoted is None and "Exception" not in type(error).__name__ and not _of_data(text)):
         return None
-    if quoted is None and type(error).__name__ in ("SparkException", "Py4JJavaError", "AnalysisException"):
+    bare = type(error).__name__ in ("SparkException", "Py4JJavaError", "AnalysisException")
+    if quoted is None and bare and not _of_data(text):
         return None
     said = first_line(error).partition(" SQLSTATE")[0].partition(' If necessary set "spark.sql')[0]
+    said = said.removeprefix("org.apache.spark.SparkException: ")
     if quoted is None:
         return Failure(condition["condition"], said)
     begin = len(quoted["before"])
@@ -67,14 +75,20 @@ def failure_in(error: Exception) -> Failure | None:
     return Failure(condition["condition"], said, quoted["text"].strip().strip("."), part)
 
 
-def to_blame(app: Application, operator: str, failure: Failure) -> list[Operator]:
-    """Return the operators that it may have failed in: the likeliest of those whose records went into `operator`."""
-    before = list(_before(app, operator))
+def _of_data(text: str) -> bool:
+    """Whether a condition is about the data, which Spark tells without saying which of its exceptions it is."""
+    return _DATA.search(text) is not None
+
+
+def to_blame(before: Sequence[Operator], failure: Failure) -> list[Operator]:
+    """Return the operators that it may have failed in: the likeliest of those `before` it, [] where any may be."""
     if failure.quoted is not None:
         for wanted in (failure.quoted, failure.part or ""):
             saying = [each for each in before if any(wanted in text for text in _texts(each.spec))]
             if saying:
                 return saying
+        return []
+    if failure.of_expression:
         return []
     calling = [each for each in before if any(True for _ in _functions(each.spec))]
     place = failure.place
@@ -91,7 +105,12 @@ def what_of(operator: Operator, failure: Failure) -> str:
     return operator.id if failure.part is not None or not functions else f"{operator.id}: {called(functions[0])}"
 
 
-def _before(app: Application, operator: str) -> Iterator[Operator]:
+def runs_code(operator: Operator) -> bool:
+    """Whether expressions or functions of the user's are in an operator."""
+    return bool(operator.spec.sql) or any(True for _ in _functions(operator.spec))
+
+
+def operators_before(app: Application, operator: str) -> Iterator[Operator]:
     waiting, seen = [operator], set()
     while waiting:
         here = app.operator(waiting.pop())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -30,6 +29,7 @@ from dagster_adjunct.resources.spark.early_workers import begin_workers
 from dagster_adjunct.resources.spark.given_session import session_of
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
 from dagster_adjunct.resources.tables.arrow_operations import DEFAULT, UPDATE
+from dagster_adjunct.resources.tables.own_loop import run_to_end
 from dagster_adjunct.resources.tables.spark_write import check_record_columns
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ class Rehearsal(Batch):
             return None
         if table not in self._looked_at:
             try:
-                self._looked_at[table] = asyncio.run(_asked(function))
+                self._looked_at[table] = run_to_end(_asked(function))
             except PermanentError:
                 raise
             except Exception as error:  # noqa: BLE001 - the table's own retries are for the batch, which tells what is wrong

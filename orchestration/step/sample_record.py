@@ -7,12 +7,14 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+T = TypeVar("T")
 
 SECONDS = 20.0
 _MOST = 2_000_000
@@ -34,6 +36,16 @@ def sample_record(
 
     Each half is computed anew, so a batch of 100,000 records takes some twenty small jobs, which end after 20 s.
     """
+    return _in_time(arriving, lambda ends: _found(arriving, made, same, ends))
+
+
+def fails_over(arriving: DataFrame, made: Callable[[DataFrame], DataFrame], same: Callable[[Exception], bool]) -> bool:
+    """Return whether what is `made` of these records fails with the `same` error, as far as 20 s tell."""
+    return bool(_in_time(arriving, lambda ends: _fails(made(arriving), same)))
+
+
+def _in_time(arriving: DataFrame, look: Callable[[float], T]) -> T | None:
+    """Return what is found, None where that fails or takes more than 20 s."""
     session = arriving.sparkSession
     tag = f"adjunct-sample-{uuid.uuid4().hex}"
     ends = time.monotonic() + SECONDS
@@ -41,7 +53,7 @@ def sample_record(
     session.addTag(tag)
     timer.start()
     try:
-        return _found(arriving, made, same, ends)
+        return look(ends)
     except Exception:  # noqa: BLE001 - what failed is told without a sample then
         return None
     finally:

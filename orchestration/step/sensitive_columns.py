@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.assets.declaration.dataset_inputs import OwnedBy
 from dagster_adjunct.orchestration.operators.column_lineage import LineageContext, Node
+from dagster_adjunct.resources.errors import StreamNotFoundError
 from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.schemas.schema import Schema
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.column_lineage import Made
@@ -32,18 +35,44 @@ def sensitive_columns(context: StepContext, operator: str, columns: Iterable[str
     )
 
 
+def sensitive_entries(context: StepContext, name: str) -> frozenset[str]:
+    """Return the columns of a dataset that it calls sensitive, or the schema of the stream that it is made of."""
+    dataset = context.app.dataset(name)
+    own = frozenset(each.lower() for each in dataset.sensitive)
+    if isinstance(dataset.input, OwnedBy):
+        return own | _flagged(dataset.input.schema)
+    return own | (_of_stream(context, dataset.stream) if dataset.stream else frozenset())
+
+
 def _declared(context: StepContext) -> set[tuple[Node, str]]:
     app = context.app
-    found = {(Node("dataset", dataset.name), name.lower()) for dataset in app.datasets for name in dataset.sensitive}
+    found = {
+        (Node("dataset", dataset.name), name)
+        for dataset in app.datasets
+        for name in sensitive_entries(context, dataset.name)
+    }
     for stream in app.inputs:
-        system, name = split_stream_name(stream)
-        schema = context.systems[system].info(name).schema
-        found |= {
-            (Node("stream", stream), field.name.lower())
-            for field in (schema.fields if schema else ())
-            if field.sensitive
-        }
+        found |= {(Node("stream", stream), name) for name in _of_stream(context, stream)}
+    for operator in app.operators:  # what functions return: known by its name
+        made = [getattr(operator.spec, name, None) for name in ("made", "returns", "schema")]
+        schemas = [each for each in made if isinstance(each, Schema)]
+        found |= {(Node("stream", operator.id), name) for schema in schemas for name in _flagged(schema)}
     return found
+
+
+def _of_stream(context: StepContext, stream: str) -> frozenset[str]:
+    known = context.sensitive_of_streams
+    if stream not in known:
+        system, name = split_stream_name(stream)
+        try:
+            known[stream] = _flagged(context.systems[system].info(name).schema)
+        except (StreamNotFoundError, KeyError):  # a dataset that was made before, from what is no more
+            known[stream] = frozenset()
+    return known[stream]
+
+
+def _flagged(schema: Schema | None) -> frozenset[str]:
+    return frozenset(field.name.lower() for field in (schema.fields if schema else ()) if field.sensitive)
 
 
 def _made(context: StepContext, wanted: str) -> Made:

@@ -31,7 +31,7 @@ class StepContext:
     by the next batch. `still_ours` raises where the run may not go on: before each batch, each output and each commit.
     It is None for who holds no lease: then another run's commit ends this one, even where it has committed nothing.
     `credits` are the step's own, as long as it runs: what its tables' rates are kept by. `open_tables` are those that
-    it looks records up in, open from batch to batch.
+    it looks records up in, open from batch to batch. `sensitive_of_streams` is what was asked of schemas already.
     """
 
     runtime: Runtime
@@ -44,6 +44,7 @@ class StepContext:
     still_ours: Callable[[], None] | None = None
     credits: RunCredits | None = None
     open_tables: OpenTables = field(default_factory=OpenTables)
+    sensitive_of_streams: dict[str, frozenset[str]] = field(default_factory=dict)
 
     @property
     def lake(self) -> Lake:

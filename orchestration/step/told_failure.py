@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dagster_adjunct.orchestration.step.failed_operator import Failure, failure_in, to_blame, what_of
-from dagster_adjunct.orchestration.step.sample_record import sample_record
+from dagster_adjunct.orchestration.step.failed_operator import (
+    Failure,
+    failure_in,
+    operators_before,
+    runs_code,
+    to_blame,
+    what_of,
+)
+from dagster_adjunct.orchestration.step.sample_record import SECONDS, fails_over, sample_record
 from dagster_adjunct.resources.spark.spark_errors import adjunct_error
 from dagster_adjunct.resources.user_code import failed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.orchestration.application.application import Application
@@ -33,46 +43,82 @@ class CompiledBatch(Protocol):
 def told_failure(batch: CompiledBatch, operator: str, error: Exception) -> OperatorFailedError | None:
     """Return the error that tells what failed in a job that this operator ran; None where no user code did.
 
-    Looking for the record runs small jobs, for 20 s at most. Where columns are sensitive, neither their values are told
-    nor what the failing code says in its own words: raise it then without the error that it is made of.
+    Looking for the operator and the record runs small jobs, for 20 s at most each. Where columns are sensitive, neither
+    their values are told nor what the failing code says in its own words, nor the error that it is made of.
     """
     if adjunct_error(error) is not None or type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
         return None
     failure = failure_in(error)
     if failure is None:
         return None
-    blamed = to_blame(batch.app, operator, failure)
-    if len(blamed) != 1:
+    before = list(operators_before(batch.app, operator))
+    blamed = to_blame(before, failure)
+    one = blamed[0] if len(blamed) == 1 else _tried(batch, blamed or before, failure) if failure.of_expression else None
+    # Where nobody is found, it may be about a column of any of them.
+    hidden = frozenset[str]().union(*(batch.sensitive(each.id) for each in ([one] if one else before)))
+    if one is not None:
+        told = _with_sample(batch, one, failure, hidden)
+    else:
         names = " or ".join(each.id for each in blamed) or operator
-        hidden = frozenset[str]().union(*(batch.sensitive(each.id) for each in blamed))
         about: dict[str, Any] = {"operator": blamed[0].id if blamed else operator}
-        return failed(failure.problem(names, told=not hidden), failure.place, None, hidden, **about)
-    return _with_sample(batch, blamed[0], failure)
+        told = failed(failure.problem(names, told=not hidden), failure.place, None, hidden, **about)
+    told.__cause__ = None if hidden else error
+    return told
 
 
-def _with_sample(batch: CompiledBatch, blamed: Operator, failure: Failure) -> OperatorFailedError:
-    hidden = batch.sensitive(blamed.id)
+def _tried(batch: CompiledBatch, likely: list[Operator], failure: Failure) -> Operator | None:
+    """Return the first of these operators that fails alike when it is tried by itself over its records.
+
+    Spark says which expression failed only of those that it has as they were written.
+    """
+    ends = time.monotonic() + SECONDS
+    wanted = {each.id for each in likely}
+    for each in batch.app.operators:  # in this order, an operator's records are made without failing
+        if each.id in wanted and len(each.inputs) == 1 and runs_code(each):
+            (arriving,) = batch.arriving(each)
+            if time.monotonic() > ends:
+                return None
+            if fails_over(arriving, _compiled(batch, each), lambda other: _is_alike(failure_in(other), failure)):
+                return each
+    return None
+
+
+def _compiled(batch: CompiledBatch, operator: Operator) -> Callable[[DataFrame], DataFrame]:
+    """Return what an operator makes of some of its records."""
+
+    def made(frame: DataFrame) -> DataFrame:
+        probe: Any = _Probe(batch)
+        leaving = operator.spec.compile(operator.id, [frame], probe)
+        return leaving if probe.sent is None else probe.sent
+
+    return made
+
+
+def _is_alike(other: Failure | None, failure: Failure) -> bool:
+    if other is None or other.kind != failure.kind:
+        return False
+    return None in (other.part, failure.part) or other.part == failure.part
+
+
+def _with_sample(
+    batch: CompiledBatch, blamed: Operator, failure: Failure, hidden: frozenset[str]
+) -> OperatorFailedError:
     problem = failure.problem(what_of(blamed, failure), told=not hidden)
     place, about = failure.place or blamed.declared_at, dict[str, Any](operator=blamed.id)
     arriving = batch.arriving(blamed)
     if len(arriving) != 1:
         return failed(problem, place, None, hidden, **about)
 
-    def made(frame: DataFrame) -> DataFrame:
-        probe: Any = _Probe(batch)
-        leaving = blamed.spec.compile(blamed.id, [frame], probe)
-        return leaving if probe.sent is None else probe.sent
-
     seen = [failure]
 
     def same(other: Exception) -> bool:
         again = failure_in(other)
-        if again is None or (again.kind, again.part) != (failure.kind, failure.part):
+        if again is None or not _is_alike(again, failure):
             return False
         seen.append(again)  # its words may quote a value: those of the record that is told
         return True
 
-    sample = sample_record(arriving[0], made, same)
+    sample = sample_record(arriving[0], _compiled(batch, blamed), same)
     if sample is None:
         return failed(problem, place, None, hidden, **about)
     stream = batch.stream_of(blamed.inputs[0])

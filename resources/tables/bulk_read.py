@@ -18,6 +18,7 @@ from dagster_adjunct.resources.tables.cache_layer import CacheLayer
 from dagster_adjunct.resources.tables.metrics import Meter, TableMetrics
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
 from dagster_adjunct.resources.tables.outcomes import Outcomes
+from dagster_adjunct.resources.tables.own_loop import run_to_end
 from dagster_adjunct.resources.tables.raised_outcomes import error_of
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class BulkReader:
         """
         before, self._tasks = self._metrics(), tasks
         gets = Operation(OperationKind.GET, RowEntries(keys), args, key=self._key)
-        outcomes = self.ask(gets) if self._cache is None else asyncio.run(self._cache.send(gets))
+        outcomes = self.ask(gets) if self._cache is None else run_to_end(self._cache.send(gets))
         if outcomes.problems and (error := error_of(self._table.name, gets, outcomes)) is not None:
             raise error
         records = outcomes.records or [None] * len(keys)

@@ -1,0 +1,60 @@
+"""What a dataset, the stream that it is made of, or a function's schema calls sensitive is told in no error."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import pytest
+
+from dagster_adjunct import Application, Schema, bounded_dataset
+from dagster_adjunct.errors import OperatorFailedError
+from dagster_adjunct.testing import TestApplication, TestStream
+
+pytestmark = pytest.mark.spark
+
+VISITS = Schema.of(visitor="string", n="int")
+MEMBERS = Schema.of(visitor="string", email="string")
+
+
+def refuses(record: dict[str, Any], entry: dict[str, Any]) -> list[dict[str, Any]]:
+    raise ValueError(f"{entry['email']} is no address")
+
+
+def with_address(record: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"visitor": record["visitor"], "email": "ann@mail", "n": record["n"]}]
+
+
+@pytest.mark.parametrize(
+    ("flagged", "way"),
+    [("dataset", "function"), ("stream", "function"), ("stream", "expression"), ("function", "expression")],
+)
+def test_a_value_of_an_entry_is_not_told(spark: Any, flagged: str, way: str) -> None:
+    app = Application("app")
+    members_of = MEMBERS.with_sensitive("email") if flagged == "stream" else MEMBERS
+    sensitive = ["email"] if flagged == "dataset" else []
+    members = bounded_dataset("members", input="lake.members", key="visitor", partitions=2, sensitive=sensitive)
+    visits = app.input_stream("lake.visits")
+    if flagged == "function":
+        schema = Schema.of(visitor="string", email="string", n="int").with_sensitive("email")
+        made = visits.flat_map(with_address, schema=schema)
+    elif way == "function":
+        made = visits.join(app.table(members), on="visitor", function=refuses, schema=Schema.of(ok="int"))
+    else:
+        made = visits.join(app.table(members), on="visitor")
+    if way == "expression":
+        made = made.with_columns(ok="length(email) div n + cast(email as int)")
+    made.send_to(app.output_stream("lake.out", partitions=2, key="visitor"))
+    streams = {
+        "lake.visits": TestStream(VISITS, key="visitor", partitions=2),
+        "lake.members": TestStream(members_of, key="visitor", partitions=2),
+    }
+    with TestApplication(app, streams) as tested:
+        if flagged != "function":
+            tested.dataset("members", [{"visitor": "ann", "email": "ann@mail"}])
+        tested.input("lake.visits", [{"visitor": "ann", "n": 1}])
+        with pytest.raises(OperatorFailedError) as caught:
+            tested.run(spark)
+    told = "".join(traceback.format_exception(caught.value)) + repr(caught.value.facts)
+    assert "ann@mail" not in told
+    assert way == "function" or "email: ***" in str(caught.value)
