@@ -65,8 +65,18 @@ def as_json(columns: Sequence[Column]) -> Column:
     return F.to_json(F.struct(*columns), _AS_IT_IS)
 
 
+def place_in(frame: DataFrame, batch: Batch) -> Column:
+    """Return `place_of` for records that are kept from batch to batch: with the batch that they came with.
+
+    A stream that is made anew, or repartitioned, has other records at the same positions.
+    """
+    from pyspark.sql import functions as F
+
+    return F.concat_ws("@", place_of(frame), F.lit(str(batch.number)))
+
+
 def place_of(frame: DataFrame) -> Column:
-    """Return a text that is another one for each record, and sorts them by their positions."""
+    """Return a text that is another one for each record of a batch, and sorts them by their positions."""
     from pyspark.sql import functions as F
 
     numbers = [F.lpad(F.col(name).cast("string"), _WIDTH, "0") for name in (PARTITION, OFFSET)]

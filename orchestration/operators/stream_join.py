@@ -231,7 +231,7 @@ class StreamJoin(Spec):
         }
         conditions = {name: F.col(WHY) == why for why, name in counts.items()}
         counted = batch.counted(operator, frame, conditions | {side.name: F.col(WHY).isNull()})
-        rows = kept_rows(counted, side, self._needed(side))
+        rows = kept_rows(counted, side, self._needed(side), batch)
         own = Schema.from_spark(frame.select(*[column(name) for name in side.columns]).schema)
         more = (Field(RECORD, "string"), Field(AT, "timestamp"), Field(EXPIRES, "timestamp"))
         spec = StateSpec(

@@ -13,7 +13,7 @@ from operator import and_
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.hidden_columns import AGAIN, BEHIND, EVENT_TIME
-from dagster_adjunct.orchestration.operators.made_records import place_of
+from dagster_adjunct.orchestration.operators.made_records import place_in, place_of
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.streams.interface.stream_system import TOMBSTONE
 from dagster_adjunct.resources.times import microseconds
@@ -21,7 +21,7 @@ from dagster_adjunct.resources.times import microseconds
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from dagster_adjunct.orchestration.operators.compiling import Watermarks
+    from dagster_adjunct.orchestration.operators.compiling import Batch, Watermarks
     from dagster_adjunct.orchestration.operators.join_arguments import Selected
 
 WHY = "__why"
@@ -88,14 +88,14 @@ def judged(frame: DataFrame, side: Side, watermarks: Watermarks) -> DataFrame:
     return frame.withColumn(WHY, F.coalesce(*[F.when(condition, F.lit(why)) for condition, why in reasons]))
 
 
-def kept_rows(frame: DataFrame, side: Side, needed: int) -> DataFrame:
+def kept_rows(frame: DataFrame, side: Side, needed: int, batch: Batch) -> DataFrame:
     """Return the rows to keep of judged records; each is needed so many microseconds from its time on."""
     from pyspark.sql import functions as F
 
     expires = F.timestamp_micros(F.unix_micros(EVENT_TIME) + F.lit(needed))
     return frame.where(F.col(WHY).isNull()).select(
         *[column(name) for name in side.columns],
-        place_of(frame).alias(RECORD),
+        place_in(frame, batch).alias(RECORD),
         F.col(EVENT_TIME).alias(AT),
         expires.alias(EXPIRES),
     )

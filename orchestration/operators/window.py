@@ -191,7 +191,7 @@ class Window(Spec):
         if wanted:
             why = F.col(records.WHY)
             batch.leave_out(operator, as_late(judged.filter(why.isin(*records.ASIDE)), why))
-        return records.counted(judged)
+        return records.counted(judged, batch)
 
     def _spec(self, windows: Windows, partitions: int) -> StateSpec:
         key = (*self.by, START)
@@ -211,7 +211,7 @@ class Window(Spec):
         if session:
             every = functions.all_records(state.frame(), new, windows)
             every = every.repartition(partitions, *[column(name) for name in self.partition_by])
-            placed = functions.session_records(every, rows, windows)
+            placed = _in_one(functions.session_records(every, rows, windows), partitions)
             grown = placed.filter(TOUCHED).filter(f"not {CLOSING}")
             state.write(grown.select(*[column(name) for name in schema.names]), lying=True)
             placed = placed.filter(CLOSING) if self.results == "final" else placed
@@ -220,7 +220,7 @@ class Window(Spec):
             placed = functions.window_records(state.with_written(), asked, windows)
         values = functions.called_of_windows(operator, placed, windows, batch.sensitive(operator))
         values = values.repartition(partitions, *[column(name) for name in self.partition_by])
-        return asked.join(values.hint("merge"), [*self.by, START], "left")
+        return _in_one(asked.join(values.hint("merge"), [*self.by, START], "left"), partitions)
 
 
 _COUNTS = {
@@ -232,6 +232,11 @@ _COUNTS = {
     "again": f"{records.WHY} = '{records.READ_AGAIN}'",
     "tombstones": f"{records.WHY} = '{records.DELETED}'",
 }
+
+
+def _in_one(joined: DataFrame, partitions: int) -> DataFrame:
+    """Return what was joined where it lay: two single partitions Spark spreads anew before it joins them."""
+    return joined.coalesce(1) if partitions == 1 else joined
 
 
 def _can_be_kept(name: str, kind: str) -> bool:

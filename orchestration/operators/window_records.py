@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.hidden_columns import AGAIN, BEHIND, EVENT_TIME
-from dagster_adjunct.orchestration.operators.made_records import place_of
+from dagster_adjunct.orchestration.operators.made_records import place_in
 from dagster_adjunct.orchestration.operators.window_kinds import Session, micros
 from dagster_adjunct.orchestration.operators.window_rows import START, TIME, Windows, micros_of
 from dagster_adjunct.resources.schemas.quoted_columns import column
@@ -14,6 +14,8 @@ from dagster_adjunct.resources.streams.interface.stream_system import TOMBSTONE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+    from dagster_adjunct.orchestration.operators.compiling import Batch
 
 WHY = "__why"
 """Why a record counts in no window: one of the words below; null where it does."""
@@ -56,11 +58,11 @@ def judged(frame: DataFrame, windows: Windows, before: datetime | None) -> DataF
     return frame.withColumns({WHY: F.coalesce(*cases), PARTLY: F.coalesce(partly, F.lit(False))})
 
 
-def counted(frame: DataFrame) -> DataFrame:
+def counted(frame: DataFrame, batch: Batch) -> DataFrame:
     """Return the records that count in windows, with PLACE and without what was only needed to judge them."""
     from pyspark.sql import functions as F
 
-    return frame.filter(F.col(WHY).isNull()).withColumn(PLACE, place_of(frame))
+    return frame.filter(F.col(WHY).isNull()).withColumn(PLACE, place_in(frame, batch))
 
 
 def in_windows(records: DataFrame, windows: Windows) -> DataFrame:

@@ -158,3 +158,20 @@ def latest(world: StepWorld, stream: str) -> list[tuple[Any, ...]]:
     for row in world.streams.read_arrow(world.streams.whole(stream)).to_pylist():
         table[row["key"], row["window_start"]] = None if row["__tombstone"] else shown(row)
     return [row for row in table.values() if row is not None]
+
+
+@pytest.mark.parametrize("kind", ["tumbling", "session"])
+def test_a_stream_of_one_partition_has_windows_with_functions(step_world: StepWorld, kind: str) -> None:
+    step_world.stream("clicks", "key", 1, key="string", time="timestamp", number="int", text="string")
+    app = Application("one")
+    clicks = app.input_stream("lake.clicks", default_offset="oldest", event_time="time")
+    windows = clicks.window(KINDS[kind], by="key", name="w", aggregates=AGGREGATES)
+    windows.send_to(app.output_stream("lake.windows", partitions=1, key="key"))
+    send(step_world, [Click("a", 1.0, 1, None, "x", None), Click("b", 2.0, 2, None, "y", None)])
+    step_world.run(app)
+    send(step_world, [Click("a", 3.0, 3, None, "z", None), Click("c", 90.0, 4, None, "-", None)])
+    step_world.run(app)
+    assert sorted((row["key"], row["total"], row["texts"]) for row in step_world.rows("windows")) == [
+        ("a", 4, "xz"),
+        ("b", 2, "y"),
+    ]
