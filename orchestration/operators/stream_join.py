@@ -268,5 +268,5 @@ class StreamJoin(Spec):
         lying = batch.lying_by(operator)
         if not lying:
             return made
-        # Where Spark sees that they lie so, it leaves this out.
-        return made.repartition(partitions, *map(column, lying))
+        # Where Spark sees that they lie so, it leaves this out; of a single partition it never sees it.
+        return made.repartition(partitions, *map(column, lying)) if partitions > 1 else made.coalesce(1)

@@ -123,3 +123,13 @@ def give_up(world: StepWorld, app: Application, stream: str) -> None:
     batch = world.state(app).batch + 1
     if stream not in world.streams.list_streams() or world.streams.appended(stream, app.name, batch) is None:
         BatchLog(world.lake, app.name).abandon(reason="test", by="test", skip=False)
+
+
+def test_streams_of_one_partition_meet(step_world: StepWorld) -> None:
+    create(step_world, 1)
+    chance, app = random.Random(8), meeting(130, "full", "inner", partitions=1)
+    for now in (0, 60):
+        send(step_world, chance, now, 60)
+        step_world.run(app, run=f"run-{now}")
+    for how in ("full", "inner"):
+        assert found(step_world, how) == expected(step_world, how)[0]
