@@ -105,6 +105,14 @@ def _check_kept_for(dataset: AdjunctDataset, manifest: UnboundedManifest) -> Non
     """Refuse what was kept for something else: another bound or window would judge its rows by other times."""
     assert isinstance(dataset.input, OwnedBy)
     stored, declared = manifest.declaration.kept_for, dataset.input.kept_for
+    told = manifest.declaration
+    if told.expires is None or told.owner != dataset.input.application:
+        raise DatasetError(
+            f"the lake has a dataset {dataset.name!r}, which is no state of application {dataset.input.application!r}: "
+            f"an operator ({declared}) would keep its own under this name.",
+            "Give the operator another name=, or the application; or call the dataset otherwise.",
+            dataset=dataset.name,
+        )
     if stored != declared:
         raise DatasetError(
             f"state {dataset.name!r} was kept for another operator than is declared: {stored!r}, and now {declared!r}.",

@@ -30,7 +30,7 @@ from dagster_adjunct.orchestration.planner.partition_counts import (
 from dagster_adjunct.orchestration.planner.plan_parts import FedDataset, JoinGroup, PlannedCall, PlannedOperator
 from dagster_adjunct.orchestration.planner.record_flows import Flows, follow
 from dagster_adjunct.orchestration.planner.repeated_results import results_that_change
-from dagster_adjunct.orchestration.planner.state_over_time import state_over_time
+from dagster_adjunct.orchestration.planner.state_over_time import check_state_names, state_over_time
 from dagster_adjunct.orchestration.planner.stored_columns import check_types
 from dagster_adjunct.orchestration.planner.stream_edges import stream_edges
 from dagster_adjunct.orchestration.planner.table_order import order_notes, planned_tables
@@ -63,6 +63,7 @@ def plan(app: Application, catalog: Catalog) -> ExecutionPlan:
     flows = follow(app, catalog, with_insertions(inserted))
     check_budgets(budgets_of(app.tables.values()))
     check_datasets(app, catalog)
+    check_state_names(app)
     unproven = check_types(app, catalog)
     groups = join_groups(app, needs, flows)
     default, default_from = default_count(app, catalog)

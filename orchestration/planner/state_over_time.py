@@ -7,9 +7,27 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.held_back import held_back
+from dagster_adjunct.orchestration.planner.refusals import placed
+from dagster_adjunct.resources.errors import PlanningError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
+
+
+def check_state_names(app: Application) -> None:
+    """Raise PlanningError where an operator would keep its state under the name of a dataset of the application."""
+    datasets = {dataset.name for dataset in app.datasets}
+    for operator in app.operators:
+        for state in operator.spec.states:
+            name = f"{app.name}-{state}"
+            if name in datasets:
+                error = PlanningError(
+                    f"{operator.id} keeps its state in the table {name!r}, and application {app.name!r} has a dataset "
+                    "of that name.",
+                    "Give the operator, or the dataset, another name.",
+                    operator=operator.id,
+                )
+                raise placed(error, operator)
 
 
 def state_over_time(app: Application) -> Iterator[str]:

@@ -191,6 +191,13 @@ def test_what_was_kept_for_another_operator_is_refused(lake: Lake) -> None:
         check_state(lake, dataset(replace(SPEC, kept_for="within a day")))
 
 
+def test_what_is_no_state_of_the_application_is_left_alone(lake: Lake) -> None:
+    begin_state(writing(lake), state_dataset("app-last", "seen", SPEC))
+    with pytest.raises(DatasetError, match="'app-last-seen', which is no state of application 'app'") as caught:
+        check_state(lake, state_dataset("app", "last-seen", replace(SPEC, kept_for="within a day")))
+    assert "delete" not in str(caught.value)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_dies_and_is_merged_what_has_not_expired_is_what_a_dictionary_has(seed: int) -> None:
     chance = random.Random(seed)

@@ -149,3 +149,14 @@ def test_an_outer_side_holds_back_what_follows_by_its_bound() -> None:
 
 
 _HOLDS = {"inner": timedelta(0), "left": 3 * MINUTE, "right": MINUTE, "full": 3 * MINUTE}
+
+
+def test_state_has_no_name_of_a_dataset() -> None:
+    app = joining()
+    app.table(bounded_dataset("app-met-left", input="lake.left", key="k", partitions=2))
+    with pytest.raises(PlanningError, match="keeps its state in the table 'app-met-left', and application 'app' has a"):
+        assert_plannable(app, given())
+    local = joining()
+    local.local_table("app-met-right", key="k", schema=Schema.of(k="string"), partitions=2)
+    with pytest.raises(PlanningError, match="keeps its state in the table 'app-met-right'"):
+        assert_plannable(local, given())
