@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from dagster_adjunct.assets.unbounded.state_spec import StateSpec
 from dagster_adjunct.orchestration.operators.join_arguments import Selected
+from dagster_adjunct.orchestration.operators.kept_columns import check_kept
 from dagster_adjunct.orchestration.operators.known_columns import Columns, Types, check_names, require
 from dagster_adjunct.orchestration.operators.late_records import as_late
 from dagster_adjunct.orchestration.operators.made_records import made_records
@@ -148,7 +149,13 @@ class StreamJoin(Spec):
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         left, right = arriving
-        if left is None or right is None:
+        if left is not None:
+            check_kept(context.operator, left, left, [a for a, _ in self.on])
+        if right is None:
+            return None
+        added = [chosen.column for chosen in self.selection(tuple(right))]
+        check_kept(context.operator, right, added, [b for _, b in self.on])
+        if left is None:
             return None
         return left | {chosen.name: right.get(chosen.column) for chosen in self.selection(tuple(right))}
 
@@ -195,6 +202,8 @@ class StreamJoin(Spec):
                     column=a,
                 )
         chosen = self.selection(own[1])
+        check_kept(operator, types[0], own[0], [a for a, _ in self.on])
+        check_kept(operator, types[1], [each.column for each in chosen], [b for _, b in self.on])
         keys = [tuple(pair[number] for pair in self.on) for number in (0, 1)]
         added = tuple(dict.fromkeys(item.column for item in chosen if item.column not in keys[1]))
         bound = self.bound

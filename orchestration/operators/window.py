@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from dagster_adjunct.assets.unbounded.state_spec import StateSpec
 from dagster_adjunct.orchestration.operators import window_functions as functions
 from dagster_adjunct.orchestration.operators import window_records as records
+from dagster_adjunct.orchestration.operators.kept_columns import check_kept
 from dagster_adjunct.orchestration.operators.known_columns import check_names, require
 from dagster_adjunct.orchestration.operators.late_records import as_late
 from dagster_adjunct.orchestration.operators.made_records import as_json, made_records
@@ -119,6 +120,8 @@ class Window(Spec):
 
     def _check_types(self, operator: str, types: Mapping[str, str | None]) -> None:
         """Refuse what can't be added up, or kept; a type that is None is not known yet."""
+        whole = any(isinstance(made, Aggregate) and not made.of for _, made in self.aggregates)
+        check_kept(operator, types, [name for name in types if not name.startswith("__")] if whole else (), self.by)
         for name, made in self.aggregates:
             for taken in made.columns:
                 kind = types.get(taken)

@@ -160,3 +160,18 @@ def test_state_has_no_name_of_a_dataset() -> None:
     local.local_table("app-met-right", key="k", schema=Schema.of(k="string"), partitions=2)
     with pytest.raises(PlanningError, match="keeps its state in the table 'app-met-right'"):
         assert_plannable(local, given())
+
+
+def test_state_keeps_no_key_that_can_not_be_compared_and_no_column_that_the_lake_has_not() -> None:
+    app = Application("app")
+    left, right = (app.input_stream(f"lake.{name}", event_time="at") for name in ("left", "right"))
+    left = left.with_columns(k="cast(n as double)").partition_by("k", partitions=2)
+    right = right.with_columns(k="cast(paid as double)").partition_by("k", partitions=2)
+    left.join_stream(right, on="k", within=MINUTE, name="met", prefix="right_")
+    with pytest.raises(PlanningError, match=r"stream-join-7-met keeps records .* key column 'k' is double"):
+        assert_plannable(app, given())
+    app = Application("app")
+    flagged = app.input_stream("lake.left", event_time="at").with_columns(even="n % 2 = 0").partition_by("even")
+    flagged.window(Tumbling(MINUTE), by="even", name="w", aggregates={"n": Count()})
+    with pytest.raises(PlanningError, match=r"window-4-w keeps records .* key column 'even' is boolean"):
+        assert_plannable(app, given())
