@@ -33,7 +33,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects import open_lake
-from dagster_adjunct.resources.streams.interface.stream_system import RECORD_META, OffsetRange
+from dagster_adjunct.resources.streams.interface.stream_system import RECORD_META, TOMBSTONE, OffsetRange
 from dagster_adjunct.resources.tables.remote_table import RemoteTable
 
 if TYPE_CHECKING:
@@ -53,11 +53,12 @@ _MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class TestResult:
-    """What one run has done: the records that it has sent to each output stream, all records of each table
-    that it writes or asks by their keys, its counters by output and join, and the report and the plan of the run."""
+    """What one run has done: the records that it has sent to each output stream, and the deletions, all records of
+    each table that it writes or asks by their keys, its counters by output and join, and the run's report and plan."""
 
     __test__: ClassVar[bool] = False
     outputs: Mapping[str, Records]
+    deletions: Mapping[str, Records]
     tables: Mapping[str, Mapping[Any, dict[str, Any]]]
     counters: Mapping[str, Mapping[str, int]]
     report: RunReport
@@ -66,6 +67,11 @@ class TestResult:
     def output(self, name: str) -> Records:
         """Return the records that this run has sent to an output stream, by partition and offset."""
         return self.outputs[_known("output", name, self.outputs)]
+
+    def deleted(self, name: str) -> Records:
+        """Return the deletions that this run has sent to an output stream, by partition and offset: key columns, and
+        null in the others where the stream had none."""
+        return self.deletions[_known("output", name, self.deletions)]
 
     def table(self, name: str) -> Mapping[Any, dict[str, Any]]:
         """Return the records after this run, by key, of a remote table, or of a local table or dataset that the
@@ -173,14 +179,15 @@ class TestApplication:
         report = run_application(
             self._lake, self._systems, self._app, spark or _session, run=f"test-{self._runs}", max_batches=max_batches
         )
-        outputs = {name: self._records(name, start) for name, start in before.items()}
+        sent = {name: self._records(name, start) for name, start in before.items()}
+        outputs, deletions = ({name: each[part] for name, each in sent.items()} for part in (0, 1))
         tables: dict[str, Mapping[Any, dict[str, Any]]] = {name: self._twin(name).records() for name in self._tables}
         tables |= {name: self._entries(name) for name in self._written_datasets()}
-        return TestResult(outputs, tables, report.step.counters, report, plan)
+        return TestResult(outputs, deletions, tables, report.step.counters, report, plan)
 
     def output(self, name: str) -> Records:
-        """Return all records of an output stream, by partition and offset."""
-        return self._records(_known("output", name, self._app.outputs), {})
+        """Return all records of an output stream, by partition and offset, without deletions."""
+        return self._records(_known("output", name, self._app.outputs), {})[0]
 
     # -- what it is made of
 
@@ -245,16 +252,21 @@ class TestApplication:
         except StreamNotFoundError:
             return {}
 
-    def _records(self, name: str, start: Mapping[SystemStreamPartition, str]) -> Records:
+    def _records(self, name: str, start: Mapping[SystemStreamPartition, str]) -> tuple[Records, Records]:
+        """Return the records of an output from these positions on, and the deletions."""
         system = self._systems[split_stream_name(name)[0]]
         ends = self._ends(name)
         if not ends:
-            return []
+            return [], []
         oldest = system.oldest(ends)
         ranges = {ssp: OffsetRange(start.get(ssp, oldest[ssp]), end) for ssp, end in ends.items()}
         found = system.read_arrow(ranges)
-        records: Records = found.drop_columns([n for n in RECORD_META if n in found.column_names]).to_pylist()
-        return records
+        told = found.drop_columns([n for n in RECORD_META if n in found.column_names]).to_pylist()
+        gone = found.column(TOMBSTONE).to_pylist() if TOMBSTONE in found.column_names else [False] * len(told)
+        kept, deleted = (
+            [row for row, is_gone in zip(told, gone, strict=True) if is_gone is of] for of in (False, True)
+        )
+        return kept, deleted
 
 
 def _from_stream(dataset: AdjunctDataset) -> AdjunctDataset:

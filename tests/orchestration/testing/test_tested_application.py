@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from dagster_adjunct.errors import ConfigurationError, PlanningError
 from dagster_adjunct.sources import FileSource
 from dagster_adjunct.tables import PostgresTable, RemoteTable, TableWriteFunction
 from dagster_adjunct.testing import TestApplication, TestStream
+from dagster_adjunct.windows import Count, Tumbling
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -227,3 +228,25 @@ def test_the_application_stays_as_it_was() -> None:
     with TestApplication(app, STREAMS):
         assert dict(app.tables) == tables
         assert app.datasets == datasets
+
+
+def test_deletions_are_told_apart_from_records_of_nulls_and_a_later_record_closes_a_window(spark: SparkSession) -> None:
+    seen = Schema.of(visitor="string", shop="string", at="timestamp")
+    app = Application("seen")
+    stream = app.input_stream("lake.seen", event_time="at")
+    stream.select("visitor", "shop").send_to(app.output_stream("lake.copy", partitions=1, key="visitor"))
+    stream.window(Tumbling(timedelta(minutes=1)), by="visitor", name="w", aggregates={"n": Count()}).send_to(
+        app.output_stream("lake.counts", partitions=1, key="visitor")
+    )
+    with TestApplication(app, {"lake.seen": TestStream(seen, key="visitor", partitions=1)}) as test:
+        noon = datetime(2026, 5, 1, 12, tzinfo=UTC)
+        first = {"visitor": "ann", "shop": None, "at": noon}
+        test.input("lake.seen", [first], deleted=[{"visitor": "bob"}])
+        result = test.run(spark)
+        assert result.output("lake.copy") == [{"visitor": "ann", "shop": None}]
+        assert [row["visitor"] for row in result.deleted("lake.copy")] == ["bob"]
+        assert result.output("lake.counts") == []
+        test.input("lake.seen", [{**first, "at": noon + timedelta(minutes=2)}])
+        (closed,) = test.run(spark).output("lake.counts")
+        assert (closed["visitor"], closed["window_start"], closed["n"]) == ("ann", noon, 1)
+        assert test.output("lake.copy") == [{"visitor": "ann", "shop": None}] * 2
