@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -12,6 +13,9 @@ from dagster_adjunct.resources.errors import PlanningError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.operators.operator_spec import Operator
+
+_FINAL = re.compile(r"\bfinal\b", re.IGNORECASE)
 
 
 def check_state_names(app: Application) -> None:
@@ -43,6 +47,34 @@ def state_over_time(app: Application) -> Iterator[str]:
             f"{operator.id} keeps state under the name {name} ({tables}), each row until its watermark has passed it: "
             f"the lowest of all partitions of {sources}."
         )
+        for window in _updating(app, operator):
+            problem = (
+                f"{operator.id} gets a window of {window} again with each update of it, and takes each for a record of "
+                "its own."
+            )
+            if app.strict:
+                error = PlanningError(
+                    f"{problem} The application is strict.",
+                    'Let only what is final through: .filter("final") before it.',
+                    operator=operator.id,
+                )
+                raise placed(error, operator)
+            yield f'{problem} Let only what is final through: .filter("final").'
+
+
+def _updating(app: Application, operator: Operator) -> list[str]:
+    """Return the windows whose updates reach an operator as they are, with no filter of what is final between."""
+    found, waiting, seen = [], list(operator.inputs), set[str]()
+    while waiting:
+        before = app.operator(waiting.pop())
+        if before.id in seen or any(_FINAL.search(text) for text in before.spec.sql):
+            continue
+        seen.add(before.id)
+        if getattr(before.spec, "results", None) == "updates":
+            found.append(before.id)
+        elif before.spec.over_time is None:
+            waiting.extend(before.inputs)
+    return sorted(found)
 
 
 def _source(app: Application, stream: str, span: timedelta) -> str:

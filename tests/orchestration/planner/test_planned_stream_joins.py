@@ -175,3 +175,22 @@ def test_state_keeps_no_key_that_can_not_be_compared_and_no_column_that_the_lake
     flagged.window(Tumbling(MINUTE), by="even", name="w", aggregates={"n": Count()})
     with pytest.raises(PlanningError, match=r"window-4-w keeps records .* key column 'even' is boolean"):
         assert_plannable(app, given())
+
+
+def test_updates_of_a_window_that_count_again_are_told() -> None:
+    def counted(condition: str | None, **options: Any) -> Application:
+        app = Application("app", **options)
+        clicks = app.input_stream("lake.left", event_time="at")
+        minutes = clicks.window(Tumbling(MINUTE), by="k", name="m", aggregates={"n": Count()}, results="updates")
+        minutes = minutes.filter(condition) if condition else minutes
+        minutes.window(Tumbling(60 * MINUTE), by="k", name="h", aggregates={"n": Count()})
+        return app
+
+    told = [note for note in assert_plannable(counted("n > 0"), given()).notes if "each update" in note]
+    assert told == [
+        "window-4-h gets a window of window-2-m again with each update of it, and takes each for a record of its own. "
+        'Let only what is final through: .filter("final").'
+    ]
+    with pytest.raises(PlanningError, match=r"window-3-h gets a window of window-2-m again .* strict"):
+        assert_plannable(counted(None, strict=True), given())
+    assert not [note for note in assert_plannable(counted("final and n > 0"), given()).notes if "each update" in note]
