@@ -59,4 +59,5 @@ def show_times(lake: Lake, app: Application | None, last: Checkpoint) -> None:
         ]
         show_table("watermarks of operators", columns, marks)
     if sizes := state_sizes(lake, last.versions):
-        show_table("state", ["table", "rows", "bytes"], [[name, each.rows, each.bytes] for name, each in sizes.items()])
+        held = [[name, each.rows, each.bytes, each.kept_for] for name, each in sizes.items()]
+        show_table("state", ["table", "rows", "bytes", "kept for"], held)

@@ -81,10 +81,14 @@ def waited_for(app: Application, times: TimeState, clock: datetime) -> dict[str,
 
 @dataclass(frozen=True, slots=True)
 class StateSize:
-    """How much a table of state holds: rows and bytes in its files, expired ones that are not dropped yet included."""
+    """How much a table of state holds: rows and bytes in its files, expired ones that are not dropped yet included.
+
+    `kept_for` is what it is kept for, in the words of the plan, with the bound that its operator declares.
+    """
 
     rows: int
     bytes: int
+    kept_for: str = ""
 
 
 def state_sizes(lake: Lake, names: Iterable[str]) -> dict[str, StateSize]:
@@ -96,7 +100,9 @@ def state_sizes(lake: Lake, names: Iterable[str]) -> dict[str, StateSize]:
             continue
         stored = () if manifest.version is None else manifest.version.generations
         files = [file for generation in stored for file in generation.files]
-        sizes[name] = StateSize(sum(each.rows for each in files), sum(each.size for each in files))
+        sizes[name] = StateSize(
+            sum(each.rows for each in files), sum(each.size for each in files), manifest.declaration.kept_for
+        )
     return sizes
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.orchestration.operators.window_kinds import Kind, Session, Sliding, Tumbling
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.windows import Aggregate, Count, Distinct, Max, Mean, Sum
@@ -169,6 +172,13 @@ def test_a_stream_of_one_partition_has_windows_with_functions(step_world: StepWo
     windows.send_to(app.output_stream("lake.windows", partitions=1, key="key"))
     send(step_world, [Click("a", 1.0, 1, None, "x", None), Click("b", 2.0, 2, None, "y", None)])
     step_world.run(app)
+    told = CliRunner().invoke(root, ["checkpoint", "show", "one", "--lake", step_world.lake.url, "--json"])
+    (state,) = [each for name, each in json.loads(told.output)["state"].items() if name == "one-w"]
+    assert state["rows"] == 2
+    assert state["bytes"] > 0
+    assert str(dt.timedelta(seconds=10 if kind == "tumbling" else 6)) in state["kept_for"], "the bound that is declared"
+    shown = CliRunner().invoke(root, ["checkpoint", "show", "one", "--lake", step_world.lake.url, "--wide"])
+    assert state["kept_for"] in shown.output
     send(step_world, [Click("a", 3.0, 3, None, "z", None), Click("c", 90.0, 4, None, "-", None)])
     step_world.run(app)
     assert sorted((row["key"], row["total"], row["texts"]) for row in step_world.rows("windows")) == [

@@ -236,6 +236,7 @@ def watermark_metadata(report: StepReport) -> dict[str, Any]:
         metadata["adjunct/operator_watermarks"] = MetadataValue.json(shown)
     for name, size in report.state_sizes.items():
         metadata |= {f"adjunct/state/{name}/rows": size.rows, f"adjunct/state/{name}/bytes": size.bytes}
+        metadata[f"adjunct/state/{name}/kept_for"] = size.kept_for
     return metadata
 
 

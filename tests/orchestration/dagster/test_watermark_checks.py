@@ -37,7 +37,7 @@ def test_a_watermark_that_is_too_far_behind_is_warned_of(tmp_path: Path, monkeyp
         }
         state = ApplicationState(batch=1, times=TimeState(partitions=partitions, operators={"views": NOW - slowest}))
         inputs = input_times(app, state.times, NOW)
-        sizes = {"shop-views": StateSize(7, 900)}
+        sizes = {"shop-views": StateSize(7, 900, "within 1:00:00")}
         return StepReport(1, True, {}, {}, {}, state, watermarks=inputs, state_sizes=sizes)
 
     with running_lab(tmp_path) as lab:
@@ -53,6 +53,7 @@ def test_a_watermark_that_is_too_far_behind_is_warned_of(tmp_path: Path, monkeyp
         made = fine.made["copy"]
         assert made["adjunct/watermark_lag_seconds"] == 600
         assert (made["adjunct/state/shop-views/rows"], made["adjunct/state/shop-views/bytes"]) == (7, 900)
+        assert made["adjunct/state/shop-views/kept_for"] == "within 1:00:00"
         assert made["adjunct/watermarks"][0]["held_by"] == "lake.orders.1"
 
         late = run(timedelta(minutes=11)).checks["copy watermark_lag_lake_orders"]
