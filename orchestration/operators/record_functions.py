@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from dagster_adjunct.orchestration.operators.arguments import called
 from dagster_adjunct.orchestration.operators.hidden_columns import ORDINAL, ordinal_text
 from dagster_adjunct.orchestration.operators.shipped_function import shipped_function
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.declared_place import Place
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, OperatorFailedError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.spark_errors import wrapped
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION
-from dagster_adjunct.resources.user_code import failure_of
+from dagster_adjunct.resources.user_code import failed, failure_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -110,20 +111,36 @@ def _told(call: RecordCall, arguments: tuple[Any, ...], batch: pa.RecordBatch, r
     """Yield the results of one record; what the function raises is told with the record and where it stands."""
     try:
         yield from _results(call, arguments)
+    except SchemaMismatchError as error:
+        raise _misfit(call, error.problem, error.next_step, arguments[0], batch, row) from None
     except AdjunctError:
         raise
     except Exception as error:  # noqa: BLE001 - it is a user's function
-        place = {name: batch.column(name)[row].as_py() for name in (PARTITION, OFFSET) if name in batch.schema.names}
         raise failure_of(
             call.operator,
             called(call.function),
             error,
             record=arguments[0],
             sensitive=call.sensitive,
-            partition=place.get(PARTITION),
-            offset=str(place[OFFSET]) if OFFSET in place else None,
-            stream=call.stream,
+            **_position(call, batch, row),
         ) from (None if call.sensitive else error)
+
+
+def _position(call: RecordCall, batch: pa.RecordBatch, row: int) -> dict[str, Any]:
+    place = {name: batch.column(name)[row].as_py() for name in (PARTITION, OFFSET) if name in batch.schema.names}
+    offset = str(place[OFFSET]) if OFFSET in place else None
+    return {"stream": call.stream, "partition": place.get(PARTITION), "offset": offset}
+
+
+def _misfit(
+    call: RecordCall, problem: str, step: str, record: Record, batch: pa.RecordBatch, row: int
+) -> OperatorFailedError:
+    """Return the error for a result that is not as declared, with the record that it is made of."""
+    code = getattr(call.function, "__code__", None)
+    place = None if code is None else Place(code.co_filename, code.co_firstlineno)
+    about = {"operator": call.operator, **_position(call, batch, row)}
+    error = failed(problem.rstrip("."), place, record, call.sensitive, **about)
+    return error.reworded(error.problem, step)
 
 
 def _results(call: RecordCall, arguments: tuple[Any, ...]) -> Iterator[Record]:
@@ -169,11 +186,31 @@ def _batch(
         try:
             arrays.append(pa.array([result[field.name] for result in results], field.type))
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-            raise SchemaMismatchError(
+            wrong = (at for at, result in enumerate(results) if not _fits(result[field.name], field.type))
+            at = next(wrong, 0)
+            (record,) = (
+                batch.select([name for name in batch.schema.names if not name.startswith("__")])
+                .slice(rows[at], 1)
+                .to_pylist()
+            )
+            raise _misfit(
+                call,
                 f"{call.operator}: {called(call.function)} gave column {field.name!r} a value that is no "
-                f"{call.made.field(field.name).type}{'' if call.sensitive else f': {error}'}.",
+                f"{call.made.field(field.name).type}{'' if call.sensitive else f': {error}'}",
                 "Return values of this type, or correct schema=.",
-                column=field.name,
+                record,
+                batch,
+                rows[at],
             ) from (None if call.sensitive else error)
         names.append(field.name)
     return pa.RecordBatch.from_arrays(arrays, names)
+
+
+def _fits(value: object, kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    try:
+        pa.array([value], kind)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError):
+        return False
+    return True

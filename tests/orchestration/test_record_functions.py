@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct import Schema
-from dagster_adjunct.errors import SchemaMismatchError
+from dagster_adjunct.errors import OperatorFailedError
 from dagster_adjunct.orchestration.operators.record_functions import RecordCall, _made
 
 
@@ -24,7 +24,25 @@ def test_a_result_that_is_not_as_declared_tells_no_value_where_columns_are_sensi
     batch = pa.RecordBatch.from_pydict({"k": ["a"], "email": ["ada@mail"]})
     for sensitive, other in ((frozenset[str](), "the columns ada@mail"), (frozenset({"email"}), "other columns")):
         call = RecordCall("flat-map-2", function, Schema.of(n="int"), sensitive=sensitive)
-        with pytest.raises(SchemaMismatchError) as caught:
+        with pytest.raises(OperatorFailedError) as caught:
             list(_made(batch, call, ["k"]))
         assert said.format(other=other) in caught.value.problem
         assert ("ada@mail" in "".join(traceback.format_exception(caught.value))) is not bool(sensitive)
+
+
+def wrong_once(record: dict[str, Any]) -> dict[str, Any]:
+    return {"n": "many" if record["k"] == "b" else 1} if record["k"] != "c" else {"m": 1}
+
+
+@pytest.mark.parametrize(("last", "key", "offset"), [("b", "b", "11"), ("c", "c", "12")])
+def test_the_record_whose_result_is_not_as_declared_is_told_with_its_place(last: str, key: str, offset: str) -> None:
+    keys = ["a", last, "a"] if last == "b" else ["a", "a", last]
+    positions = {"__partition": [3, 3, 3], "__offset": [10, 11, 12]}
+    batch = pa.RecordBatch.from_pydict({"k": keys, **positions})
+    with pytest.raises(OperatorFailedError) as caught:
+        list(_made(batch, RecordCall("flat-map-2", wrong_once, Schema.of(n="int"), stream="lake.s"), ["k"]))
+    error = caught.value
+    assert (error.stream, error.partition, error.offset) == ("lake.s", 3, offset)
+    assert error.record == f"{{k: '{key}'}}"
+    assert (error.file, error.line) == (__file__, wrong_once.__code__.co_firstlineno)
+    assert "schema=" in error.next_step

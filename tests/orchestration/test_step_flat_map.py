@@ -11,7 +11,7 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.resources.backends import SqliteTable
-from dagster_adjunct.resources.errors import AdjunctError, PlanningError, SchemaMismatchError
+from dagster_adjunct.resources.errors import AdjunctError, OperatorFailedError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables import RemoteTable
 from tests.orchestration.step_world import StepWorld
@@ -123,7 +123,7 @@ def test_results_that_are_not_as_declared_are_refused(step_world: StepWorld, fun
     app = Application("app")
     made = app.input_stream("lake.lines").flat_map(function, schema=MADE)
     made.send_to(app.output_stream("lake.out", partitions=1))
-    with pytest.raises(SchemaMismatchError, match=said) as refused:
+    with pytest.raises(OperatorFailedError, match=said) as refused:
         step_world.run(app)
     assert "flat-map-2" in refused.value.problem
 
