@@ -325,16 +325,8 @@ class MessageStream(StreamOverTime):
             check_name("marks", marks_as)
         remove = () if update is None else update.remove
         typed = update is not None
-        send = TableSend(
-            target.name,
-            contract,
-            on_null_key,
-            typed,
-            remove,
-            tuple(args),
-            None if dead_letters is None else bound,
-            marks_as,
-        )
+        letters = None if dead_letters is None else bound
+        send = TableSend(target.name, contract, on_null_key, typed, remove, tuple(args), letters, marks_as)
         sent = self.apply(SendToTable(send, update), name=target.name)
         if dead_letters is not None:
             if not isinstance(dead_letters, OutputStream):
