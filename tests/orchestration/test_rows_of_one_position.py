@@ -11,7 +11,7 @@ from dagster_adjunct.orchestration.startpoints.application_startpoints import St
 from dagster_adjunct.orchestration.upkeep.delete_unread import delete_stream
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest
-from dagster_adjunct.windows import Aggregate, Count, Tumbling
+from dagster_adjunct.windows import Aggregate, Count, Session
 from tests.orchestration.meeting_streams import create, seconds
 from tests.orchestration.seen_times import at
 from tests.orchestration.step_world import StepWorld
@@ -52,7 +52,7 @@ def test_records_of_a_stream_that_was_made_anew_are_others_at_the_same_positions
     app = Application("app")
     letters = app.input_stream("lake.letters", default_offset="oldest", event_time="ts", delay=seconds(0))
     read = {"all": Aggregate(joined, "string", "letter"), "n": Count()}
-    letters.window(Tumbling(seconds(60)), by="k", name="w", aggregates=read).send_to(
+    letters.window(Session(seconds(60)), by="k", name="w", aggregates=read).send_to(
         app.output_stream("lake.words", partitions=1, key="k")
     )
     made(("x", 1), ("y", 2))
