@@ -54,8 +54,9 @@ def told_failure(batch: CompiledBatch, operator: str, error: Exception) -> Opera
     before = list(operators_before(batch.app, operator))
     blamed = to_blame(before, failure)
     one = blamed[0] if len(blamed) == 1 else _tried(batch, blamed or before, failure) if failure.of_expression else None
-    # Where nobody is found, it may be about a column of any of them.
-    hidden = frozenset[str]().union(*(batch.sensitive(each.id) for each in ([one] if one else before)))
+    # Where Spark names nobody, what it says may be about a column of any of them.
+    about_all = blamed if len(blamed) == 1 else before
+    hidden = frozenset[str]().union(*(batch.sensitive(each.id) for each in about_all))
     if one is not None:
         told = _with_sample(batch, one, failure, hidden)
     else:
