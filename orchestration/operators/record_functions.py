@@ -136,7 +136,8 @@ def _misfit(
     call: RecordCall, problem: str, step: str, record: Record, batch: pa.RecordBatch, row: int
 ) -> OperatorFailedError:
     """Return the error for a result that is not as declared, with the record that it is made of."""
-    code = getattr(call.function, "__code__", None)
+    inner = getattr(call.function, "__wrapped__", getattr(call.function, "func", call.function))
+    code = getattr(inner, "__code__", None)
     place = None if code is None else Place(code.co_filename, code.co_firstlineno)
     about = {"operator": call.operator, **_position(call, batch, row)}
     error = failed(problem.rstrip("."), place, record, call.sensitive, **about)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.orchestration.operators.filter import Filter
 from dagster_adjunct.orchestration.operators.held_back import held_back
 from dagster_adjunct.orchestration.planner.refusals import placed
 from dagster_adjunct.resources.errors import PlanningError
@@ -67,7 +68,8 @@ def _updating(app: Application, operator: Operator) -> list[str]:
     found, waiting, seen = [], list(operator.inputs), set[str]()
     while waiting:
         before = app.operator(waiting.pop())
-        if before.id in seen or any(_FINAL.search(text) for text in before.spec.sql):
+        final = before.spec.kind == Filter.kind and any(_FINAL.search(text) for text in before.spec.sql)
+        if before.id in seen or final:
             continue
         seen.add(before.id)
         if getattr(before.spec, "results", None) == "updates":

@@ -70,17 +70,19 @@ def planned_tables(app: Application, catalog: Catalog) -> tuple[PlannedTable, ..
 
 def _ways_to_tables(app: Application) -> dict[str, list[str]]:
     """Return, for each operator that sends to a remote table, the others whose records may replace its own there."""
-    sends = [operator for operator in app.operators if operator.spec.sends is not None]
+    to_tables: dict[str, list[Operator]] = {}
+    for operator in app.operators:
+        if operator.spec.sends is not None:
+            to_tables.setdefault(operator.spec.sends.table, []).append(operator)
     return {
-        one.id: [other.id for other in sends if other.id != one.id and _may_replace(one.spec, other.spec)]
+        one.id: [other.id for other in sends if other is not one and _may_replace(one.spec, other.spec)]
+        for sends in to_tables.values()
         for one in sends
     }
 
 
 def _may_replace(one: Spec, other: Spec) -> bool:
-    """Whether it matters which of two sends comes last: one sets what the other changes, or puts whole records."""
-    if one.sends is None or other.sends is None or one.sends.table != other.sends.table:
-        return False
+    """Whether it matters which of two sends to a table comes last: one sets what the other changes, or puts all."""
     first, second = one.changed, other.changed
     if first is None or second is None:
         return True

@@ -39,17 +39,19 @@ def sample_record(
     return _in_time(arriving, lambda ends: _found(arriving, made, same, ends))
 
 
-def fails_over(arriving: DataFrame, made: Callable[[DataFrame], DataFrame], same: Callable[[Exception], bool]) -> bool:
-    """Return whether what is `made` of these records fails with the `same` error, as far as 20 s tell."""
-    return bool(_in_time(arriving, lambda ends: _fails(made(arriving), same)))
+def fails_over(
+    arriving: DataFrame, made: Callable[[DataFrame], DataFrame], same: Callable[[Exception], bool], seconds: float
+) -> bool:
+    """Return whether what is `made` of these records fails with the `same` error, as far as these seconds tell."""
+    return bool(_in_time(arriving, lambda ends: _fails(made(arriving), same), seconds))
 
 
-def _in_time(arriving: DataFrame, look: Callable[[float], T]) -> T | None:
-    """Return what is found, None where that fails or takes more than 20 s."""
+def _in_time(arriving: DataFrame, look: Callable[[float], T], seconds: float = SECONDS) -> T | None:
+    """Return what is found, None where that fails or takes longer."""
     session = arriving.sparkSession
     tag = f"adjunct-sample-{uuid.uuid4().hex}"
-    ends = time.monotonic() + SECONDS
-    timer = threading.Timer(SECONDS, session.interruptTag, [tag])
+    ends = time.monotonic() + seconds
+    timer = threading.Timer(seconds, session.interruptTag, [tag])
     session.addTag(tag)
     timer.start()
     try:

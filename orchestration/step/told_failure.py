@@ -77,9 +77,10 @@ def _tried(batch: CompiledBatch, likely: list[Operator], failure: Failure) -> Op
     for each in batch.app.operators:  # in this order, an operator's records are made without failing
         if each.id in wanted and len(each.inputs) == 1 and runs_code(each):
             (arriving,) = batch.arriving(each)
-            if time.monotonic() > ends:
+            left = ends - time.monotonic()
+            if left <= 0:
                 return None
-            if fails_over(arriving, _compiled(batch, each), lambda other: _is_alike(failure_in(other), failure)):
+            if fails_over(arriving, _compiled(batch, each), lambda other: _is_alike(failure_in(other), failure), left):
                 return each
     return None
 

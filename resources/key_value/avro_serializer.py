@@ -97,7 +97,6 @@ def _equal(value: Any, read: Any) -> bool:
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
         return _equal(value[1], read)
     if isinstance(value, dict) and isinstance(read, dict):
-        value = {name: each for name, each in value.items() if name != "-type" or name in read}
         return value.keys() == read.keys() and all(_equal(each, read[name]) for name, each in value.items())
     if isinstance(value, list) and isinstance(read, list):
         return len(value) == len(read) and all(map(_equal, value, read))

@@ -191,6 +191,13 @@ def test_updates_of_a_window_that_count_again_are_told() -> None:
         "window-4-h gets a window of window-2-m again with each update of it, and takes each for a record of its own. "
         'Let only what is final through: .filter("final").'
     ]
+    app = Application("app")
+    minutes = app.input_stream("lake.left", event_time="at").window(
+        Tumbling(MINUTE), by="k", name="m", aggregates={"n": Count()}, results="updates"
+    )
+    shown = minutes.with_columns(shown="if(final, 1, 0)")
+    shown.window(Tumbling(60 * MINUTE), by="k", name="h", aggregates={"n": Count()})
+    assert [note for note in assert_plannable(app, given()).notes if "each update" in note], "it lets all through"
     with pytest.raises(PlanningError, match=r"window-3-h gets a window of window-2-m again .* strict"):
         assert_plannable(counted(None, strict=True), given())
     assert not [note for note in assert_plannable(counted("final and n > 0"), given()).notes if "each update" in note]
