@@ -5,18 +5,32 @@ from __future__ import annotations
 import re
 import sysconfig
 import traceback
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from inspect import isasyncgenfunction, iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
 from dagster_adjunct.resources.declared_place import Place, is_ours
-from dagster_adjunct.resources.errors import OperatorFailedError
+from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError
 
 MASKED = "***"
 _LONGEST, _COLUMNS = 80, 20
 _LINE = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
 _LIBRARIES = re.compile(r"(?:^|[/\\])(?:pyspark|py4j|pyarrow|pandas|numpy|cloudpickle)[/\\]")
 _PYTHONS_OWN = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
+
+
+def check_plain_function(what: str, function: Callable[..., object], argument: str) -> None:
+    """Raise ConfigurationError for an async function: nobody would await what it gives."""
+    inner = function.func if isinstance(function, partial) else function
+    if any(asks(each) for asks in (iscoroutinefunction, isasyncgenfunction) for each in (inner, type(inner).__call__)):
+        name = getattr(inner, "__name__", type(inner).__name__)
+        raise ConfigurationError(
+            f"{what} got {name}(), which is async: expected a function that returns what it makes.",
+            "Write it with def; where it has to await something, let it call asyncio.run(…).",
+            argument=argument,
+        )
 
 
 def failure_of(

@@ -31,6 +31,7 @@ from dagster_adjunct.resources.errors import (
     check_whole_number,
 )
 from dagster_adjunct.resources.spark.spark_errors import first_line
+from dagster_adjunct.resources.user_code import check_plain_function
 
 _MESSAGE_LENGTH = 2_000
 # What an unknown column, a slip in SQL or in Python raises; Spark's AnalysisException (and ParseException) beside it.
@@ -77,6 +78,7 @@ class Check:
             raise ConfigurationError(
                 f"validator {self.name!r} has no function to call.", "Pass one.", argument="function"
             )
+        check_plain_function(f"validator {self.name!r}", self.function, "function")
 
     def __call__(self, candidate: Candidate) -> Verdict:
         """Return what this check says of the candidate. Raises what the function raises."""

@@ -11,6 +11,7 @@ from dagster_adjunct.orchestration.operators.operator_spec import PassesRecords
 from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.sql.checking import checked_condition
+from dagster_adjunct.resources.user_code import check_plain_function
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -98,4 +99,6 @@ def checked_filter(after: str, condition: str | DataFrameFunction, keeps_partiti
             "Pass a Spark SQL condition or a function.",
             argument="condition",
         )
+    else:
+        check_plain_function(f"filter after {after}", condition, "condition")
     return Filter(condition, bool(keeps_partitioning))

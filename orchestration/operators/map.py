@@ -17,6 +17,7 @@ from dagster_adjunct.resources.sql.expression_types import type_of
 from dagster_adjunct.resources.sql.parsing import parsed, struct_fields
 from dagster_adjunct.resources.sql.select_list import checked_list
 from dagster_adjunct.resources.tables.arrow_operations import DEFAULT, UPDATE
+from dagster_adjunct.resources.user_code import check_plain_function
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -151,6 +152,7 @@ def checked_map(after: str, expressions: Sequence[str | DataFrameFunction], keep
                 "Pass the function alone.",
                 argument="expressions",
             )
+        check_plain_function(f"map after {after}", functions[0], "expressions")
         return Map((), functions[0], keeps_partitioning)
     if not texts or len(texts) < len(expressions) or not all(text.strip() for text in texts):
         raise ConfigurationError(

@@ -16,9 +16,10 @@ from dagster_adjunct.orchestration.operators.shipped_function import shipped_fun
 from dagster_adjunct.resources.declared_place import Place
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, OperatorFailedError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
 from dagster_adjunct.resources.spark.spark_errors import wrapped
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION
-from dagster_adjunct.resources.user_code import failed, failure_of
+from dagster_adjunct.resources.user_code import check_plain_function, failed, failure_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,13 +57,14 @@ def call_in_tasks(frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> Da
     if call.several:
         fields.append(StructField(ORDINAL, StringType()))
     made = cast("StructType", StructType.fromDDL(call.made.ddl()))
-    return frame.mapInArrow(_task(call, names), StructType([*fields, *made.fields]))
+    return map_in_arrow(frame, _task(call, names), StructType([*fields, *made.fields]))
 
 
 def checked_function(what: str, function: object, schema: object) -> None:
     """Raise ConfigurationError where this is no function, or nothing says which columns its results have."""
     if not callable(function):
         raise ConfigurationError(f"{what} got {function!r}.", "Pass a function.", argument="function")
+    check_plain_function(what, function, "function")
     if not isinstance(schema, Schema) or not schema.fields:
         raise ConfigurationError(
             f"{what}: nothing says which columns the results of {called(function)} have; schema is {schema!r}.",

@@ -14,6 +14,7 @@ from dagster_adjunct.orchestration.operators.operator_spec import Spec
 from dagster_adjunct.orchestration.operators.planning_values import Call, Flow
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.user_code import check_plain_function
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -82,6 +83,7 @@ def checked_sink(after: str, function: object, returns: object, keeps_partitioni
     what = f"sink after {after}"
     if not callable(function):
         raise ConfigurationError(f"{what} got {function!r}.", "Pass a function.", argument="function")
+    check_plain_function(what, function, "function")
     if returns is not None and (not isinstance(returns, Schema) or not returns.fields):
         raise ConfigurationError(
             f"{what} has returns={returns!r}: expected the columns of its results.",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.quoted_columns import quoted
 from dagster_adjunct.resources.schemas.schema import Field
+from dagster_adjunct.resources.user_code import check_plain_function
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -247,6 +248,7 @@ class Aggregate(Aggregation):
     ) -> None:
         if not callable(function):
             raise ConfigurationError(f"Aggregate got {function!r}.", "Pass a function.", argument="function")
+        check_plain_function("Aggregate", function, "function")
         if form not in ("arrow", "pandas"):
             raise ConfigurationError(f"Aggregate has form={form!r}.", "Write arrow or pandas.", argument="form")
         columns = (of,) if isinstance(of, str) else None if of is None else tuple(of)

@@ -23,6 +23,7 @@ from dagster_adjunct.orchestration.operators.window_rows import (
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.schemas.quoted_columns import column, quoted
 from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.spark.map_arrow import apply_in_arrow
 from dagster_adjunct.resources.spark.spark_errors import wrapped
 from dagster_adjunct.resources.user_code import failure_of
 
@@ -151,7 +152,7 @@ def called_of_windows(operator: str, records: DataFrame, windows: Windows, sensi
     key, given = (*windows.by, START), tuple(record_schema(windows).names[: -len((PLACE, KEPT_TIME, LIMIT, EXPIRES))])
     call = _Call(operator, names, key, given, made, sensitive)
     schema = cast("StructType", StructType.fromDDL(made.ddl()))
-    return records.groupBy(*map(column, key)).applyInArrow(_task(operator, call), schema)
+    return apply_in_arrow(records, key, _task(operator, call), schema)
 
 
 def _task(operator: str, call: Callable[[pa.Table], pa.Table]) -> Callable[[Any], Any]:

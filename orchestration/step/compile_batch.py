@@ -108,7 +108,7 @@ class Batch(OverTime):
         self._origins = origins(operators)
         self._positions = streams_of_positions(operators, lambda stream: self.system_of(stream).appends_alone)
         self._letters: dict[str, tuple[str, tuple[dict[str, Any], ...]]] = {}
-        self._local = LocalSends(context, inputs)
+        self._local = LocalSends(context, inputs, self.stream_of)
         self._producers = producers_of(context.app)
         self._writers = writers_of(context.app)
         self._written = upstream_of_outputs(operators)
@@ -361,9 +361,8 @@ class Batch(OverTime):
         self._measure(send.table, written.metrics, written.counters)
 
     def keep(self, operator: str, frame: DataFrame, table: str, *, deleted: str | None, on_null_key: OnNullKey) -> None:
-        self._local.send(
-            frame, table, deleted=deleted, on_null_key=on_null_key, partitioned=operator not in self._exchanges
-        )
+        lying = operator not in self._exchanges
+        self._local.send(operator, frame, table, deleted=deleted, on_null_key=on_null_key, partitioned=lying)
 
     def hand_to(self, operator: str, frame: DataFrame, function: SinkFunction) -> None:
         self._before_output(called(function))

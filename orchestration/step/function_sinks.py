@@ -11,6 +11,7 @@ from dagster_adjunct.orchestration.operators.hidden_columns import carried, tie_
 from dagster_adjunct.orchestration.operators.shipped_function import ShippedFunction, shipped_function
 from dagster_adjunct.orchestration.operators.sink_context import SinkContext, SinkFunction
 from dagster_adjunct.resources.errors import CommitConflictError, OperatorFailedError, PlanningError
+from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
 from dagster_adjunct.resources.spark.spark_errors import wrapped
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION
 from dagster_adjunct.resources.user_code import failure_of
@@ -44,7 +45,7 @@ def handed(frame: DataFrame, call: SinkCall) -> dict[str, int]:
     """Hand all records to the function; return how many records and calls there were."""
     from pyspark.sql import functions as F
 
-    done = _in_order(frame).mapInArrow(_task(call, []), "rows bigint")
+    done = map_in_arrow(_in_order(frame), _task(call, []), "rows bigint")
     rows, calls = done.agg(F.sum("rows"), F.count("*")).collect()[0]
     return {"rows": rows or 0, "calls": calls}
 
@@ -91,7 +92,7 @@ def made_by(frame: DataFrame, call: SinkCall) -> DataFrame:
 
 def _called(frame: DataFrame, call: SinkCall) -> DataFrame:
     assert call.returns is not None
-    return _in_order(frame).mapInArrow(_task(call, carried(frame)), _schema(frame, call.returns))
+    return map_in_arrow(_in_order(frame), _task(call, carried(frame)), _schema(frame, call.returns))
 
 
 def as_frame(spark: SparkSession, found: pa.Table, partitions: int | None) -> DataFrame:

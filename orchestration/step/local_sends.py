@@ -15,11 +15,12 @@ from dagster_adjunct.assets.writing.generation_writer import BY_ONE_TASK, SPARK
 from dagster_adjunct.orchestration.operators.hidden_columns import tie_breakers
 from dagster_adjunct.orchestration.operators.versions_met import RECORDED
 from dagster_adjunct.orchestration.startpoints.versions_of_replays import tables_met_after_sends
+from dagster_adjunct.resources.errors import NullKeyError
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION, TOMBSTONE
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
     from dagster_adjunct.orchestration.operators.arguments import OnNullKey
     from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
@@ -32,10 +33,11 @@ class LocalSends:
     """The local tables of one batch. A bounded replay writes none: they have had its records, or get them in order.
 
     One of recorded versions has its joins meet what it would write all the same, and commits nothing of that.
+    `stream_of` tells the stream that the positions of an operator's records are in.
     """
 
-    def __init__(self, context: StepContext, inputs: BatchInputs) -> None:
-        self._context, self._inputs = context, inputs
+    def __init__(self, context: StepContext, inputs: BatchInputs, stream_of: Callable[[str], str | None]) -> None:
+        self._context, self._inputs, self._stream_of = context, inputs, stream_of
         self._writes: dict[str, LocalWrites] = {}
         self._counters: Counters = {}
         self._stack = ExitStack()
@@ -46,6 +48,7 @@ class LocalSends:
 
     def send(
         self,
+        operator: str,
         frame: DataFrame,
         table: str,
         *,
@@ -62,11 +65,15 @@ class LocalSends:
         rows, null_keys = kept_rows(frame, self._context.app.dataset(table).key, deleted, on_null_key)
         names = schema_of(self._context.app.dataset(table)).names
         order = (PARTITION, OFFSET, *tie_breakers(frame))
-        done = self._of(table).send(
-            rows.select(*[column(name) for name in (*names, TOMBSTONE, *order)]),
-            order_by=order,
-            partitioned=partitioned,
-        )
+        try:
+            done = self._of(table).send(
+                rows.select(*[column(name) for name in (*names, TOMBSTONE, *order)]),
+                order_by=order,
+                partitioned=partitioned,
+            )
+        except NullKeyError as error:
+            key = self._context.app.dataset(table).key
+            raise _located(error, operator, rows, key, self._stream_of(operator)) from error
         if self._inputs.consumed is None:
             return
         if null_keys is not None:
@@ -113,7 +120,26 @@ def kept_rows(
         )
     if on_null_key == "fail":
         return frame, None  # the writer refuses them
-    lacks = reduce(or_, [column(name).isNull() for name in key])
+    lacks = _without_key(key)
     observed = Observation()
     watched = frame.observe(observed, F.coalesce(F.sum(lacks.cast("long")), F.lit(0)).alias("null_keys"))
     return watched.where(~lacks), lambda: int(observed.get["null_keys"])
+
+
+def _without_key(key: tuple[str, ...]) -> Column:
+    return reduce(or_, [column(name).isNull() for name in key])
+
+
+def _located(
+    error: NullKeyError, operator: str, rows: DataFrame, key: tuple[str, ...], stream: str | None
+) -> NullKeyError:
+    """Return the error with the operator, the first record without a key, and what may be done about such records."""
+    first = rows.where(_without_key(key)).select(PARTITION, OFFSET).orderBy(PARTITION, OFFSET).first()
+    where = f"{stream}." if stream is not None else "partition "
+    place = "" if first is None else f"; the first is {where}{first[0]} at offset {first[1]}"
+    return NullKeyError(
+        f"{operator}: {error.problem.rstrip('.')}{place}.",
+        'Filter them out, or let them be counted and left out: send_to(…, on_null_key="skip").',
+        dataset=error.dataset,
+        table=error.table,
+    )

@@ -15,6 +15,8 @@ from dagster_adjunct.resources.errors import (
     SchemaMismatchError,
     TableError,
 )
+from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
 from dagster_adjunct.resources.spark.spark_errors import from_document, to_document
 from dagster_adjunct.resources.tables import metrics_hooks
 from dagster_adjunct.resources.tables.arrow_operations import (
@@ -88,22 +90,20 @@ def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) 
     its columns are the record. A tombstone deletes. `exchange` brings the records of one key into one task; they are
     sent there in source order.
     """
-    from pyspark.sql import functions as F
 
     check_record_columns(df.columns, write.table.name, write.table.key, updates=write.contract is not None, what=what)
-    keys = [F.col(f"`{name}`") for name in write.table.key]
+    keys = [column(name) for name in write.table.key]
     if exchange:
         df = df.repartition(write.tasks, *keys)
     df, write = _sorted(df, write)
     kept = {TOMBSTONE, *_LETTER, *(() if write.marking is None else write.marking.order)}
     hidden = [name for name in df.columns if name.startswith("__") and name not in kept]
-    rows = df.drop(*hidden).mapInArrow(_task(write, what), "report string").collect()
+    rows = map_in_arrow(df.drop(*hidden), _task(write, what), "report string").collect()
     return _summed([json.loads(row.report) for row in rows], write, what)
 
 
 def _sorted(df: DataFrame, write: TableWrite) -> tuple[DataFrame, TableWrite]:
     """Return the records in source order; marked ones of one message and key in an order of their own."""
-    from pyspark.sql import functions as F
 
     marking = write.marking
     if marking is None:
@@ -117,7 +117,7 @@ def _sorted(df: DataFrame, write: TableWrite) -> tuple[DataFrame, TableWrite]:
     exact = _repeatable(df) and all(
         _orderable(field.dataType) for field in df.schema.fields if not field.name.startswith("__")
     )
-    columns = [F.col(f"`{name}`") for name in (*names, *content)]
+    columns = [column(name) for name in (*names, *content)]
     return df.sortWithinPartitions(*columns), replace(write, marking=replace(marking, exact=exact))
 
 

@@ -43,7 +43,8 @@ def read_until(
 ) -> None:
     """Read the version served, whole, again and again until `stop` is set; then say what was met.
 
-    `pause` is for how many seconds a version is held, or nothing is read.
+    `pause` is for how many seconds a version is held, or nothing is read. The number of each version goes to `started`
+    when it is met first.
     """
     os.environ.update(env)
     mine = Seen({})
@@ -51,7 +52,7 @@ def read_until(
         WAYS[way](open_lake(url), stop, pause, started, mine)
     except Exception as error:  # noqa: BLE001 - the process ends here, and its word is all that remains
         mine.problem = f"{type(error).__name__}: {error}"
-        started.put(os.getpid())
+        started.put(-1)
     seen.put(mine)
 
 
@@ -108,8 +109,8 @@ def _note(mine: Seen, started: Queue[int], last: int, entries: Mapping[Any, Any]
     (found,) = numbers
     assert number in (None, found), f"version {number} holds the entries of version {found}"
     assert found >= last, f"version {found} after version {last}"
-    if not mine.whole:
-        started.put(os.getpid())
+    if found not in mine.whole:
+        started.put(int(found))
     mine.whole[found] = mine.whole.get(found, 0) + 1
     return int(found)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError, dataclass
+from functools import partial
 
 import pytest
 
@@ -14,6 +15,7 @@ from dagster_adjunct.orchestration.operators.map import Map
 from dagster_adjunct.orchestration.operators.partition_by import PartitionBy
 from dagster_adjunct.orchestration.operators.send_to_table import SendToDataset, SendToTable
 from dagster_adjunct.orchestration.operators.table_sends import TableSend
+from dagster_adjunct.orchestration.operators.window_aggregates import Aggregate
 from dagster_adjunct.orchestration.planner.join_groups import traverse
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, InvalidNameError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -245,3 +247,33 @@ def test_a_local_table_refuses_only_what_it_does_not_take(app: Application) -> N
     dead = app.output_stream("lake.dead", partitions=1)
     with pytest.raises(ConfigurationError, match="got dead_letters, which only remote tables take"):
         flights.send_to(seen, on_null_key="skip", dead_letters=dead)
+
+
+async def _later(record):
+    return record
+
+
+async def _each_later(record):
+    yield record
+
+
+class _AsyncCall:
+    async def __call__(self, record):
+        return record
+
+
+@pytest.mark.parametrize(
+    "function", [_later, _each_later, _AsyncCall(), partial(_later)], ids=lambda f: type(f).__name__
+)
+def test_async_functions_are_refused_where_they_are_declared(app, function):
+    flights, made = app.input_stream("lake.flights"), Schema.of(word="string")
+    for declare in (
+        flights.map,
+        flights.filter,
+        flights.sink,
+        lambda given: flights.flat_map(given, schema=made),
+        lambda given: flights.join(app.table(planes), on="tailnum", function=given, schema=made),
+        lambda given: Aggregate(given, returns="int"),
+    ):
+        with pytest.raises(ConfigurationError, match=r"got \w+\(\), which is async: expected a function"):
+            declare(function)

@@ -17,6 +17,7 @@ from dagster_adjunct.orchestration.startpoints.startpoint_manager import startpo
 from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
 from dagster_adjunct.orchestration.step.run_application import run_application
 from dagster_adjunct.orchestration.step.step_report import StepEvent
+from dagster_adjunct.resources.errors import NullKeyError
 from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.startpoint import StartpointSpecific
@@ -130,6 +131,17 @@ def test_a_condition_deletes_and_records_without_a_key_are_skipped_where_that_is
     report = step_world.run(app)
     assert held(step_world, "opened") == {"b": {"shop": "b", "visitor": "in"}}
     assert report.counters["opened"]["null_keys"] == 1
+
+
+def test_a_record_without_a_key_is_told_with_its_operator_its_place_and_what_may_be_done(step_world: StepWorld) -> None:
+    step_world.stream("visits", "shop", 1, visitor="string", shop="string")
+    step_world.send("visits", ("in", "a"), ("in", None), ("in", "b"), ("in", None))
+    app = Application("open")
+    opened = app.local_table("opened", key="shop", schema=Schema.of(shop="string", visitor="string"), partitions=3)
+    app.input_stream("lake.visits").send_to(opened)
+    told = r"^send-to-table-2-opened: local table 'opened': .*no 'shop'.*; the first is lake\.visits\.0 at offset 1\. "
+    with pytest.raises(NullKeyError, match=rf"{told}.*on_null_key"):
+        step_world.run(app)
 
 
 def test_records_that_go_on_are_computed_once(step_world: StepWorld) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.schemas.quoted_columns import quoted
+from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
 from dagster_adjunct.resources.spark.spark_errors import unwrapped, wrapped
 from dagster_adjunct.resources.streams.interface.marker_times import micros_of_marker
 from dagster_adjunct.resources.streams.interface.stream_system import (
@@ -213,7 +214,7 @@ def _collected(
         yield from wrapped(told())
 
     with unwrapped():
-        rows = frame.mapInArrow(task, _SPANS).collect()
+        rows = map_in_arrow(frame, task, _SPANS).collect()
     if not rows:
         return None
     spans = [Span(row[0], row[1], row[2], row[3]) for row in rows if row[0] is not None]

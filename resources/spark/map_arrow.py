@@ -1,0 +1,57 @@
+"""Functions over Arrow data in Spark's tasks, of frames whose columns may have any name.
+
+Spark's own `mapInArrow` and `applyInArrow` look columns up by name, and take a dot in one for a path into a struct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+_MARKS = (".", "`")
+
+
+def map_in_arrow(
+    frame: DataFrame,
+    task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    schema: StructType | str,
+) -> DataFrame:
+    """Return what `task` makes of the batches of each partition."""
+    names = frame.columns
+    if not _needs_other_names(names):
+        return frame.mapInArrow(task, schema)
+
+    def named(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from task(batch.rename_columns(names) for batch in batches)
+
+    return frame.toDF(*_by_position(names)).mapInArrow(named, schema)
+
+
+def apply_in_arrow(
+    frame: DataFrame, key: Sequence[str], task: Callable[[Any], Any], schema: StructType | str
+) -> DataFrame:
+    """Return what `task` makes of the table of all rows with one key."""
+    from pyspark.sql import functions as F
+
+    names = frame.columns
+    if not _needs_other_names(names):
+        return frame.groupBy(*[F.col(name) for name in key]).applyInArrow(task, schema)
+
+    def named(rows: pa.Table) -> pa.Table:
+        return task(rows.rename_columns(names))
+
+    plain = frame.toDF(*_by_position(names))
+    return plain.groupBy(*[F.col(f"c{names.index(name)}") for name in key]).applyInArrow(named, schema)
+
+
+def _needs_other_names(names: Sequence[str]) -> bool:
+    return any(mark in name for name in names for mark in _MARKS)
+
+
+def _by_position(names: Sequence[str]) -> list[str]:
+    return [f"c{index}" for index in range(len(names))]
