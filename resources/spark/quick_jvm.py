@@ -17,7 +17,9 @@ from typing import Any
 from dagster_adjunct.resources.errors import ConfigurationError
 
 _SETTING = "ADJUNCT_SPARK_QUICK"
-_SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# With a compiler that stops at quick code, the JVM takes 48 MB for compiled code, which Spark fills in some hundred
+# batches: it would drop and compile again and again.
+_SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
 _QUIETLY = "-Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off"
 _SECONDS = 60.0
 

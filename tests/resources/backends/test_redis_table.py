@@ -541,7 +541,7 @@ def test_a_reply_that_does_not_come_leaves_writes_unknown_and_gets_failed(new_ta
     table = new_table(timeout=0.3)
     send(table, Operation(PUT, RowEntries(["k"], [{"n": 1}])))
     with redis_server.client() as client:
-        client.execute_command("CLIENT", "PAUSE", "30000", "ALL")
+        client.execute_command("CLIENT", "PAUSE", "3000", "ALL")
     put, got = send(table, Operation(PUT, RowEntries(["k"], [{"n": 2}])), Operation(GET, RowEntries(["k"])))
     assert (states(put), states(got)) == ({0: State.UNKNOWN}, {0: State.FAILED})
     with redis_server.client() as client:
