@@ -163,7 +163,7 @@ def latest(world: StepWorld, stream: str) -> list[tuple[Any, ...]]:
     return [row for row in table.values() if row is not None]
 
 
-@pytest.mark.parametrize("kind", ["tumbling", "session"])
+@pytest.mark.parametrize("kind", ["tumbling", pytest.param("session", marks=pytest.mark.long)])
 def test_a_stream_of_one_partition_has_windows_with_functions(step_world: StepWorld, kind: str) -> None:
     step_world.stream("clicks", "key", 1, key="string", time="timestamp", number="int", text="string")
     app = Application("one")

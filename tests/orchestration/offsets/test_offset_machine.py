@@ -32,6 +32,7 @@ from tests.orchestration.offsets.offsets_model import Box, Partition, Position, 
 from tests.orchestration.offsets.offsets_processes import outcomes, prefixes
 from tests.orchestration.offsets.offsets_world import Batch, OffsetsWorld
 from tests.orchestration.offsets.startpoints_model import HOUR
+from tests.rounds import rounds
 
 LAKE = ("lake.a.0", "lake.a.1")
 ASSIGNED = st.lists(st.sampled_from(TASKS), min_size=5, max_size=5)
@@ -290,5 +291,5 @@ class OffsetMachine(RuleBasedStateMachine):
         self.worlds = list(possible.values())
 
 
-TestOffsets = OffsetMachine.TestCase
-TestOffsets.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestOffsets = pytest.mark.rounds(OffsetMachine.TestCase)
+TestOffsets.settings = settings(max_examples=rounds(40, 160), stateful_step_count=40, deadline=None)

@@ -31,6 +31,7 @@ from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.orchestration.offsets import startpoints_model as model
 from tests.orchestration.offsets.startpoints_model import HOUR, Request, Step, Tasks, World
 from tests.orchestration.offsets.stored_startpoints import handed_to, waiting_at, write_startpoint
+from tests.rounds import rounds
 
 # Names that a careless key would take for something else.
 TASKS = ("Partition 1", '["task","Partition 1"]', 'lake.s.0","Partition 1')
@@ -261,5 +262,5 @@ class StartpointMachine(RuleBasedStateMachine):
         return result if whole else None
 
 
-TestStartpoints = StartpointMachine.TestCase
-TestStartpoints.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestStartpoints = pytest.mark.rounds(StartpointMachine.TestCase)
+TestStartpoints.settings = settings(max_examples=rounds(50, 200), stateful_step_count=40, deadline=None)

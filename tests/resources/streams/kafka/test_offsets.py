@@ -95,7 +95,7 @@ def test_partitions_that_do_not_exist_are_named(system: KafkaStreams, new_log: N
 # -- times
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_time_gives_the_first_visible_record_at_or_after_it_in_offset_order(
     seed: int, system: KafkaStreams, new_log: NewLog
 ) -> None:
