@@ -46,6 +46,7 @@ class StreamOverTime:
         how: HowStreams = "inner",
         select: Sequence[str] | None = None,
         prefix: str = "",
+        partition_by: str | Sequence[str] | None = None,
     ) -> Self:
         """Return the pairs of records of this stream and of `right` that have equal keys and meet within a time.
 
@@ -54,7 +55,8 @@ class StreamOverTime:
         in both, or {column here: column of `right`}. With how="left", "right" or "full" a record that has met nothing
         comes out once, when its time has passed. `select` lists the columns of `right` to add, "fee" or "fee as
         paid"; without it all but the key are added, with `prefix` before their names. What is kept of both streams is
-        kept under `name`. Where records lie is known after it as before it.
+        kept under `name`. Both streams have to lie by the columns `partition_by`, some of this stream's in `on`, all of
+        them unless given. Where records lie is known after it as before it.
         """
         operator = self.graph.next_id(StreamJoin.kind, name if isinstance(name, str) else "")
         if not isinstance(right, StreamOverTime):
@@ -63,7 +65,7 @@ class StreamOverTime:
                 'Give a stream: app.input_stream("…", event_time=…), or what an operator returned; tables take join().',
                 operator=operator,
             )
-        spec = checked_stream_join(operator, name, on, within, how, select, prefix)
+        spec = checked_stream_join(operator, name, on, within, how, select, prefix, partition_by)
         for side in (self, right):
             check_times(self.graph, side.operator, operator)
         return self.apply(spec, right, name=name)

@@ -61,13 +61,15 @@ _MICROSECOND = timedelta(microseconds=1)
 class StreamJoin(Spec):
     """Records of the left and the right input with equal keys, whose times are within `before` and `after`.
 
-    `on` pairs (left column, right column). `select` None means all columns of the right besides its key, each with
-    `prefix` before its name. State is kept under `name`.
+    `on` pairs (left column, right column); both streams lie by `partition_by`, some of the left columns of these.
+    `select` None means all columns of the right besides its key, each with `prefix` before its name. What is kept is
+    kept under `name`.
     """
 
     kind: ClassVar[str] = "stream-join"
     name: str
     on: tuple[tuple[str, str], ...]
+    partition_by: tuple[str, ...]
     before: timedelta
     after: timedelta
     how: HowStreams
@@ -106,7 +108,13 @@ class StreamJoin(Spec):
         return f"{self.how} join on {on}, from {self.before} before to {self.after} after"
 
     def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
-        return [Requirement(None, None, tuple(pair[number] for pair in self.on)) for number in (0, 1)]
+        return [Requirement(None, None, lying) for lying in self._lying]
+
+    @property
+    def _lying(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The columns by which the left and the right stream lie."""
+        theirs = dict(self.on)
+        return self.partition_by, tuple(theirs[name] for name in self.partition_by)
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         left, right = arriving
@@ -207,8 +215,9 @@ class StreamJoin(Spec):
         keys = [tuple(pair[number] for pair in self.on) for number in (0, 1)]
         added = tuple(dict.fromkeys(item.column for item in chosen if item.column not in keys[1]))
         bound = self.bound
-        left = Side("left", keys[0], tuple(own[0]), self._outer("left"), bound.after)
-        right = Side("right", keys[1], (*keys[1], *added), self._outer("right"), bound.before)
+        lying = self._lying
+        left = Side("left", keys[0], lying[0], tuple(own[0]), self._outer("left"), bound.after)
+        right = Side("right", keys[1], lying[1], (*keys[1], *added), self._outer("right"), bound.before)
         return (left, right), chosen
 
     def _outer(self, side: str) -> bool:
@@ -246,7 +255,7 @@ class StreamJoin(Spec):
         spec = StateSpec(
             schema=Schema((*own.fields, *more)),
             key=(*side.keys, RECORD),
-            partition_by=side.keys,
+            partition_by=side.lying,
             partitions=batch.partitions_at(operator),
             expires=EXPIRES,
             append_only=True,
@@ -265,7 +274,7 @@ class StreamJoin(Spec):
     def _made(self, operator: str, found: DataFrame, batch: Batch) -> DataFrame:
         from pyspark.sql import functions as F
 
-        partitions, by = batch.partitions_at(operator), [a for a, _ in self.on]
+        partitions, by = batch.partitions_at(operator), self.partition_by
         made = made_records(
             found,
             batch,

@@ -24,6 +24,7 @@ def checked_stream_join(
     how: HowStreams,
     select: Sequence[str] | None,
     prefix: str,
+    partition_by: str | Sequence[str] | None,
 ) -> StreamJoin:
     """Return the join that a user's arguments ask for; `operator` is the id that it will have."""
     check_name("stream join", name)
@@ -43,7 +44,16 @@ def checked_stream_join(
             f"{operator}: on= names no column.", "Name what is equal in both streams.", argument="on"
         )
     column_names(f"{operator}: on=", [right for _, right in pairs])
-    return StreamJoin(name, pairs, before, after, how, selected(operator, select, prefix), prefix)
+    key = tuple(left for left, _ in pairs)
+    lying = key if partition_by is None else column_names(f"{operator}: partition_by=", partition_by)
+    if not lying or set(lying) - set(key):
+        raise ConfigurationError(
+            f"{operator} has partition_by={partition_by!r}: expected some of this stream's columns in on= "
+            f"({', '.join(key)}).",
+            "Name columns of the key, so that all records of a key lie together; or leave it out for all of them.",
+            argument="partition_by",
+        )
+    return StreamJoin(name, pairs, lying, before, after, how, selected(operator, select, prefix), prefix)
 
 
 def _bound(operator: str, within: Within) -> tuple[timedelta, timedelta]:

@@ -53,7 +53,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side: its name, the columns of the key, and those that are kept.
+    """One side: its name, the columns of the key, those of the key by which it lies, and those that are kept.
 
     `outer` says that rows come out that meet nothing. `ahead` is how far above a row's time a partner of it may be, in
     microseconds.
@@ -61,6 +61,7 @@ class Side:
 
     name: str
     keys: tuple[str, ...]
+    lying: tuple[str, ...]
     columns: tuple[str, ...]
     outer: bool
     ahead: int

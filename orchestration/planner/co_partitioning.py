@@ -143,8 +143,21 @@ def _lying_elsewhere(
                 step = f"Write {_partition_by(columns)} before {operator}" + (
                     f", on {_name(flow.stream, edges)}." if len(asked) > 1 else "."
                 )
+                if number == 0:
+                    step += _where_it_is(app, operator, needed, flow)
                 found.append((operator, f"{operator}: {problem}: {why}; needed is {_by(columns)}.", step))
     return found
+
+
+def _where_it_is(app: Application, operator: str, needed: Requirement, flow: Flow) -> str:
+    """Return what may be said for records that lie by some columns of the key, to an operator that can go by these."""
+    by = flow.partitioned_by
+    if not by or flow.partitioner != SPARK or not set(by) < set(needed.columns or ()):
+        return ""
+    if not hasattr(app.operator(operator).spec, "partition_by"):
+        return ""
+    given = f'"{by[0]}"' if len(by) == 1 else str(list(by)).replace("'", '"')
+    return f" Or give {operator} partition_by={given}, so that all its records may lie as they do."
 
 
 def _elsewhere(

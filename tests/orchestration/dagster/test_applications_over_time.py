@@ -36,15 +36,16 @@ def shop() -> Application:
     payments = app.input_stream("lake.payments", event_time="at", delay=DELAY)
     priced = orders.join(app.table(prices), on="item", how="left", as_of="at", select=["price"])
     priced.send_to(app.output_stream("lake.priced", partitions=2, key="item"))
-    paid = orders.partition_by("id", partitions=2).join_stream(
-        payments.partition_by("id", partitions=2),
-        on="id",
+    paid = orders.join_stream(
+        payments,
+        on=["item", "id"],
+        partition_by="item",
         within=(timedelta(0), WITHIN),
         how="left",
         name="paid",
         prefix="paid_",
     )
-    paid.send_to(app.output_stream("lake.paid", partitions=2, key="id"))
+    paid.send_to(app.output_stream("lake.paid", partitions=2, key="item"))
     minutes = orders.window(
         Tumbling(SIZE), by="item", name="minutes", aggregates={"orders": Count(), "sold": Sum("quantity")}
     )

@@ -42,6 +42,37 @@ def test_both_sides_lie_by_the_key_and_so_does_what_leaves() -> None:
     assert any("app-met-left, app-met-right" in note for note in plan.notes)
 
 
+def test_streams_that_lie_by_a_part_of_the_key_meet_where_they_are_where_the_join_says_so() -> None:
+    two = {"on": {"k": "k", "n": "paid"}}
+    plan = assert_plannable(joining(**two, partition_by="k"), given())
+    joined = next(each for each in plan.operators if each.kind == "stream-join")
+    assert joined.partitioned_by == ("k",)
+    assert not plan.exchanges
+    with pytest.raises(PlanningError, match=r"needed is \(k, n\)") as caught:
+        assert_plannable(joining(**two), given())
+    assert 'Or give stream-join-3-met partition_by="k", so that all its records' in caught.value.next_step
+    with pytest.raises(PlanningError, match=r"needed is \(k, n\)") as caught:
+        assert_plannable(joining(**two), given(key="other"))  # of which only the left one lies so
+    assert 'partition_by("k", "n")' in caught.value.next_step
+    for wrong in ("paid", ["k", "at"], []):
+        with pytest.raises(ConfigurationError, match=r"expected some of this stream's columns in on= \(k, n\)"):
+            joining(**two, partition_by=wrong)
+
+
+def test_a_window_of_records_that_lie_by_a_part_of_its_key_is_told_how_to_take_them() -> None:
+    def counting(**lying: str) -> Application:
+        app = Application("app")
+        left = app.input_stream("lake.left", event_time="at")
+        windows = left.window(Tumbling(MINUTE), by=["n", "k"], name="c", aggregates={"count": Count()}, **lying)
+        windows.send_to(app.output_stream("lake.out", partitions=2, key="k"))
+        return app
+
+    with pytest.raises(PlanningError, match=r"needed is \(n, k\)") as caught:
+        assert_plannable(counting(), given())
+    assert 'Or give window-2-c partition_by="k", so that all its records' in caught.value.next_step
+    assert not assert_plannable(counting(partition_by="k"), given()).exchanges
+
+
 def test_streams_that_meet_and_windows_are_listed_apart_from_joins_with_datasets() -> None:
     def with_all(by: str = "k") -> Application:
         app = Application("app")
