@@ -32,8 +32,9 @@ def counts(backend, table) -> Iterator[Counts]:
 
 
 def connected(server: Any) -> int:
-    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = 'adjunct' AND pid <> pg_backend_pid()"
-    return int(server.execute(query)[0][0])
+    """Return how many clients are connected; the server's own workers, such as those that vacuum, are there too."""
+    clients = "datname = 'adjunct' AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+    return int(server.execute(f"SELECT count(*) FROM pg_stat_activity WHERE {clients}")[0][0])
 
 
 def test_threads_share_few_connections_and_no_change_is_lost(segment_store, table, postgres_server):
