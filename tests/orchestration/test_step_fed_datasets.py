@@ -10,6 +10,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.resources.errors import PlanningError
 from tests.orchestration.step_world import StepWorld
 
 pytestmark = pytest.mark.spark
@@ -81,3 +82,25 @@ def test_the_mend_of_a_conflict_in_place_runs(step_world: StepWorld) -> None:
     step_world.run(app)
     assert sorted((row["k"], row["v"], row["w"]) for row in step_world.rows("out")) == [("a", 10, 1), ("b", 20, 2)]
     assert step_world.streams.info("ref").partitions == 4
+
+
+def test_a_key_that_a_function_widens_is_refused_before_a_batch_and_the_dataset_goes_on(step_world: StepWorld) -> None:
+    step_world.stream("numbers", "k", 2, k="string", v="int")
+    step_world.stream("ref", "k", 2, k="string", v="int")
+    ref = unbounded_dataset("ref", input="lake.ref", key=["k", "v"], partition_by="k", partitions=2)
+    step_world.send("ref", ("a", 1))
+    step_world.advance(ref)
+    step_world.send("numbers", ("b", 2))
+
+    def feeding(function: Any) -> Application:
+        app = Application("app")
+        app.input_stream("lake.numbers").map(function).send_to(app.table(ref))
+        return app
+
+    wider = feeding(lambda frame: frame.withColumn("v", frame["v"].cast("bigint")))
+    with pytest.raises(PlanningError, match="dataset 'ref' can't take .*: v is bigint, was int, .* of the key"):
+        step_world.run(wider)
+    assert step_world.state(wider).open is None
+    step_world.run(feeding(lambda frame: frame))
+    step_world.advance(ref)
+    assert entries(step_world, ref) == [("a", 1), ("b", 2)]
