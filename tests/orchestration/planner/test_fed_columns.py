@@ -30,7 +30,7 @@ def fed(*columns: str, **declared: Any) -> None:
     ("declared", "said"),
     [
         ({"key": ["id", "n"], "partition_by": "id"}, "n is bigint, was int, and is a column of the key"),
-        ({"key": "n"}, "n is bigint, was int, and is a column of the key"),
+        ({"key": "n", "order_by": "v"}, "n is bigint, was int, and is a column of the key"),
         ({"extractor": Projection("id STRING, n INT")}, "declares n as int, the record has bigint"),
     ],
 )
