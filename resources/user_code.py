@@ -7,7 +7,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from inspect import isasyncgenfunction, iscoroutinefunction
+from inspect import getattr_static, isasyncgenfunction, iscoroutinefunction, signature
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +21,36 @@ _LIBRARIES = re.compile(r"(?:^|[/\\])(?:pyspark|py4j|pyarrow|pandas|numpy|cloudp
 _PYTHONS_OWN = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 
 
-def check_plain_function(what: str, function: Callable[..., object], argument: str) -> None:
-    """Raise ConfigurationError for an async function: nobody would await what it gives."""
+def check_plain_function(what: str, function: Callable[..., object], argument: str, *given: str) -> None:
+    """Raise ConfigurationError for a function that can't be called with as many values as are `given` (here in words),
+    and for an async one: nobody would await what it gives. One that does not tell its parameters passes."""
     inner = function.func if isinstance(function, partial) else function
+    name = getattr(inner, "__name__", type(inner).__name__)
     if any(asks(each) for asks in (iscoroutinefunction, isasyncgenfunction) for each in (inner, type(inner).__call__)):
-        name = getattr(inner, "__name__", type(inner).__name__)
         raise ConfigurationError(
             f"{what} got {name}(), which is async: expected a function that returns what it makes.",
             "Write it with def; where it has to await something, let it call asyncio.run(…).",
             argument=argument,
         )
+    try:
+        parameters = signature(function, follow_wrapped=False)  # of what is called, not of what a decorator wraps
+    except (TypeError, ValueError):
+        return
+    try:
+        parameters.bind(*given)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{what} calls {name}() with ({', '.join(given)}), and its parameters are {parameters}: {error}.",
+            f"Have it take {len(given)} value{'' if len(given) == 1 else 's'}; what else it needs can be bound with "
+            "functools.partial.",
+            argument=argument,
+        ) from None
 
 
 def failure_of(
     operator: str,
     called: str,
+    function: object,
     error: BaseException,
     *,
     record: Mapping[str, Any] | None = None,
@@ -45,12 +60,13 @@ def failure_of(
 ) -> OperatorFailedError:
     """Return the error that says which function (`called`, as plans show it) of which operator failed, where and how.
 
+    The line is the one that failed; the function's own where the call itself did, and none of it ran.
     `record` is the one that it failed over, where that is known, or the first of `among` that it was given at once;
     values of `sensitive` columns are masked, and where there are any, what the function says in its own words is left
     out, too. `about` are more fields of the error, such as the record's position. Raise it from `error`, unless there
     are sensitive columns.
     """
-    place = line_of(error)
+    place = line_of(error) or place_of(function)
     said = "" if sensitive else str(error).strip()
     problem = f"{operator}: {called} raised {type(error).__name__}{f': {cut(said)}' if said else ''}"
     return failed(problem, place, record, sensitive, among=among, operator=operator, **about)
@@ -93,6 +109,15 @@ def cut(text: str) -> str:
     """Return the first line of a text, at most 80 characters of it."""
     line = text.splitlines()[0] if text else ""
     return line if len(line) <= _LONGEST and line == text else f"{line[: _LONGEST - 1]}…"
+
+
+def place_of(function: object) -> Place | None:
+    """Return the line where the user's code defines a function, under its decorators; None where it is not theirs."""
+    while isinstance(function, partial) or hasattr(function, "__wrapped__"):
+        function = function.func if isinstance(function, partial) else function.__wrapped__
+    called = function if hasattr(function, "__code__") else getattr_static(function, "__call__", None)
+    code = getattr(called, "__code__", None)
+    return None if code is None else _innermost([(code.co_filename, code.co_firstlineno)])
 
 
 def line_of(error: BaseException) -> Place | None:

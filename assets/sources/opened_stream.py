@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -100,9 +100,7 @@ class Source:
     @property
     def one_partition_a_key(self) -> bool:
         """Whether all records of one dataset key lie in one stream partition, where offsets order them."""
-        return self.info.partitions == 1 or (
-            bool(self.info.key) and self.info.partitioner != "unknown" and set(self.info.key) <= set(self.spec.key)
-        )
+        return one_partition_a_key(self.spec, self.info.key, self.info.partitions, self.info.partitioner)
 
     @property
     def tie_break(self) -> tuple[str, ...]:
@@ -158,6 +156,11 @@ class Source:
         if positions_from and self.spec.following.order_by is None:
             return placed_from(changes, positions_from)
         return changes
+
+
+def one_partition_a_key(spec: AdjunctDataset, key: Sequence[str], partitions: int, partitioner: str) -> bool:
+    """Whether all records of one key of a dataset lie in one partition of a stream that is so keyed and spread."""
+    return partitions == 1 or (bool(key) and partitioner != "unknown" and set(key) <= set(spec.key))
 
 
 def _spans(ranges: Ranges) -> dict[SystemStreamPartition, OffsetRange]:

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.assets.sources.opened_stream import one_partition_a_key
 from dagster_adjunct.resources.errors import DatasetError
 
 if TYPE_CHECKING:
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.sources.opened_stream import Source
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 Offsets = Mapping["SystemStreamPartition", str]
 
 
-def check_order(source: Source) -> None:
-    """Refuse an input where two changes of one key may lie in two partitions: nothing orders them there."""
-    if source.one_partition_a_key or source.spec.following.order_by is not None:
+def check_order(spec: AdjunctDataset, key: Sequence[str], partitions: int, partitioner: str) -> None:
+    """Refuse an input, a stream so keyed and spread, where two changes of one key may lie in two partitions: nothing
+    orders them there."""
+    if spec.following.order_by is not None or one_partition_a_key(spec, key, partitions, partitioner):
         return
-    spec, info = source.spec, source.info
-    keyed = f"keyed by ({', '.join(info.key)})" if info.key else "not keyed"
+    keyed = f"keyed by ({', '.join(key)})" if key else "not keyed"
     raise DatasetError(
         f"dataset {spec.name!r} has the key ({', '.join(spec.key)}), and its input {spec.input} is {keyed} over "
-        f"{info.partitions} partitions ({info.partitioner}): changes of one key could lie in several partitions, "
+        f"{partitions} partitions ({partitioner}): changes of one key could lie in several partitions, "
         "where nothing says which is newer.",
         f"Key the stream by columns of ({', '.join(spec.key)}), give it one partition, or declare order_by=COLUMN.",
         dataset=spec.name,

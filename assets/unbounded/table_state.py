@@ -86,7 +86,7 @@ class TableState:
 def look(context: WriteContext, spec: AdjunctDataset) -> Seen:
     """Return what is there now. Raises DatasetError for an input that can't make this dataset."""
     source = Source.of(context.systems, spec)
-    check_order(source)
+    check_order(spec, source.info.key, source.info.partitions, source.info.partitioner)
     log = context.log(spec.name)
     commit, stored, damage = log.read_or_newest()
     manifest = None if stored is None else _followed(stored, source)

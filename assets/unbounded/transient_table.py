@@ -52,7 +52,8 @@ class TransientTable:
         # Opened once: a run meets the columns and partitions that it began with.
         if self._opened is None:
             self._opened = Source.of(self._systems, self.spec)
-            check_order(self._opened)
+            info = self._opened.info
+            check_order(self.spec, info.key, info.partitions, info.partitioner)
         return self._opened
 
     def advance(self, spark: Callable[[], SparkSession]) -> AdvanceReport:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.validator import Validator
 from dagster_adjunct.assets.validation import checks
+from dagster_adjunct.assets.validation.possible_values import impossible
 from dagster_adjunct.assets.validation.validators import Check
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.sql.checking import checked_expression
 from dagster_adjunct.resources.sql.nearest_names import did_you_mean
-from dagster_adjunct.resources.sql.parsing import parsed
+from dagster_adjunct.resources.sql.parsing import beyond_a_record, parsed
 
 _SELECT = re.compile(r"\(*\s*(select|with)\b", re.IGNORECASE)
 
@@ -33,12 +35,44 @@ def check_validator_columns(dataset: AdjunctDataset, stored: Schema) -> None:
                     dataset=dataset.name,
                     column=name,
                 )
+        _check_values(what, dataset, validator, types)
         condition = _condition(validator)
         if condition is not None:
             _check_condition(what, dataset, condition, types)
 
 
+def rules_in_sql(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]]:
+    """Yield name and SQL of each validator that Spark judges, and whether that is a SELECT and no condition."""
+    for validator in dataset.validators:
+        if isinstance(validator, Check) and validator.function is checks.sql:
+            (text,) = validator.arguments
+            yield validator.name, text, _SELECT.match(text) is not None
+
+
+def _check_values(what: str, dataset: AdjunctDataset, validator: Validator, types: dict[str, str | None]) -> None:
+    if not isinstance(validator, Check) or validator.function is not checks.values_in:
+        return
+    column, values = validator.arguments
+    kind = types[column]
+    wrong = [] if kind is None else impossible(values, kind)
+    if wrong:
+        raise PlanningError(
+            f"{what}: it allows {wrong[0]!r} in column {column!r}, which is {kind}.",
+            "List values of that type.",
+            dataset=dataset.name,
+            column=column,
+        )
+
+
 def _check_condition(what: str, dataset: AdjunctDataset, condition: str, types: dict[str, str | None]) -> None:
+    over = [name for name, _ in beyond_a_record(condition)]
+    if over:
+        raise PlanningError(
+            f"{what}: the condition {condition!r} takes {over[0]}() over several rows: expected one that holds or does "
+            "not hold of each row.",
+            "Write a SELECT of the rows that break the rule.",
+            dataset=dataset.name,
+        )
     kind = checked_expression(
         what, condition, tuple(types), types, side="the dataset", next_step="Correct the validator."
     )

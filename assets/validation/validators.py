@@ -78,7 +78,8 @@ class Check:
             raise ConfigurationError(
                 f"validator {self.name!r} has no function to call.", "Pass one.", argument="function"
             )
-        check_plain_function(f"validator {self.name!r}", self.function, "function")
+        given = ("candidate", *map(repr, self.arguments))
+        check_plain_function(f"validator {self.name!r}", self.function, "function", *given)
 
     def __call__(self, candidate: Candidate) -> Verdict:
         """Return what this check says of the candidate. Raises what the function raises."""
@@ -108,7 +109,7 @@ def thresholds_of(validator: Validator) -> dict[str, Any]:
         return {}
     try:
         bound = inspect.signature(validator.function).bind(None, *validator.arguments)
-    except (TypeError, ValueError):  # a function that tells nothing of its arguments, or takes others
+    except (TypeError, ValueError):  # a function that tells nothing of its arguments
         return {"arguments": plain(validator.arguments)}
     return {name: plain(value) for name, value in list(bound.arguments.items())[1:]}
 

@@ -100,5 +100,5 @@ def checked_filter(after: str, condition: str | DataFrameFunction, keeps_partiti
             argument="condition",
         )
     else:
-        check_plain_function(f"filter after {after}", condition, "condition")
+        check_plain_function(f"filter after {after}", condition, "condition", "frame")
     return Filter(condition, bool(keeps_partitioning))

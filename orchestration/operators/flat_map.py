@@ -159,7 +159,7 @@ def checked_flat_map(
             )
         column_names(called_so, name)
         return Elements(expression, name, bool(keep_empty))
-    checked_function(called_so, what, schema)
+    checked_function(called_so, what, schema, "record")
     assert schema is not None
     if keep_empty:
         raise ConfigurationError(

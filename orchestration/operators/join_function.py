@@ -97,7 +97,7 @@ def checked_join_function(
             "Leave them out: the function gets the whole entry, and schema= says what it adds.",
             argument="select",
         )
-    checked_function(operator, function, schema)
+    checked_function(operator, function, schema, "record", "entry")
     assert function is not None
     assert schema is not None
     join = checked_join(operator, dataset, on, how, (), "", min_match_rate)

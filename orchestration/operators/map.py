@@ -152,7 +152,7 @@ def checked_map(after: str, expressions: Sequence[str | DataFrameFunction], keep
                 "Pass the function alone.",
                 argument="expressions",
             )
-        check_plain_function(f"map after {after}", functions[0], "expressions")
+        check_plain_function(f"map after {after}", functions[0], "expressions", "frame")
         return Map((), functions[0], keeps_partitioning)
     if not texts or len(texts) < len(expressions) or not all(text.strip() for text in texts):
         raise ConfigurationError(

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from dagster_adjunct.orchestration.operators.arguments import called
 from dagster_adjunct.orchestration.operators.hidden_columns import ORDINAL, ordinal_text
 from dagster_adjunct.orchestration.operators.shipped_function import shipped_function
-from dagster_adjunct.resources.declared_place import Place
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, OperatorFailedError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
 from dagster_adjunct.resources.spark.spark_errors import wrapped
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION
-from dagster_adjunct.resources.user_code import check_plain_function, failed, failure_of
+from dagster_adjunct.resources.user_code import check_plain_function, failed, failure_of, place_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,11 +59,12 @@ def call_in_tasks(frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> Da
     return map_in_arrow(frame, _task(call, names), StructType([*fields, *made.fields]))
 
 
-def checked_function(what: str, function: object, schema: object) -> None:
-    """Raise ConfigurationError where this is no function, or nothing says which columns its results have."""
+def checked_function(what: str, function: object, schema: object, *given: str) -> None:
+    """Raise ConfigurationError where this is no function of what it is `given`, or nothing says which columns its
+    results have."""
     if not callable(function):
         raise ConfigurationError(f"{what} got {function!r}.", "Pass a function.", argument="function")
-    check_plain_function(what, function, "function")
+    check_plain_function(what, function, "function", *given)
     if not isinstance(schema, Schema) or not schema.fields:
         raise ConfigurationError(
             f"{what}: nothing says which columns the results of {called(function)} have; schema is {schema!r}.",
@@ -121,6 +121,7 @@ def _told(call: RecordCall, arguments: tuple[Any, ...], batch: pa.RecordBatch, r
         raise failure_of(
             call.operator,
             called(call.function),
+            call.function,
             error,
             record=arguments[0],
             sensitive=call.sensitive,
@@ -138,9 +139,7 @@ def _misfit(
     call: RecordCall, problem: str, step: str, record: Record, batch: pa.RecordBatch, row: int
 ) -> OperatorFailedError:
     """Return the error for a result that is not as declared, with the record that it is made of."""
-    inner = getattr(call.function, "__wrapped__", getattr(call.function, "func", call.function))
-    code = getattr(inner, "__code__", None)
-    place = None if code is None else Place(code.co_filename, code.co_firstlineno)
+    place = place_of(call.function)
     about = {"operator": call.operator, **_position(call, batch, row)}
     error = failed(problem.rstrip("."), place, record, call.sensitive, **about)
     return error.reworded(error.problem, step)

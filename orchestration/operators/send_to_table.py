@@ -16,6 +16,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import StreamFacts, fa
 from dagster_adjunct.orchestration.operators.table_checks import Sink, check_columns, check_table
 from dagster_adjunct.orchestration.operators.table_sends import ChangedColumns
 from dagster_adjunct.orchestration.operators.update_columns import with_lists
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.quoted_columns import quoted
 from dagster_adjunct.resources.sql.checking import checked_expression
 from dagster_adjunct.resources.tables.arrow_operations import DEFAULT, UPDATE
@@ -185,9 +186,13 @@ class SendToDataset(PassesRecords):
         return before_stream(context.operator, "dataset", stream, flow, partitions)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
-        """Write the records; the dataset takes its changes when it next advances."""
+        """Write the records; the dataset takes its changes when it next advances.
+
+        The stream is there, as planning asks, and stays as it is: how it is spread is its own, and need not be as the
+        dataset's buckets are, which another deployment may change.
+        """
         (frame,) = frames
-        dataset = batch.app.dataset(self.table)
-        key, partitions = dataset.partition_by or dataset.key, dataset.partitions or 1
-        batch.send(operator, frame, self._fed(batch.app), key=key, partitions=partitions)
+        fed = self._fed(batch.app)
+        stream = batch.system_of(fed).info(split_stream_name(fed)[1])
+        batch.send(operator, frame, fed, key=stream.key, partitions=stream.partitions)
         return frame

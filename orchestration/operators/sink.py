@@ -83,7 +83,7 @@ def checked_sink(after: str, function: object, returns: object, keeps_partitioni
     what = f"sink after {after}"
     if not callable(function):
         raise ConfigurationError(f"{what} got {function!r}.", "Pass a function.", argument="function")
-    check_plain_function(what, function, "function")
+    check_plain_function(what, function, "function", "records", "context")
     if returns is not None and (not isinstance(returns, Schema) or not returns.fields):
         raise ConfigurationError(
             f"{what} has returns={returns!r}: expected the columns of its results.",

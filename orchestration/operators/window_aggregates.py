@@ -248,7 +248,7 @@ class Aggregate(Aggregation):
     ) -> None:
         if not callable(function):
             raise ConfigurationError(f"Aggregate got {function!r}.", "Pass a function.", argument="function")
-        check_plain_function("Aggregate", function, "function")
+        check_plain_function("Aggregate", function, "function", "records")
         if form not in ("arrow", "pandas"):
             raise ConfigurationError(f"Aggregate has form={form!r}.", "Write arrow or pandas.", argument="form")
         columns = (of,) if isinstance(of, str) else None if of is None else tuple(of)

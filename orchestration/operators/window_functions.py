@@ -127,7 +127,7 @@ class _Call:
         try:
             value = made.value_of(records)
         except Exception as error:  # noqa: BLE001 - it is a user's function
-            failed = failure_of(self.operator, made.words(), error, sensitive=self.sensitive)
+            failed = failure_of(self.operator, made.words(), made.function, error, sensitive=self.sensitive)
             raise failed from (None if self.sensitive else error)
         value = value.as_py() if isinstance(value, pa.Scalar) else value
         kind = self.made.to_arrow().field(name).type

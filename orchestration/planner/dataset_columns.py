@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection, fits
 from dagster_adjunct.assets.sources.decode_changes import schema_of_rows, stored_schema
+from dagster_adjunct.assets.unbounded.input_order import check_order
 from dagster_adjunct.assets.validation.named_columns import check_validator_columns
 from dagster_adjunct.orchestration.planner.refusals import shown
 from dagster_adjunct.resources.errors import AdjunctError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.sql.checking import check_of_one_record, checked_expression
+from dagster_adjunct.resources.sql.checking import check_of_one_record, checked_condition, checked_expression
 from dagster_adjunct.resources.sql.parsing import parsed
 
 if TYPE_CHECKING:
@@ -20,29 +21,29 @@ if TYPE_CHECKING:
 
 
 def check_datasets(app: Application, catalog: Catalog) -> None:
-    """Raise PlanningError for a dataset whose projection or validators name columns that will not be there."""
+    """Raise PlanningError for a dataset that could never be made of its input, joined or not: one whose key, columns,
+    order, projection or validators name columns that will not be there, or are of another type."""
     for dataset in app.datasets:
-        if not dataset.validators and not isinstance(dataset.extractor, Projection):
-            continue
         facts = catalog.get(dataset.input) if isinstance(dataset.input, str) else None
         records = (facts.schema if facts else None) if isinstance(dataset.input, str) else dataset.input.schema
-        if records is None:
-            continue
         try:
-            follows = dataset.follows_changes and isinstance(dataset.input, str)
-            rows = schema_of_rows(dataset, records) if follows else records
-            stored = stored_schema(dataset, records)
-        except AdjunctError:  # which is told of the join, or when the dataset is advanced
-            continue
-        try:
-            if isinstance(dataset.extractor, Projection):
-                _check_projection(dataset, dataset.extractor, rows)
-            check_validator_columns(dataset, stored)
-        except PlanningError as error:
+            if records is not None:
+                _check_columns(dataset, records)
+            if facts is not None and dataset.follows_changes:
+                check_order(dataset, facts.key, facts.partitions, facts.partitioner)
+        except AdjunctError as error:
             facts_known = {name: value for name, value in error.facts.items() if name != "operator"}
             place = None if dataset.declared_at is None else shown(dataset.declared_at)
             told = {**facts_known, "dataset": dataset.name, "declared_at": place}
             raise PlanningError(error.problem, error.next_step, **told) from None
+
+
+def _check_columns(dataset: AdjunctDataset, records: Schema) -> None:
+    follows = dataset.follows_changes and isinstance(dataset.input, str)
+    rows = schema_of_rows(dataset, records) if follows else records
+    if isinstance(dataset.extractor, Projection):
+        _check_projection(dataset, dataset.extractor, rows)
+    check_validator_columns(dataset, stored_schema(dataset, records))
 
 
 def _check_projection(dataset: AdjunctDataset, projection: Projection, rows: Schema) -> None:
@@ -57,12 +58,19 @@ def _check_projection(dataset: AdjunctDataset, projection: Projection, rows: Sch
                 f"Declare it as {kind}, or cast it in the expression, where everybody sees it.",
                 column=name,
             )
-    if projection.where is not None:
-        _checked(what, projection.where, types, "Correct the projection's where=.")
+    where = projection.where
+    if where is not None and not _names_hidden(where):
+        _checked(what, where, types, "Correct the projection's where=.")
+        checked_condition(f"{what}: where=", where, tuple(types), types)
 
 
 def _checked(what: str, text: str, types: dict[str, str | None], next_step: str) -> str | None:
-    if any(name.name.startswith("__") for name in parsed(text).columns):  # Spark has the record's position there, too
+    if _names_hidden(text):
         return None
     check_of_one_record(what, text)
     return checked_expression(what, text, tuple(types), types, side="the record", next_step=next_step)
+
+
+def _names_hidden(text: str) -> bool:
+    """Whether an expression names a column of the record's position, which Spark has there, too."""
+    return any(name.name.startswith("__") for name in parsed(text).columns)

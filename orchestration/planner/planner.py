@@ -36,7 +36,7 @@ from dagster_adjunct.orchestration.planner.stream_edges import stream_edges
 from dagster_adjunct.orchestration.planner.table_order import order_notes, planned_tables
 from dagster_adjunct.orchestration.planner.table_writers import marks_notes
 from dagster_adjunct.orchestration.planner.task_groups import tasks_of
-from dagster_adjunct.orchestration.planner.unproven_columns import unproven_columns
+from dagster_adjunct.orchestration.planner.unproven_columns import unproven_columns, unproven_of_datasets
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.tables.credits.stated_budgets import budgets_of, check_budgets
 
@@ -91,6 +91,7 @@ def plan(app: Application, catalog: Catalog) -> ExecutionPlan:
             *marks_notes(app),
             *results_that_change(app),
             *unproven_columns(app, flows),
+            *unproven_of_datasets(app),
             *unproven,
             *state_over_time(app),
         ),

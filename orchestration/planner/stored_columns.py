@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.known_columns import Types
 from dagster_adjunct.orchestration.operators.planning_values import PlanContext
+from dagster_adjunct.orchestration.planner.fed_columns import check_fed
 from dagster_adjunct.orchestration.planner.key_types import check_key_types
 from dagster_adjunct.orchestration.planner.refusals import Refusals
 from dagster_adjunct.resources.errors import PlanningError, SchemaMismatchError
@@ -43,7 +44,7 @@ def check_types(app: Application, catalog: Catalog) -> tuple[str, ...]:
                 if types is None or target is None:
                     continue
                 if facts is not None:
-                    _check(operator.id, facts, types)
+                    _check(app, operator.id, facts, types)
                 elif operator.spec.role == "output" and target.name.startswith("lake."):
                     _check_new(operator.id, target.name, app.outputs[target.name].key, types)
             context = PlanContext(operator.id, app, catalog)
@@ -62,7 +63,7 @@ def _check_new(operator: str, stream: str, key: Sequence[str], types: dict[str, 
         raise _unfit(operator, stream, error) from error
 
 
-def _check(operator: str, facts: StreamFacts, types: dict[str, str | None]) -> None:
+def _check(app: Application, operator: str, facts: StreamFacts, types: dict[str, str | None]) -> None:
     if facts.schema is None or not facts.evolves:
         return
     stored = {field.name: field.type for field in facts.schema.fields}
@@ -81,6 +82,7 @@ def _check(operator: str, facts: StreamFacts, types: dict[str, str | None]) -> N
             stream=facts.name,
             operator=operator,
         )
+    check_fed(app, operator, facts.name, facts.schema, declared)
 
 
 def _unfit(operator: str, stream: str, error: SchemaMismatchError) -> PlanningError:

@@ -155,7 +155,7 @@ def _handed(
         try:
             result = function(records, context)
         except Exception as error:  # noqa: BLE001 - it is a user's function
-            raise _failure(call, name, records, error) from (None if call.sensitive else error)
+            raise _failure(call, name, function, records, error) from (None if call.sensitive else error)
         if returns is None:
             if result is not None:
                 raise _wrong(operator, name, f"returned {type(result).__name__}, and the sink declares no returns=")
@@ -169,11 +169,14 @@ def _handed(
         )
 
 
-def _failure(call: SinkCall, name: str, records: pa.RecordBatch, error: Exception) -> OperatorFailedError:
+def _failure(
+    call: SinkCall, name: str, function: object, records: pa.RecordBatch, error: Exception
+) -> OperatorFailedError:
     first = records.slice(0, 1).to_pylist()[0]
     return failure_of(
         call.operator,
         name,
+        function,
         error,
         record=first,
         sensitive=call.sensitive,

@@ -12,6 +12,7 @@ from dagster_adjunct.orchestration.operators.hidden_columns import UNSENT, tie_b
 from dagster_adjunct.orchestration.operators.shipped_function import shipped_function
 from dagster_adjunct.orchestration.operators.table_checks import Sink, check_columns
 from dagster_adjunct.orchestration.operators.table_lookups import check_stored, read_function
+from dagster_adjunct.orchestration.planner.fed_columns import check_fed
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.compile_batch import Batch, Counted
 from dagster_adjunct.orchestration.step.function_sinks import SinkCall, made_by
@@ -181,8 +182,13 @@ class Rehearsal(Batch):
     def send(
         self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
     ) -> AppendResult | None:
-        name = split_stream_name(stream)[1]
-        self.system_of(stream).check_create(name, schema=sent_schema(frame), key=key, partitions=partitions)
+        system, name = self.system_of(stream), split_stream_name(stream)[1]
+        sent = sent_schema(frame)
+        system.check_create(name, schema=sent, key=key, partitions=partitions)
+        if system.evolves and any(dataset.stream == stream for dataset in self.app.datasets):
+            stored = system.info(name).schema
+            if stored is not None:
+                check_fed(self.app, operator, stream, stored, sent)
         if key:
             self._written_as_they_lie(operator, frame)
         else:

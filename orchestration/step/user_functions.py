@@ -29,7 +29,7 @@ def result_of(operator: str, function: DataFrameFunction, frame: DataFrame) -> D
     except (AdjunctError, AnalysisException):
         raise
     except Exception as error:
-        raise failure_of(operator, called(function), error) from error
+        raise failure_of(operator, called(function), function, error) from error
     if not isinstance(result, DataFrame):
         found = "None" if result is None else type(result).__name__
         raise PlanningError(

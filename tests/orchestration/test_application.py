@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
+from dagster_adjunct.assets.validation.validators import custom
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.filter import Filter
 from dagster_adjunct.orchestration.operators.join import Join, Selected
@@ -276,4 +277,23 @@ def test_async_functions_are_refused_where_they_are_declared(app, function):
         lambda given: Aggregate(given, returns="int"),
     ):
         with pytest.raises(ConfigurationError, match=r"got \w+\(\), which is async: expected a function"):
+            declare(function)
+
+
+def test_functions_of_other_parameters_are_refused_where_they_are_declared(app):
+    flights, made = app.input_stream("lake.flights"), Schema.of(word="string")
+    for declare, given, function in (
+        (flights.map, "frame", lambda: None),
+        (flights.filter, "frame", lambda frame, other: frame),
+        (flights.sink, "records, context", lambda records: None),
+        (lambda given: flights.flat_map(given, schema=made), "record", lambda: [{}]),
+        (
+            lambda given: flights.join(app.table(planes), on="tailnum", function=given, schema=made),
+            "record, entry",
+            lambda record: {},
+        ),
+        (lambda given: Aggregate(given, returns="int"), "records", lambda *, records: 1),
+        (lambda given: custom("x", given), "candidate", lambda: True),
+    ):
+        with pytest.raises(ConfigurationError, match=rf"calls <lambda>\(\) with \({given}\), and its parameters are"):
             declare(function)

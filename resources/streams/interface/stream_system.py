@@ -181,8 +181,12 @@ class StreamSystem(ABC):
         raise self._unable("create streams", "Create it with the system's own tools, or send to another system.")
 
     def check_create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> None:
-        """Raise what `create` would raise for this declaration, where that can be told without changing anything."""
-        return
+        """Raise what `create` would raise for this declaration, where that can be told without changing anything.
+
+        A system that can't create at all says so here, too: before a batch that sends to it is begun.
+        """
+        if type(self).create is StreamSystem.create:
+            StreamSystem.create(self, name, schema=schema, key=key, partitions=partitions)
 
     @abstractmethod
     def info(self, stream: str) -> StreamInfo: ...

@@ -13,7 +13,7 @@ weather = unbounded_dataset(
     "weather", input="lake.weather", key=["origin", "time_hour"], partition_by="origin", partitions=8
 )
 FLIGHTS = StreamFacts("lake.flights", 8, ("tailnum",), SPARK)
-WEATHER = StreamFacts("lake.weather", 2)
+WEATHER = StreamFacts("lake.weather", 2, ("origin",), SPARK)
 
 
 def joined(prepare=lambda stream: stream, on=("origin", "time_hour"), **options):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import pytest
 
@@ -173,6 +174,10 @@ SHOPS = StreamFacts("lake.shops", 4, ("shop",), SPARK, Schema.of(shop="string", 
         (sql_check("big", "sise > 0 and city <> ''"), "sise", "validator 'big' of dataset 'shops': the dataset has no"),
         (sql_check("big", "size + 1"), None, "'size + 1' is int: expected a condition, or a SELECT."),
         (sql_check("big", "upper(size, 1) = 'A'"), None, "upper() takes 1 argument, and gets 2"),
+        (sql_check("some", "count(*) > 1"), None, "'count(*) > 1' takes count() over several rows"),
+        (sql_check("some", "sum(size) over () > 1"), None, "takes sum() over several rows"),
+        (values_in("size", [1, "a"]), "size", "it allows 'a' in column 'size', which is int."),
+        (values_in("size", [True]), "size", "it allows True in column 'size', which is int."),
     ],
 )
 def test_columns_that_validators_name_are_proven(validator, column: str | None, said: str) -> None:
@@ -189,7 +194,8 @@ def test_columns_that_validators_name_are_proven(validator, column: str | None, 
 @pytest.mark.parametrize(
     "validator",
     [
-        no_nulls("shop", "city"), values_in("size", [1]), sql_check("big", "Size > 0"), unique_keys(),
+        no_nulls("shop", "city"), values_in("size", [1, "2", None]), values_in("city", ["a", 1]),
+        sql_check("big", "Size > 0"), unique_keys(),
         sql_check("rows", "select nope from version"), sql_check("ours", "ours(size)"), sql_check("at", "__offset > 1"),
         custom("ours", lambda candidate: True),
     ],
@@ -203,12 +209,36 @@ def test_validators_that_may_hold_are_planned(validator) -> None:
 
 
 @pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        ({"validators": [sql_check("rows", "SELECT * FROM versions")]},
+         "validator 'rows' of dataset 'shops': 'SELECT * FROM versions' (a SELECT is left to Spark)"),
+        ({"validators": [sql_check("rows", "SELEC *")]},
+         "validator 'rows' of dataset 'shops': 'SELEC *' (it can't be read without Spark (ParseError))"),
+        ({"validators": [sql_check("ours", "uper(city) = 'A'")]},
+         "validator 'ours' of dataset 'shops': uper() is none of Spark's functions (upper?)"),
+        ({"extractor": Projection("shop string, city string", {"city": "uper(city)"}, where="exists (select 1)")},
+         "the projection of dataset 'shops': 'exists (select 1)' (a subquery is not understood without Spark); "
+         "the projection of dataset 'shops': uper() is none of Spark's functions (upper?)"),
+    ],
+)  # fmt: skip
+def test_what_of_a_dataset_is_left_to_spark_is_noted(declared: dict[str, Any], said: str) -> None:
+    def describe(app, visits):
+        app.table(bounded_dataset("shops", input="lake.shops", key="shop", broadcast=True, **declared))
+
+    notes = [note for note in planned(describe, SHOPS).notes if "Unproven" in note]
+    assert notes == [f"Unproven, asked of Spark when the dataset is advanced: {said}."]
+
+
+@pytest.mark.parametrize(
     ("projection", "said"),
     [
         (Projection("shop string, city string", {"city": "upper(citty)"}), "the record has no column 'citty'"),
         (Projection("shop string, city int", {"city": "upper(city)"}), "city as int, and 'upper(city)' gives string"),
         (Projection("shop string, city string", where="sise > 0"), "the record has no column 'sise' ('sise > 0')"),
         (Projection("shop string, city string", {"city": "upper(city"}), "'(' is not closed"),
+        (Projection("shop string, city string", where="size"), "where=: the condition 'size' is int: expected boolean"),
+        (Projection("shop string, city string", where="max(size) > 1"), "makes one value of several records with max"),
         (Projection("shop string, city string", {"city": "ours(city)"}, where="__offset > 1"), None),
         (Projection("shop string, city bigint", {"city": "size + 1"}, where="exists (select 1)"), None),
     ],

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.assets.declaration.dataset import BY_OFFSET, AdjunctDataset, bounded_dataset
+from dagster_adjunct.assets.declaration.dataset import BY_OFFSET, AdjunctDataset, bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.dataset_inputs import FileSource, QuerySource
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection
 from dagster_adjunct.orchestration.application.output_lineage import source_of, sources_read
@@ -52,6 +52,33 @@ def test_a_column_that_neither_files_nor_query_have_is_named() -> None:
         planned(planes(FILES), select=["engines"])
     with pytest.raises(PlanningError, match="has no column 'tail'"):
         planned(planes(QUERY, key="tail"), on={"tailnum": "tail"})
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        ({"key": "tail"}, "dataset 'planes' .* has no column 'tail': it has tailnum, seats, model"),
+        ({"columns": ["tailnum", "engines"]}, "dataset 'planes' .* has no column 'engines'"),
+        ({"order_by": "at"}, "dataset 'planes' .*: order_by is 'at', and changes .* have no such column"),
+        ({"order_by": "model"}, "dataset 'planes' .*: order_by names the column 'model', which is string"),
+        ({"extractor": Projection("tailnum string, engines int")}, "the record has no column 'engines'"),
+        ({"key": "model"}, r"dataset 'planes' has the key \(model\), .* keyed by \(tailnum\) over 2 partitions"),
+    ],
+)
+@pytest.mark.parametrize("use", ["declared", "fed"])
+def test_a_dataset_that_could_not_be_made_is_refused_whether_it_is_joined_or_not(
+    use: str, declared: dict[str, Any], said: str
+) -> None:
+    app = application()
+    made = {"key": "tailnum", "partitions": 8} | declared
+    table = app.table(unbounded_dataset("planes", input="lake.planes", **made))
+    flights = app.input_stream("lake.flights").map("*", "1 as seats", "'x' as model", "'x' as tail")
+    if use == "fed":
+        flights.send_to(table)
+    with pytest.raises(PlanningError, match=said) as caught:
+        plan(app, catalog(FLIGHTS, StreamFacts("lake.planes", 2, ("tailnum",), SPARK, PLANES)))
+    assert caught.value.dataset == "planes"
+    assert str(caught.value.declared_at).startswith("tests/orchestration/planner/test_planned_datasets.py:")
 
 
 def test_what_an_extractor_makes_are_the_datasets_columns() -> None:

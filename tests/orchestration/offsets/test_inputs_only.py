@@ -1,0 +1,14 @@
+"""A system that can't create streams is for inputs only, and says so when a batch is rehearsed, before it has begun."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.schemas.schema import Schema
+from tests.orchestration.offsets.fake_streams import FakeStreams
+
+
+def test_a_system_that_can_not_create_streams_says_so_beforehand() -> None:
+    with pytest.raises(ConfigurationError, match="can't create streams"):
+        FakeStreams().check_create("out", schema=Schema.of(k="string"), key=["k"], partitions=2)
