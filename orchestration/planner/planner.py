@@ -37,6 +37,7 @@ from dagster_adjunct.orchestration.planner.table_order import order_notes, plann
 from dagster_adjunct.orchestration.planner.table_writers import marks_notes
 from dagster_adjunct.orchestration.planner.task_groups import tasks_of
 from dagster_adjunct.orchestration.planner.unproven_columns import unproven_columns
+from dagster_adjunct.orchestration.planner.windows_in_sql import windows_of_batches
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.tables.credits.stated_budgets import budgets_of, check_budgets
 
@@ -90,6 +91,7 @@ def plan(app: Application, catalog: Catalog) -> ExecutionPlan:
             *order_notes(tables),
             *marks_notes(app),
             *results_that_change(app),
+            *windows_of_batches(app),
             *unproven_columns(app, flows),
             *unproven,
             *state_over_time(app),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.orchestration.operators.operator_spec import Operator
 from dagster_adjunct.orchestration.operators.planning_values import Flow, PlanContext
 from dagster_adjunct.orchestration.planner.refusals import Refusals
+from dagster_adjunct.orchestration.planner.windows_in_sql import check_windows
 from dagster_adjunct.resources.sql.checking import check_of_one_record
 
 if TYPE_CHECKING:
@@ -66,5 +67,6 @@ def follow(
                 check_of_one_record(operator.id, text)
             onward = arriving if operator.spec.writes_aside else moved
             flows.after[operator.id] = operator.spec.flow(PlanContext(operator.id, app, catalog, counts), onward)
+            check_windows(operator, onward)
     refusals.tell()
     return flows
