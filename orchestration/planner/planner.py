@@ -65,7 +65,7 @@ def plan(app: Application, catalog: Catalog) -> ExecutionPlan:
     check_budgets(budgets_of(app.tables.values()))
     check_datasets(app, catalog)
     check_state_names(app)
-    unproven = check_types(app, catalog)
+    unproven, types = check_types(app, catalog)
     groups = join_groups(app, needs, flows)
     default, default_from = default_count(app, catalog)
     open_counts = declared_counts(app, catalog)
@@ -90,7 +90,7 @@ def plan(app: Application, catalog: Catalog) -> ExecutionPlan:
             *_notes(app, edges, inserted),
             *order_notes(tables),
             *marks_notes(app),
-            *results_that_change(app),
+            *results_that_change(app, types),
             *windows_of_batches(app),
             *unproven_columns(app, flows),
             *unproven,

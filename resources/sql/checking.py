@@ -13,6 +13,7 @@ from dagster_adjunct.resources.schemas.schema import TYPES
 from dagster_adjunct.resources.sql.expression import NILADIC, ColumnName, Expression
 from dagster_adjunct.resources.sql.expression_types import no_boolean, type_of
 from dagster_adjunct.resources.sql.nearest_names import did_you_mean
+from dagster_adjunct.resources.sql.operands import wrong_operand
 from dagster_adjunct.resources.sql.parsing import beyond_a_record, holds_all_columns, parsed
 from dagster_adjunct.resources.sql.spark_functions import SEVERAL_RECORDS
 
@@ -66,6 +67,13 @@ def checked_expression(
             f"Compare it with something: {wrong[0]} is not null.",
             operator=operator,
         )
+    operand = wrong_operand(expression, known_types)
+    if operand is not None:
+        raise PlanningError(
+            f"{operator}: {text!r} {operand}.",
+            f"Cast it to what fits, or write another. {next_step}",
+            operator=operator,
+        )
     return type_of(resolved(expression, columns), known_types)
 
 
@@ -93,6 +101,12 @@ def checked_condition(
     """Raise PlanningError for a condition that `checked_expression` refuses, or that is certainly no boolean."""
     kind = checked_expression(operator, text, columns, types, next_step="Correct the condition.")
     check_of_one_record(operator, text)
+    if parsed(text).star:
+        raise PlanningError(
+            f"{operator}: the condition {text!r} is all columns: expected boolean.",
+            "Compare one of them with something.",
+            operator=operator,
+        )
     windows = [name for name, _ in beyond_a_record(text)]
     if windows:
         raise PlanningError(
@@ -100,7 +114,7 @@ def checked_condition(
             "Give it as a column, with_columns(…), and keep records by that.",
             operator=operator,
         )
-    if kind not in (None, "boolean"):
+    if kind not in (None, "boolean", "void"):
         raise PlanningError(
             f"{operator}: the condition {text!r} is {kind}: expected boolean.",
             f"Compare it with something: {text} is not null.",
@@ -166,4 +180,6 @@ def _missing(
 
 
 def _flat(kind: str | None) -> bool:
+    if kind is not None and kind.startswith("array<"):  # of structs it has, of each of them
+        return _flat(kind[6:-1])
     return kind is not None and (kind in TYPES or kind.startswith("decimal("))
