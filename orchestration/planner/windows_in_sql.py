@@ -6,6 +6,7 @@ follows would not find them where they are planned to be.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK
@@ -17,11 +18,10 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.operator_spec import Operator
     from dagster_adjunct.orchestration.operators.planning_values import Flow
-    from dagster_adjunct.orchestration.planner.record_flows import Arriving
     from dagster_adjunct.resources.sql.expression import Window
 
 
-def check_windows(operator: Operator, arriving: Arriving) -> None:
+def check_windows(operator: Operator, arriving: Sequence[Flow]) -> None:
     """Raise PlanningError for a window over records that do not lie together where they arrive."""
     for text in operator.spec.sql:
         for window in windows_of(text):

@@ -55,11 +55,13 @@ def checked_expression(
     known = aliases or {}
     for name in expression.columns:
         _check(operator, expression, name, columns, types or {}, known, side, next_step)
-    there = None if columns is None else {column.lower() for column in columns}
     for excepted in expression.excepted:
-        if there is not None and excepted.lower() not in there:
+        if columns is not None and _found(excepted.lower(), excepted, columns) is None:
             raise _missing(operator, expression, ColumnName((excepted,)), columns or (), side, next_step)
-    known_types = {**known, **(types or {})}
+    known_types = types or {}
+    if known:  # which stand back behind columns, whatever their case
+        there = {name.lower() for name in known_types}
+        known_types = {**{name: kind for name, kind in known.items() if name.lower() not in there}, **known_types}
     wrong = no_boolean(expression, known_types)
     if wrong is not None:
         raise PlanningError(
@@ -152,7 +154,7 @@ def _check(
         )
     if columns is None or lower in _SPARKS_OWN or any(lower == alias.lower() for alias in aliases):
         return
-    found = next((column for column in columns if column.lower() == lower), None)
+    found = _found(lower, name.name, columns)
     if found is None:
         if lower in NILADIC and len(name.parts) == 1:
             return
@@ -165,6 +167,11 @@ def _check(
             operator=operator,
             column=found,
         )
+
+
+def _found(lower: str, name: str, columns: Sequence[str]) -> str | None:
+    """Return the column of a name, whatever its case; as it stands it is found fast, among thousands."""
+    return name if name in columns else next((column for column in columns if column.lower() == lower), None)
 
 
 def _missing(

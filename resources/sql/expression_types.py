@@ -94,14 +94,20 @@ def no_boolean(expression: Expression, types: Mapping[str, str | None]) -> tuple
 
 
 class Known:
-    """Types of columns by name, whatever its case."""
+    """Types of columns by name, whatever its case; no two names differ in case alone."""
 
     def __init__(self, types: Mapping[str, str | None]) -> None:
-        self._types = {name.lower(): kind for name, kind in types.items()}
+        self._types = types
+        self._by_lower: dict[str, str | None] | None = None  # made for the first name that is in no such case there
 
     def column(self, name: ColumnName) -> str | None:
         """Return the type of a column, or of a field that is known by its whole name."""
-        return self._types.get(str(name).lower())
+        whole = str(name)
+        if whole in self._types:
+            return self._types[whole]
+        if self._by_lower is None:
+            self._by_lower = {column.lower(): kind for column, kind in self._types.items()}
+        return self._by_lower.get(whole.lower())
 
     def type(self, node: exp.Expr | None) -> str | None:
         """Return the type of a node of a parsed expression."""

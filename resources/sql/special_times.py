@@ -35,7 +35,7 @@ def special_times(text: str, types: Mapping[str, str | None]) -> tuple[str, ...]
     from sqlglot import exp
 
     operands = Operands(types)
-    found = {}
+    found: dict[str, None] = {}
     for literal in tree.find_all(exp.Literal, bfs=False):
         special = _SPECIAL.fullmatch(literal.name) if literal.is_string else None
         if special is not None and _becomes_a_time(operands, literal):
@@ -52,7 +52,8 @@ def _becomes_a_time(operands: Operands, literal: exp.Expr) -> bool:
     kind = type(parent).__name__
     if kind not in _COMPARES.split():
         return kind in _OF_TIMES.split()
-    beside = parent.parent if kind == "If" and type(parent.parent).__name__ == "Case" else parent
+    above = parent.parent
+    beside = above if kind == "If" and above is not None and type(above).__name__ == "Case" else parent
     parts = [beside.this, *(beside.args.get(name) for name in ("expression", "low", "high")), *beside.expressions]
     groups = [operands.kind(part) and operands.group(part) for part in parts if part is not None and part is not node]
     return any(group in (None, "time") for group in groups)

@@ -22,12 +22,13 @@ TYPES: dict[str, str | None] = {
 OF_TWO = """{} = {} | {} < {} | {} <=> {} | {} in ({}) | {} between {} and null | {} + {} | {} - {} | {} * {} | {} / {}
 | {} % {} | {} is distinct from {} | concat({}, {})"""
 OF_ONE = """upper({}) | trim({}) | length({}) | substring({}, 1, 2) | repeat({}, 2) | unhex({}) | {} like 'a'
-| {} rlike 'a' | regexp_replace({}, 'a', 'b') | split({}, ',') | levenshtein({}, 'a') | instr({}, 'a') | contains({}, 'a')
-| sqrt({}) | round({}) | floor({}) | pow({}, 2) | isnan({}) | abs({}) | -{} | year({}) | day({}) | hour({}) | weekofyear({})
-| last_day({}) | add_months({}, 1) | next_day({}, 'MO') | md5({}) | sha2({}, 256) | array_distinct({}) | sort_array({})
-| array_contains({}, 1) | exists({}, x -> true) | transform({}, x -> x) | slice({}, 1, 1) | size({}) | {}[0]
-| explode({}) | map_keys({}) | array_join({}, ',') | array_max({}) | translate({}, 'a', 'b')
-| left({}, 2) | lpad({}, 3, 'x')"""
+| {} rlike 'a' | regexp_replace({}, 'a', 'b') | split({}, ',') | levenshtein({}, 'a') | instr({}, 'a')
+| contains({}, 'a') | sqrt({}) | round({}) | floor({}) | pow({}, 2) | isnan({}) | abs({}) | -{}
+| year({}) | day({}) | hour({}) | weekofyear({}) | last_day({}) | add_months({}, 1) | next_day({}, 'MO')
+| md5({}) | sha2({}, 256) | array_distinct({}) | sort_array({}) | array_contains({}, 1)
+| exists({}, x -> true) | transform({}, x -> x) | slice({}, 1, 1) | size({}) | {}[0] | explode({})
+| map_keys({}) | array_join({}, ',') | array_max({}) | translate({}, 'a', 'b') | left({}, 2)
+| lpad({}, 3, 'x')"""
 
 
 def shapes(text: str) -> list[str]:
