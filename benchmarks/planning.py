@@ -45,11 +45,21 @@ def chain(size: int, joins: int = 0, *, others: bool = False) -> Application:
     return app
 
 
+def ever_wider(size: int) -> Application:
+    """So many operators in a row, each of which adds a column."""
+    app = Application("planned")
+    records = app.input_stream("lake.s")
+    for number in range(size):
+        records = records.with_columns(**{f"c{number}": f"n + {number}"})
+    return app
+
+
 SHAPES: dict[str, tuple[Callable[[int], Application], int, str]] = {
     "2,500 joins and 2,500 writers of one table": (many_joins_and_writers, 2_500, "under 2 s"),
     "a chain of 10,000 operators": (chain, 10_000, "under 1 s"),
     "the same with 300 joins": (lambda size: chain(size, 300), 10_000, "under 1 s"),
     "10,000 operators, each with an expression to parse": (lambda size: chain(size, others=True), 10_000, "no goal"),
+    "1,000 operators, each with one more column": (ever_wider, 1_000, "under 0.5 s"),
 }
 
 

@@ -45,6 +45,8 @@ def partition_count(what: str, value: int | None) -> int | None:
 
 def first_double(names: Sequence[str]) -> str | None:
     """Return the first name that stands twice, None where none does; Spark's column names ignore case."""
+    if len(set(map(str.lower, names))) == len(names):
+        return None
     seen: set[str] = set()
     for name in names:
         if name.lower() in seen:

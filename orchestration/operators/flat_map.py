@@ -65,6 +65,8 @@ class Elements(Spec):
             kind = checked_expression(context.operator, self.expression, tuple(types), types)
             if kind is not None and not kind.startswith(("array<", "map<")):
                 raise self._no_elements(context.operator, kind)
+            if kind is not None and kind.startswith("array<") and "…" not in kind:
+                return (self._as_columns.types(context, arriving) or {}) | {self.name: kind[6:-1]}
         return self._as_columns.types(context, arriving)
 
     def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:

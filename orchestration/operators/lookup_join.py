@@ -17,7 +17,7 @@ from dagster_adjunct.orchestration.operators.join_arguments import (
 )
 from dagster_adjunct.orchestration.operators.known_columns import Columns, Types, check_names, require
 from dagster_adjunct.orchestration.operators.operator_spec import Match, Spec
-from dagster_adjunct.orchestration.operators.planning_values import Call, Flow
+from dagster_adjunct.orchestration.operators.planning_values import Call, ComparedColumn, Flow
 from dagster_adjunct.orchestration.operators.table_lookups import (
     Answer,
     TableLookup,
@@ -122,6 +122,15 @@ class LookupJoin(Spec):
                 operator=operator,
             )
         return None if stream is None else (*stream, *added)
+
+    def declared_types(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
+        (types,) = arriving
+        declared = column_types(context.app.tables[self.table]) or {}
+        return [
+            ComparedColumn(stream, (types or {}).get(stream), f"table {self.table}", declared[entry])
+            for stream, entry in self.on
+            if entry in declared
+        ]
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         (types,) = arriving

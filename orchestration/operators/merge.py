@@ -14,6 +14,7 @@ from dagster_adjunct.orchestration.operators.planning_values import agreed
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, UNKNOWN
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.sql.expression_types import differ
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -78,7 +79,7 @@ class Merge(Spec):
     ) -> None:
         for name, kind in first.items():
             there = other.get(name)
-            if kind is not None and there is not None and kind != there:
+            if kind is not None and there is not None and differ(kind, there):
                 raise PlanningError(
                     f"{operator}: its inputs have different types of {name!r}: {there} in {source}, {kind} in "
                     f"{self.inputs[0]}; equal values of different types would lie in different partitions.",

@@ -209,6 +209,13 @@ class Spec(ABC):
         """Return the columns of the records whose values are compared with others, which takes equal types."""
         return ()
 
+    def declared_types(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
+        """Return the columns of the records that others declare a type of, where they are written or looked up.
+
+        What certainly does not fit is refused by `types`.
+        """
+        return ()
+
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         """Return the types of the columns that leave; None where they are not known."""
         return None

@@ -11,7 +11,7 @@ from dagster_adjunct.orchestration.operators.column_lineage import Node
 from dagster_adjunct.orchestration.operators.exchange_before_sink import before_local
 from dagster_adjunct.orchestration.operators.known_columns import require
 from dagster_adjunct.orchestration.operators.operator_spec import PassesRecords
-from dagster_adjunct.orchestration.operators.planning_values import Requirement
+from dagster_adjunct.orchestration.operators.planning_values import ComparedColumn, Requirement
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.sql.checking import checked_condition
 
@@ -74,6 +74,11 @@ class SendToLocal(PassesRecords):
         if self.deleted is not None and types is not None:
             checked_condition(context.operator, self.deleted, tuple(types), types)
         return types
+
+    def declared_types(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
+        (types,) = arriving
+        what, known = f"local table {self.table}", types or {}
+        return [ComparedColumn(field.name, known.get(field.name), what, field.type) for field in self.schema.fields]
 
     def check_types(self, operator: str, types: Types) -> None:
         """Refuse columns of other types than the table's, as far as types are known."""

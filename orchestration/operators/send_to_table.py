@@ -13,7 +13,7 @@ from dagster_adjunct.orchestration.operators.known_columns import require
 from dagster_adjunct.orchestration.operators.operator_spec import PassesRecords
 from dagster_adjunct.orchestration.operators.planning_values import Requirement
 from dagster_adjunct.orchestration.operators.stream_facts import StreamFacts, facts_of
-from dagster_adjunct.orchestration.operators.table_checks import Sink, check_columns, check_table
+from dagster_adjunct.orchestration.operators.table_checks import Sink, check_columns, check_table, declared_types
 from dagster_adjunct.orchestration.operators.table_sends import ChangedColumns
 from dagster_adjunct.orchestration.operators.update_columns import with_lists
 from dagster_adjunct.resources.names import split_stream_name
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.compiling import Batch
     from dagster_adjunct.orchestration.operators.declared_sinks import Declarations
     from dagster_adjunct.orchestration.operators.known_columns import Types
-    from dagster_adjunct.orchestration.operators.planning_values import Exchange, Flow, PlanContext
+    from dagster_adjunct.orchestration.operators.planning_values import ComparedColumn, Exchange, Flow, PlanContext
     from dagster_adjunct.orchestration.operators.table_sends import TableSend
     from dagster_adjunct.orchestration.operators.update_columns import Update
 
@@ -100,6 +100,10 @@ class SendToTable(PassesRecords):
                 ".map(*update_message(…)), or write stream.update(table, set={…}); or leave the contract out.",
             )  # fmt: skip
         return flow
+
+    def declared_types(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
+        (types,) = arriving
+        return declared_types(self._sink(context.app), types)
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         (types,) = arriving

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dagster_adjunct.orchestration.operators.planning_values import ComparedColumn
 from dagster_adjunct.resources.backends.column_values import Column, Kind, column_of
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.sql.expression_types import type_of
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _TAKEN_AS = {Kind.INTEGER: (Kind.FLOAT, Kind.DECIMAL)}
 _ADDED = (Kind.INTEGER, Kind.FLOAT, Kind.DECIMAL, Kind.OTHER)
 _WITHOUT_ORDER = (Kind.BOOLEAN, Kind.LIST, Kind.JSON)
+_NESTED = ("array<…", "map<", "struct<", "interval")
 _APPENDED = (Kind.LIST, Kind.JSON, Kind.OTHER)
 
 
@@ -153,6 +155,24 @@ def check_columns(operator: str, sink: Sink, types: Types, stored: dict[str, str
         raise PlanningError(f"{operator}: table {sink.table.name}{problem}", step, operator=operator)
 
 
+def declared_types(sink: Sink, types: Types) -> list[ComparedColumn]:
+    """Return what is written to the table's columns, by their names there, with the types on both sides."""
+    columns, known = sink.columns or {}, types or {}
+    if sink.update is not None:
+        found = [(name, known.get(name)) for name in sink.table.key]
+        for pairs in (sink.update.set, sink.update.add, sink.update.append):
+            found += [(name, _type(text, types)) for name, text in pairs]
+    else:
+        unknown = dict.fromkeys(columns) if sink.send.contract is None else {}
+        found = list((_sent(sink, types) or unknown).items())
+    found += [] if sink.send.contract is None else _defaults(sink, types).items()
+    return [
+        ComparedColumn(name, kind, f"table {sink.table.name}", columns[name])
+        for name, kind in found
+        if name in columns and column_of(name, columns[name]).kind not in (Kind.OTHER, Kind.JSON)
+    ]
+
+
 def _wrong_columns(sink: Sink, types: Types, stored: dict[str, str] | None) -> Iterator[tuple[str, str]]:
     sent = _sent(sink, types)
     if sent is None:
@@ -262,6 +282,8 @@ def _fits(sent: str | None, declared: str) -> bool:
 
 def _fits_column(sent: Column, declared: Column) -> bool:
     ours, theirs = sent.kind, declared.kind
+    if sent.type.startswith(_NESTED):
+        return theirs in (Kind.OTHER, Kind.JSON) or (theirs is Kind.LIST and sent.type.startswith("array"))
     if ours is theirs and sent.element is not None and declared.element is not None:
         return _fits_column(sent.element, declared.element)
     return ours is theirs or bool({ours, theirs} & {Kind.OTHER, Kind.JSON}) or theirs in _TAKEN_AS.get(ours, ())

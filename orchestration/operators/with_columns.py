@@ -54,9 +54,10 @@ class WithColumns(Spec):
         if columns is None:
             return None
         given = {name.lower(): name for name, _ in self.columns}
-        there = {name.lower() for name in columns}
+        there = set(map(str.lower, columns))
         added = (name for name, _ in self.columns if name.lower() not in there)
-        return (*(given.get(name.lower(), name) for name in columns), *added)
+        kept = columns if there.isdisjoint(given) else tuple(given.get(name.lower(), name) for name in columns)
+        return (*kept, *added)
 
     def _kept(self, column: str) -> str | None:
         """Return the name that a column has after it, None where another one stands in its place."""
@@ -73,7 +74,10 @@ class WithColumns(Spec):
             name: checked_expression(context.operator, expression, tuple(types), types)
             for name, expression in self.columns
         }
-        return {name: types.get(name) for name in self._columns(tuple(types)) or ()} | known
+        columns = self._columns(tuple(types)) or ()
+        if columns[: len(types)] == tuple(types):  # none is replaced under another spelling
+            return types | known
+        return {name: types.get(name) for name in columns} | known
 
     def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
         (made,) = arriving

@@ -117,7 +117,9 @@ def _step(app: Application, ways: Sequence[Mend], edges: Mapping[str, StreamEdge
 
 def _way(app: Application, mend: Mend, edges: Mapping[str, StreamEdge]) -> str:
     parts = [
-        f"move {_name(stream, edges)} with {_partition_by(columns)} before it" for _, stream, columns in mend.moved
+        f"move {_name(item.stream, edges)} with {_partition_by(item.columns)} before "
+        f"{'it' if item.operator == mend.at else item.operator}"
+        for item in mend.moved
     ]
     parts += [f"write partition_by(…, partitions={mend.partitions}) at {operator}" for operator in mend.given]
     parts += [

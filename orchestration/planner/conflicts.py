@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.planner.join_groups import Groups, Needs, traverse
+from dagster_adjunct.orchestration.planner.join_groups import Groups, Needs, dataset_node, traverse
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.planner.partition_counts import Counts
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Conflict:
     """A join whose streams have different counts. `at` are the operators where they meet: the join itself, sinks to
-    its table, or operators that bring streams together before it; `nodes` is all that takes part.
+    its table, or operators that bring streams together before it; `nodes` is all that takes part, those that agree
+    and those that feed or read its table included.
 
     `joins` says how many joins need this, where it is the table that they all read.
     """
@@ -60,13 +61,19 @@ def conflicts_of(needs: Needs, groups: Groups, counts: Counts, streams: Sequence
         at.setdefault(join, []).append(operator)
         joins[join] = max(joins.get(join, 1), number)
     order = {operator: number for number, operator in enumerate(groups)}
+    tables = _by_table(needs)
+    by_table: dict[tuple[str, ...], tuple[str, ...]] = {}  # joins of one table have the same that take part
+
+    def taking_part(join: str, where: Sequence[str]) -> tuple[str, ...]:
+        read = tuple(member for member in groups.get(join, ()) if member in tables)
+        if read not in by_table or not read:
+            meeting = [operator for table in read for operator in tables[table]]
+            found = _involved(dict.fromkeys([join, *where, *meeting]), groups, counts)
+            by_table[read] = tuple(sorted(found, key=lambda node: place[node]))
+        return by_table[read]
+
     return tuple(
-        Conflict(
-            join,
-            tuple(where),
-            tuple(sorted(_involved([join, *where], groups, counts), key=lambda node: place[node])),
-            joins[join],
-        )
+        Conflict(join, tuple(where), taking_part(join, where), joins[join])
         for join, where in sorted(at.items(), key=lambda item: order[item[0]])
     )
 
@@ -78,6 +85,15 @@ def majority(nodes: Iterable[str], counts: Counts) -> tuple[int, tuple[str, ...]
     if not most or most[0][1] < 2 or (len(most) > 1 and most[1][1] == most[0][1]):
         return None
     return most[0][0], tuple(node for node in own if counts.partitions[node] == most[0][0])
+
+
+def _by_table(needs: Needs) -> dict[str, list[str]]:
+    """Return the operators that read a dataset or feed it, by its node."""
+    found: dict[str, list[str]] = {}
+    for operator, asked in needs.items():
+        for name in dict.fromkeys(needed.dataset for needed in asked if needed is not None and needed.dataset):
+            found.setdefault(dataset_node(name), []).append(operator)
+    return found
 
 
 def _involved(operators: Iterable[str], groups: Groups, counts: Counts) -> list[str]:

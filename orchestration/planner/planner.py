@@ -37,6 +37,7 @@ from dagster_adjunct.orchestration.planner.table_order import order_notes, plann
 from dagster_adjunct.orchestration.planner.table_writers import marks_notes
 from dagster_adjunct.orchestration.planner.task_groups import tasks_of
 from dagster_adjunct.orchestration.planner.unproven_columns import unproven_columns, unproven_of_datasets
+from dagster_adjunct.orchestration.planner.windows_in_sql import windows_of_batches
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.tables.credits.stated_budgets import budgets_of, check_budgets
 
@@ -64,7 +65,7 @@ def plan(app: Application, catalog: Catalog) -> ExecutionPlan:
     check_budgets(budgets_of(app.tables.values()))
     check_datasets(app, catalog)
     check_state_names(app)
-    unproven = check_types(app, catalog)
+    unproven, types = check_types(app, catalog)
     groups = join_groups(app, needs, flows)
     default, default_from = default_count(app, catalog)
     open_counts = declared_counts(app, catalog)
@@ -89,7 +90,8 @@ def plan(app: Application, catalog: Catalog) -> ExecutionPlan:
             *_notes(app, edges, inserted),
             *order_notes(tables),
             *marks_notes(app),
-            *results_that_change(app),
+            *results_that_change(app, types),
+            *windows_of_batches(app),
             *unproven_columns(app, flows),
             *unproven_of_datasets(app),
             *unproven,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.orchestration.operators.operator_spec import Operator
 from dagster_adjunct.orchestration.operators.planning_values import Flow, PlanContext
 from dagster_adjunct.orchestration.planner.refusals import Refusals
+from dagster_adjunct.orchestration.planner.windows_in_sql import check_windows
 from dagster_adjunct.resources.sql.checking import check_of_one_record
 
 if TYPE_CHECKING:
@@ -42,9 +43,13 @@ def follow(
     catalog: Catalog,
     repartition: Repartition | None = None,
     counts: Mapping[str, int] | None = None,
+    *,
+    earlier: Flows | None = None,
 ) -> Flows:
     """Return the flows of all operators; `repartition` may put exchanges before one, `counts` are those decided.
 
+    `earlier` are the flows of the same application and counts: where the same arrives as there, nothing is worked out
+    again.
     Raises PlanningError for a stream that is not there, and for columns that are known to be missing or double.
     """
     flows, refusals = Flows({}, {}), Refusals()
@@ -55,9 +60,13 @@ def follow(
             arriving = tuple(flows.after[source] for source in operator.inputs)
             moved = arriving if repartition is None else repartition(operator, arriving)
             flows.arriving[operator.id] = moved
+            if earlier is not None and moved == arriving and moved == earlier.arriving[operator.id]:
+                flows.after[operator.id] = earlier.after[operator.id]
+                continue
             for text in operator.spec.sql:
                 check_of_one_record(operator.id, text)
             onward = arriving if operator.spec.writes_aside else moved
             flows.after[operator.id] = operator.spec.flow(PlanContext(operator.id, app, catalog, counts), onward)
+            check_windows(operator, onward)
     refusals.tell()
     return flows

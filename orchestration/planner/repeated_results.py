@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.planner.refusals import placed
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.sql.parsing import functions_called
+from dagster_adjunct.resources.sql.special_times import special_times
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.operators.known_columns import Types
 
 _CHANGING = frozenset(
     {
@@ -26,7 +29,8 @@ _BARE = re.compile(
     re.IGNORECASE,
 )
 _NO_TIME = re.compile(r"\bunix_timestamp\s*\(\s*\)", re.IGNORECASE)
-# What Spark takes for the day or the moment: a literal of a time, and a text that becomes a time.
+# What Spark takes for the day or the moment: a literal of a time, and a text that is made one; `special_times` knows
+# those that it makes one by itself.
 _SPECIAL = re.compile(
     r"\b(?:date|timestamp(?:_ntz|_ltz)?|cast|try_cast|to_date|to_timestamp(?:_ntz|_ltz)?)\s*\(?\s*"
     r"(['\"])\s*(now|today|tomorrow|yesterday)\b[^'\"]*\1",
@@ -35,14 +39,16 @@ _SPECIAL = re.compile(
 _TEXT = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|`(?:[^`]|``)*`")
 
 
-def results_that_change(app: Application) -> tuple[str, ...]:
-    """Return a note for each operator whose expressions are not the same in a repeated batch.
+def results_that_change(app: Application, types: Mapping[str, Types]) -> tuple[str, ...]:
+    """Return a note for each operator whose expressions are not the same in a repeated batch; `types` are those after
+    each operator.
 
     PlanningError instead, where the application is strict. What functions of the user's do can't be seen.
     """
     notes = []
     for operator in app.operators:
-        found = list(dict.fromkeys(name for text in operator.spec.sql for name in _changing(text)))
+        arriving = types.get((operator.inputs or (operator.id,))[0]) or {}
+        found = list(dict.fromkeys(name for text in operator.spec.sql for name in _changing(text, arriving)))
         if not found:
             continue
         problem = (
@@ -61,8 +67,9 @@ def results_that_change(app: Application) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _changing(text: str) -> list[str]:
-    special = [f"'{match[2].lower()}' as a time" for match in _SPECIAL.finditer(text)]
+def _changing(text: str, types: Mapping[str, str | None]) -> list[str]:
+    named = [match[2].lower() for match in _SPECIAL.finditer(text)]
+    special = [f"'{name}' as a time" for name in dict.fromkeys((*named, *special_times(text, types)))]
     if not _NAMED.search(text):  # most name none, and are not taken apart for that
         return special
     plain = _TEXT.sub("''", text)

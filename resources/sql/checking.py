@@ -13,6 +13,7 @@ from dagster_adjunct.resources.schemas.schema import TYPES
 from dagster_adjunct.resources.sql.expression import NILADIC, ColumnName, Expression
 from dagster_adjunct.resources.sql.expression_types import no_boolean, type_of
 from dagster_adjunct.resources.sql.nearest_names import did_you_mean
+from dagster_adjunct.resources.sql.operands import wrong_operand
 from dagster_adjunct.resources.sql.parsing import beyond_a_record, holds_all_columns, parsed
 from dagster_adjunct.resources.sql.spark_functions import SEVERAL_RECORDS
 
@@ -54,16 +55,25 @@ def checked_expression(
     known = aliases or {}
     for name in expression.columns:
         _check(operator, expression, name, columns, types or {}, known, side, next_step)
-    there = None if columns is None else {column.lower() for column in columns}
     for excepted in expression.excepted:
-        if there is not None and excepted.lower() not in there:
+        if columns is not None and _found(excepted.lower(), excepted, columns) is None:
             raise _missing(operator, expression, ColumnName((excepted,)), columns or (), side, next_step)
-    known_types = {**known, **(types or {})}
+    known_types = types or {}
+    if known:  # which stand back behind columns, whatever their case
+        there = {name.lower() for name in known_types}
+        known_types = {**{name: kind for name, kind in known.items() if name.lower() not in there}, **known_types}
     wrong = no_boolean(expression, known_types)
     if wrong is not None:
         raise PlanningError(
             f"{operator}: {text!r} takes {wrong[0]!r} for true or false, and it is {wrong[1]}.",
             f"Compare it with something: {wrong[0]} is not null.",
+            operator=operator,
+        )
+    operand = wrong_operand(expression, known_types)
+    if operand is not None:
+        raise PlanningError(
+            f"{operator}: {text!r} {operand}.",
+            f"Cast it to what fits, or write another. {next_step}",
             operator=operator,
         )
     return type_of(resolved(expression, columns), known_types)
@@ -93,6 +103,12 @@ def checked_condition(
     """Raise PlanningError for a condition that `checked_expression` refuses, or that is certainly no boolean."""
     kind = checked_expression(operator, text, columns, types, next_step="Correct the condition.")
     check_of_one_record(operator, text)
+    if parsed(text).star:
+        raise PlanningError(
+            f"{operator}: the condition {text!r} is all columns: expected boolean.",
+            "Compare one of them with something.",
+            operator=operator,
+        )
     windows = [name for name, _ in beyond_a_record(text)]
     if windows:
         raise PlanningError(
@@ -100,7 +116,7 @@ def checked_condition(
             "Give it as a column, with_columns(…), and keep records by that.",
             operator=operator,
         )
-    if kind not in (None, "boolean"):
+    if kind not in (None, "boolean", "void"):
         raise PlanningError(
             f"{operator}: the condition {text!r} is {kind}: expected boolean.",
             f"Compare it with something: {text} is not null.",
@@ -138,7 +154,7 @@ def _check(
         )
     if columns is None or lower in _SPARKS_OWN or any(lower == alias.lower() for alias in aliases):
         return
-    found = next((column for column in columns if column.lower() == lower), None)
+    found = _found(lower, name.name, columns)
     if found is None:
         if lower in NILADIC and len(name.parts) == 1:
             return
@@ -151,6 +167,11 @@ def _check(
             operator=operator,
             column=found,
         )
+
+
+def _found(lower: str, name: str, columns: Sequence[str]) -> str | None:
+    """Return the column of a name, whatever its case; as it stands it is found fast, among thousands."""
+    return name if name in columns else next((column for column in columns if column.lower() == lower), None)
 
 
 def _missing(
@@ -166,4 +187,6 @@ def _missing(
 
 
 def _flat(kind: str | None) -> bool:
+    if kind is not None and kind.startswith("array<"):  # of structs it has, of each of them
+        return _flat(kind[6:-1])
     return kind is not None and (kind in TYPES or kind.startswith("decimal("))

@@ -33,6 +33,14 @@ class ColumnName:
 
 
 @dataclass(frozen=True, slots=True)
+class Window:
+    """What a function over records goes by: the columns of `over (partition by id, upper(s))`, (id,), and all of it."""
+
+    columns: tuple[str, ...]
+    partition_by: str
+
+
+@dataclass(frozen=True, slots=True)
 class Expression:
     """What is read off a Spark SQL expression.
 

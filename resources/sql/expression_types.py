@@ -1,6 +1,7 @@
 """The type of an expression, where it is certain: what is called a type here is called so by Spark.
 
 Types are in Spark's simple spelling ("bigint", "decimal(10,2)"). Whatever is not told by a rule here is None: unproven.
+Of one that is certainly nested, or an interval, not all may be known: "array<…>", "map<…>", "struct<…>", "interval…".
 """
 
 from __future__ import annotations
@@ -38,12 +39,21 @@ _GIVE = {
     "date": "TsOrDsToDate TsOrDsAdd LastDay AddMonths CurrentDate NextDay",
     "timestamp": "CurrentTimestamp",
     "binary": "HexString Unhex",
+    "void": "Null",
+    "array<string>": "RegexpSplit",
+    "array<…>": """ArrayDistinct ArrayExcept ArrayIntersect ArrayRemove ArrayAppend ArrayCompact ArrayInsert ArraySort
+        ArrayFilter ArraySlice ArraysZip Transform GenerateSeries Flatten MapKeys""",
+    "map<…>": "VarMap Map MapFromEntries StrToMap",
+    "struct<…>": "Struct",
+    "interval…": "Interval MakeInterval",
 }
 _GIVE_BY_NAME = {
     "boolean": "isnull isnotnull",
     "int": "hash char_length character_length",
     "bigint": "xxhash64 unix_date unix_seconds unix_millis unix_micros",
-    "string": "current_catalog uuid base64 sha1 crc",
+    "string": "current_catalog uuid base64 sha1 crc split_part btrim lcase ucase space format_string printf to_json",
+    "array<…>": "array_repeat array_union map_entries map_values zip_with sentences",
+    "map<…>": "map_concat map_filter map_zip_with transform_keys transform_values",
     **{name: name for name in (*_NUMBERS, "boolean", "date", "binary", "timestamp")},
 }
 
@@ -56,6 +66,14 @@ def type_of(expression: Expression, types: Mapping[str, str | None]) -> str | No
     if expression.tree is None or expression.unread or expression.star:
         return None
     return known.type(expression.tree)
+
+
+def differ(one: str, other: str) -> bool:
+    """Whether two types are certainly not the same: of one that is not wholly known, what is known may differ."""
+    (first, *more), (second, *others) = one.split("…"), other.split("…")
+    if not more and not others:
+        return one != other
+    return not (first.startswith(second) or second.startswith(first))
 
 
 def no_boolean(expression: Expression, types: Mapping[str, str | None]) -> tuple[str, str] | None:
@@ -76,14 +94,20 @@ def no_boolean(expression: Expression, types: Mapping[str, str | None]) -> tuple
 
 
 class Known:
-    """Types of columns by name, whatever its case."""
+    """Types of columns by name, whatever its case; no two names differ in case alone."""
 
     def __init__(self, types: Mapping[str, str | None]) -> None:
-        self._types = {name.lower(): kind for name, kind in types.items()}
+        self._types = types
+        self._by_lower: dict[str, str | None] | None = None  # made for the first name that is in no such case there
 
     def column(self, name: ColumnName) -> str | None:
         """Return the type of a column, or of a field that is known by its whole name."""
-        return self._types.get(str(name).lower())
+        whole = str(name)
+        if whole in self._types:
+            return self._types[whole]
+        if self._by_lower is None:
+            self._by_lower = {column.lower(): kind for column, kind in self._types.items()}
+        return self._by_lower.get(whole.lower())
 
     def type(self, node: exp.Expr | None) -> str | None:
         """Return the type of a node of a parsed expression."""
@@ -92,7 +116,7 @@ class Known:
 
     def alike(self, nodes: list[exp.Expr | None]) -> str | None:
         """Return the type that all become that are not null: their own, or of numbers the widest."""
-        kinds = {self.type(node) for node in nodes if node is not None and type(node).__name__ != "Null"}
+        kinds = {self.type(node) for node in nodes if node is not None} - {"void"}
         if len(kinds) == 1:
             return kinds.pop()
         if kinds and kinds <= set(_INTEGERS):
@@ -132,6 +156,11 @@ def _cast(known: Known, node: exp.Expr) -> str | None:
         digits = [item.name for item in to.expressions]
         return f"decimal({digits[0]},{digits[1]})" if len(digits) == 2 and all(map(str.isdigit, digits)) else None
     return None if to.expressions else _CAST_TO.get(name)
+
+
+def _array(known: Known, node: exp.Expr) -> str | None:
+    element = known.alike(list(node.expressions))
+    return "array<…>" if element is None or "…" in element else f"array<{element}>"
 
 
 def _inner(known: Known, node: exp.Expr) -> str | None:
@@ -221,6 +250,6 @@ RULES: dict[str, Rule] = {
     "BitwiseAnd": _bits, "BitwiseOr": _bits, "BitwiseXor": _bits, "DPipe": _joined, "Concat": _joined,
     "Substring": _text, "Left": _text, "Right": _text, "Pad": _text, "Repeat": _text, "Reverse": _text,
     "Coalesce": _alike, "Greatest": _alike, "Least": _alike, "Nullif": _inner, "Case": _case, "If": _if,
-    "Anonymous": _by_name,
+    "Anonymous": _by_name, "Array": _array,
     **{name: _always(kind) for kind, names in _GIVE.items() for name in names.split()},
 }  # fmt: skip

@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 
 from dagster_adjunct.resources.sql.certain_mistakes import certain_mistake
-from dagster_adjunct.resources.sql.expression import ColumnName, Expression
+from dagster_adjunct.resources.sql.expression import ColumnName, Expression, Window
 
 _NAME = r"`(?:[^`]|``)+`|[A-Za-z_]\w*"
 _PLAIN = re.compile(rf"\s*(?P<column>{_NAME})(?:\s+as\s+(?P<alias>{_NAME}))?\s*", re.IGNORECASE | re.ASCII)
@@ -78,6 +78,19 @@ def beyond_a_record(text: str) -> tuple[tuple[str, bool], ...]:
     from dagster_adjunct.resources.sql.reading import calls_beyond_a_record
 
     return calls_beyond_a_record(text)
+
+
+@lru_cache(maxsize=65_536)
+def windows_of(text: str) -> tuple[Window, ...]:
+    """Return what the functions over records, `over (…)`, in an expression go by; () as well where it can't be read."""
+    if "over" not in text.lower():
+        return ()
+    tree = parsed(text).tree
+    if tree is None:
+        return ()
+    from dagster_adjunct.resources.sql.reading import windows_in
+
+    return tuple(windows_in(tree))
 
 
 def holds_all_columns(expression: Expression) -> bool:

@@ -11,7 +11,7 @@ from sqlglot.dialects.spark import Spark
 from sqlglot.errors import ErrorLevel, SqlglotError
 from sqlglot.tokenizer_core import Token, TokenType
 
-from dagster_adjunct.resources.sql.expression import ColumnName, Expression
+from dagster_adjunct.resources.sql.expression import ColumnName, Expression, Window
 from dagster_adjunct.resources.sql.spark_functions import KNOWN, OVER_RECORDS, SEVERAL_RECORDS, wrong_count
 
 # Beside functions and operators: nodes in which a column is a column. In any other, names may be something else.
@@ -165,6 +165,14 @@ def _expression(text: str, tree: exp.Expr) -> Expression:
         name = alias or tree.name
         column = tree.name if len(tree.parts) == 1 else None
     return Expression(text, alias, name, column, tuple(_named(text, columns)), tree=tree)
+
+
+def windows_in(tree: exp.Expr) -> Iterator[Window]:
+    """Yield what the functions over records in a tree go by."""
+    for node in tree.find_all(exp.Window):
+        parts = [part.unnest() for part in node.args.get("partition_by") or ()]
+        columns = (part.name for part in parts if isinstance(part, exp.Column) and len(part.parts) == 1)
+        yield Window(tuple(dict.fromkeys(columns)), ", ".join(part.sql("spark") for part in parts))
 
 
 def takes_all_columns(tree: exp.Expr) -> bool:

@@ -125,6 +125,48 @@ def test_a_change_that_breaks_another_join_is_not_proposed():
     )
 
 
+def test_what_an_open_count_was_inferred_from_may_be_the_cheapest_to_change():
+    def described(partitions: int):
+        app = application()
+        moved = app.input_stream("lake.s").partition_by("k")
+        joined = moved.join(app.table(dataset("small", partitions)), on="k", select=[])
+        joined.join(app.table(dataset("large", 16)), on="k", select=[])
+        return app
+
+    facts = sized(s=(4, 10**9), small=(1, 1_000), large=(1, 10**9))
+    assert refused(described(8), facts).next_step.startswith(
+        "At join-4-large: rewrite dataset 'small' in place (adjunct dataset repartition small --partitions 16 --reason "
+        "…) and declare it with partitions=16, 1 kB in all (the cheapest by bytes); or move app-partition-by-2 with "
+    )
+    plan(described(16), facts)
+
+
+def test_a_stream_that_an_open_count_was_inferred_from_may_move_where_they_meet():
+    app = application()
+    moved = app.input_stream("lake.s2").partition_by("k")
+    moved.apply(BY_K, app.input_stream("lake.s1"))
+    moved.apply(BY_K, app.input_stream("lake.s4"))
+    error = refused(app, sized(s1=(16, 100), s2=(5, 10**9), s4=(8, 10**9)))
+    assert error.next_step.startswith(
+        'At stream-join-6: move lake.s1 with .partition_by("k") before stream-join-4, 100 bytes in all (the cheapest'
+    )
+    mended = application()
+    moved = mended.input_stream("lake.s2").partition_by("k")
+    moved.apply(BY_K, mended.input_stream("lake.s1").partition_by("k"))
+    moved.apply(BY_K, mended.input_stream("lake.s4"))
+    plan(mended, catalog(s1=16, s2=5, s4=8))
+
+
+def test_what_a_count_was_inferred_from_is_left_where_another_join_relies_on_it():
+    app = application()
+    small = app.table(dataset("small", 8))
+    app.input_stream("lake.other").join(small, on="k", select=[])
+    moved = app.input_stream("lake.s").partition_by("k").join(small, on="k", select=[])
+    moved.join(app.table(dataset("large", 16)), on="k", select=[])
+    facts = sized(s=(4, 10**9), other=(8, 10**9), small=(1, 1_000), large=(1, 10**9))
+    assert "rewrite dataset 'small'" not in refused(app, facts).next_step
+
+
 def test_a_count_that_was_given_is_given_again():
     app = application()
     app.input_stream("lake.s").partition_by("k", partitions=3).join(app.table(dataset("t", 4)), on="k", select=[])
@@ -158,9 +200,30 @@ def test_a_table_fed_by_streams_of_different_counts_is_refused_where_it_is_joine
             reading.join(table, on="k", select=[])
         error = refused(app, catalog(s1=8, s2=4, s3=8, t=1))
         assert error.problem.startswith(
-            "join-6-t (and 2 more joins of its table) needs equal partition counts: lake.s2 has 4 (input), lake.s3 has"
+            "join-6-t (and 2 more joins of its table) needs equal partition counts: lake.s1 has 8 (input), lake.s2 has "
+            "4 (input), lake.s3 has 8 (input), lake.t has 8 (dataset t); most have 8: lake.s1, lake.s3, lake.t."
         )
         assert 'At send-to-table-4-t: move lake.s2 with .partition_by("k") before it' in error.next_step
+
+
+def test_what_agrees_takes_part_too_and_is_counted_with_the_most():
+    app = application()
+    table = app.table(dataset("t", 8))
+    for number in (1, 2, 3):
+        app.input_stream(f"lake.s{number}").send_to(table)
+    app.input_stream("lake.s4").join(table, on="k", select=[])
+    app.input_stream("lake.s5").join(table, on="k", select=[])
+    error = refused(app, catalog(s1=8, s2=8, s3=4, s4=4, s5=8, t=1))
+    counted = {"lake.s1": 8, "lake.s2": 8, "lake.s3": 4, "lake.s4": 4, "lake.s5": 8, "lake.t": 8}
+    assert [(join, dict(counts)) for join, counts in error.conflicts] == [("join-8-t", counted)]
+    assert "; most have 8: lake.s1, lake.s2, lake.s5, lake.t." in error.problem
+
+    app = application()
+    table = app.table(dataset("t", 8))
+    app.input_stream("lake.s1").send_to(table)
+    app.input_stream("lake.s2").join(table, on="k", select=[])
+    error = refused(app, catalog(s1=8, s2=4, t=1))
+    assert dict(error.counts) == {"lake.s1": 8, "lake.s2": 4, "lake.t": 8}
 
 
 def test_what_was_brought_together_before_the_join_is_told():

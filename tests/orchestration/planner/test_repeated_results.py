@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_adjunct.orchestration.planner import plan
+from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
 from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.planner.planning import application, catalog
+
+COLUMNS = {"k": "string", "ts": "timestamp", "n": "int", "current_date": "int"}
+TYPED = StreamFacts("lake.s", 2, ("k",), SPARK, Schema.of(COLUMNS))
 
 
 def noted(condition: str, **options: bool) -> list[str]:
     app = application(**options)
     app.input_stream("lake.s").filter(condition)
-    return [note for note in plan(app, catalog(s=2)).notes if "is repeated" in note]
+    return [note for note in plan(app, catalog(TYPED)).notes if "is repeated" in note]
 
 
 @pytest.mark.parametrize(
@@ -27,6 +31,12 @@ def noted(condition: str, **options: bool) -> list[str]:
         ("ts < timestamp ' Today UTC'", "'today' as a time"),
         ("ts < cast('now' as timestamp)", "'now' as a time"),
         ('ts < to_date("yesterday")', "'yesterday' as a time"),
+        ("ts < 'now'", "'now' as a time"),
+        ("('Today ') <=> ts", "'today' as a time"),
+        ("ts between 'yesterday' and 'tomorrow'", "'yesterday' as a time, 'tomorrow' as a time"),
+        ("datediff(ts, 'today') > 1 and hour('now') > 3", "'today' as a time, 'now' as a time"),
+        ("case ts when 'now' then true end", "'now' as a time"),
+        ("date_format('now', 'yyyy') = k", "'now' as a time"),
         ("k = current_user() or k = session_user", "current_user(), session_user()"),
         ("k = base64(aes_encrypt(k, '0000111122223333'))", "aes_encrypt()"),
         ("k = reflect('java.util.UUID', 'randomUUID')", "reflect()"),
@@ -46,6 +56,7 @@ def test_clock_and_chance_are_noted_by_operator(condition: str, named: str) -> N
         "brand(k) > 1",
         "k = 'x'",
         "k = 'now'",
+        "k in ('today', 'now') or upper('now') = k or k like 'now%'",
         "n < unix_timestamp(k)",
         "ts < timestamp'2026-01-01'",
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
@@ -9,6 +11,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import Catalog
 from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.tables import RemoteTable, SqliteTable
 
 INPUT = StreamFacts("lake.s", 2, ("k",), SPARK, Schema.of(k="string", v="int", x="double"))
 
@@ -61,3 +64,73 @@ def test_what_records_that_are_there_can_not_be_read_with_is_refused(expressions
 
 def test_a_system_that_says_nothing_of_evolving_is_left_to_itself() -> None:
     plan(sending("k"), world(evolves=False, k="string", v="int"))
+
+
+def notes_of(app: Application, catalog: Catalog) -> list[str]:
+    return [note for note in plan(app, catalog).notes if "unproven" in note]
+
+
+def test_columns_of_unknown_types_that_a_stream_has_are_unproven() -> None:
+    """A strict application is refused."""
+    unknown = ("k", "nth_of(k) as v", "nth_of(v) as w")
+    told = "send-to-3: the types of 'v' (to be int), 'w' (to be string), as stream lake.out declares, are not known"
+    assert told in " ".join(notes_of(sending(*unknown), world(k="string", v="int", w="string")))
+    app = Application("app", strict=True)
+    app.input_stream("lake.s").map(*unknown).send_to(app.output_stream("lake.out", partitions=2, key="k"))
+    with pytest.raises(PlanningError, match=r"send-to-3: the types of 'v' .* The application is strict\.") as caught:
+        plan(app, world(k="string", v="int", w="string"))
+    assert 'with_columns(v="cast(v as int)")' in caught.value.next_step
+    assert notes_of(sending("k", "v + 1 as v"), world(k="string", v="int")) == []
+    assert notes_of(sending("k", "null as v"), world(k="string", v="int")) == []
+
+
+def test_columns_of_unknown_types_of_a_new_stream_are_unproven() -> None:
+    (note, *_) = [note for note in notes_of(sending("k", "nth_of(k) as v"), {"lake.s": INPUT}) if "can hold" in note]
+    assert note == "send-to-3: whether stream lake.out can hold 'v' is unproven: no type is known of it yet."
+
+
+def test_columns_of_unknown_types_that_a_table_declares_are_unproven() -> None:
+    columns = {"k": "string", "n": "int", "words": "array<string>", "more": "json"}
+    store = SqliteTable("never.sqlite", "t", key="k", columns=columns)
+    for strict in (False, True):
+        for number in range(4):
+            app = Application("app", strict=strict)
+            table = app.table(RemoteTable("t", key="k", read_function=store, write_function=store))
+            local = app.local_table("own", key="k", schema=Schema.of(k="string", n="int"), partitions=2)
+            records = app.input_stream("lake.s")
+            if number == 0:
+                records.map("k", "nth_of(k) as n", "nth_of(k) as more").send_to(table)
+            if number == 1:
+                records.update(table, set={"n": "nth_of(k)"}, append={"words": "nth_of(k)"}, remove=["more"])
+            if number == 2:
+                records.map("nth_of(k) as key").join(table, on={"key": "k"})
+            if number == 3:
+                records.map("k", "nth_of(k) as n").send_to(local)
+            said = (
+                r"type of 'n' \(to be int\), as table t declares, is not known",
+                r"types of 'n' \(to be int\), 'words' \(to be array<string>\), as table t declares, are not known",
+                r"type of 'key' \(to be string\), as table t declares, is not known",
+                r"type of 'n' \(to be int\), as local table own declares, is not known",
+            )[number]
+            if strict:
+                with pytest.raises(PlanningError, match=said):
+                    plan(app, {"lake.s": INPUT})
+            else:
+                assert re.search(said, " ".join(plan(app, {"lake.s": INPUT}).notes))
+
+
+@pytest.mark.parametrize(("made", "kind"), [("array(v)", "array<int>"), ("struct(v)", "struct"), ("map(k, v)", "map")])
+def test_what_is_nested_is_refused_by_streams_and_tables(made: str, kind: str) -> None:
+    with pytest.raises(PlanningError, match=f"lake.out can't take .* has type '{kind}"):
+        plan(sending("k", f"{made} as v"), {"lake.s": INPUT})
+    with pytest.raises(PlanningError, match=f"lake.out can't take .* has type '{kind}"):
+        plan(sending("k", f"{made} as v"), world(k="string", v="int"))
+    store = SqliteTable("never.sqlite", "t", key="k", columns={"k": "string", "n": "int", "more": "json"})
+    app = Application("app")
+    table = app.table(RemoteTable("t", key="k", write_function=store))
+    records = app.input_stream("lake.s")
+    records.map("k", f"{made} as more").send_to(table)
+    plan(app, {"lake.s": INPUT})
+    records.map("k", f"{made} as n").send_to(table)
+    with pytest.raises(PlanningError, match=f"has the column 'n' as int, and {kind}"):
+        plan(app, {"lake.s": INPUT})

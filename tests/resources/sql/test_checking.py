@@ -56,6 +56,11 @@ def test_a_name_given_before_may_be_used_behind_it() -> None:
         check("half + 1 as more")
 
 
+def test_a_column_stands_before_a_name_that_was_given_before_whatever_its_case() -> None:
+    assert check("Visitor", aliases={"Visitor": "int"}) == "string"
+    assert check("SPENT + 1", aliases={"Spent": "string", "half": "int"}) == "double"
+
+
 def test_without_columns_only_what_is_certain_is_refused() -> None:
     assert checked_expression("map-2", "anything + 1", None) is None
     with pytest.raises(PlanningError, match="no expression of Spark SQL: '\\(' is not closed"):

@@ -30,7 +30,10 @@ TYPES = {
         ("v - interval 1 day", "timestamp"),
         ("to_date(s)", "date"), ("year(v)", "int"), ("nullif(s, 'x')", "string"), ("concat(s, 'x')", "string"),
         ("c + f", None), ("concat(c, d)", None), ("coalesce(c, s)", None), ("xs[0]", None), ("ours(c)", None),
-        ("unknown + 1", None), ("max_by(c, d)", None), ("case when c > 1 then xs end", None), ("null", None),
+        ("unknown + 1", None), ("max_by(c, d)", None), ("case when c > 1 then xs end", None), ("null", "void"),
+        ("array(c, d)", "array<bigint>"), ("array(xs)", "array<…>"), ("array(null, 1)", "array<int>"),
+        ("split(s, ',')", "array<string>"), ("map(s, c)", "map<…>"), ("struct(c)", "struct<…>"),
+        ("interval 1 day", "interval…"), ("coalesce(null, c)", "int"),
     ],
 )  # fmt: skip
 def test_the_type_of_an_expression(text: str, kind: str | None) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.sql.checking import checked_expression
+from dagster_adjunct.resources.sql.expression_types import differ
 from dagster_adjunct.resources.sql.parsing import parsed
 from dagster_adjunct.resources.sql.select_list import checked_list
 from tests.resources.sql.drawn_expressions import DDL, TYPES, Drawn
@@ -52,7 +53,7 @@ def differences(spark: SparkSession, seed: int, expressions: int, lists: int) ->
         accepted += 1
         typed += kind is not None
         yield from _unlike(text, kind, error, schema)
-        if kind not in (None, "boolean") and parsed(text).alias is None and filters(frame, text):
+        if kind not in (None, "boolean", "void") and parsed(text).alias is None and filters(frame, text):
             yield text, kind, "is a condition"
     for _ in range(lists):
         texts = drawn.items()
@@ -69,7 +70,7 @@ def differences(spark: SparkSession, seed: int, expressions: int, lists: int) ->
         if [name for name in known if name] != schema.names:
             yield texts, known, schema.names
         for item in items:
-            if item.type is not None and schema[str(item.expression.name)].dataType.simpleString() != item.type:
+            if item.type is not None and differ(schema[str(item.expression.name)].dataType.simpleString(), item.type):
                 yield texts, item.type, schema[str(item.expression.name)].dataType.simpleString()
     if accepted < expressions * 0.3 or typed < accepted * 0.5 or refused < expressions * 0.05:
         yield "too little is drawn", accepted, typed, refused
@@ -80,7 +81,7 @@ def _unlike(text: str, kind: str | None, error: PlanningError | None, schema: St
         yield text, str(error), "accepted"
     if len(schema) != 1:
         return
-    if kind is not None and kind != schema[0].dataType.simpleString():
+    if kind is not None and differ(kind, schema[0].dataType.simpleString()):
         yield text, kind, schema[0].dataType.simpleString()
     name = checked_list("map-1", [text], NAMES)[0].expression.name if error is None else None
     if name is not None and name != schema[0].name:

@@ -1,0 +1,196 @@
+"""What operators and functions certainly can't take: operands of types that Spark compares, adds or casts in no mode.
+
+Types are told apart by groups: within one, and where a text is cast to the other's type, nothing is judged. That Spark
+refuses whatever is refused here: `test_spark_agrees.py`, over all pairs of types.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.resources.sql.expression import Expression
+from dagster_adjunct.resources.sql.expression_types import Known
+
+if TYPE_CHECKING:
+    from sqlglot import exp
+
+    Judge = Callable[["Operands", exp.Expr], str | None]
+
+_GROUPS = {
+    "number": ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal"),
+    "text": ("string",),
+    "boolean": ("boolean",),
+    "time": ("date", "timestamp", "timestamp_ntz"),
+    "binary": ("binary",),
+    "interval": ("interval",),
+    "array": ("array",),
+    "map": ("map",),
+    "struct": ("struct",),
+}
+_GROUP_OF = {word: group for group, words in _GROUPS.items() for word in words}
+_WORD = re.compile("[a-z_]+")
+_NESTED = frozenset({"array", "map", "struct"})
+_FIELDS = """year y years yr yrs yearofweek quarter qtr month mon mons months week w weeks day d days dayofweek dow
+    dayofweek_iso dow_iso doy hour h hours hr hrs minute m min mins minutes second s sec seconds secs"""
+_NO_DDL = re.compile(r"[!?;@#%^&*+=/~|$]")
+
+
+def wrong_operand(expression: Expression, types: Mapping[str, str | None]) -> str | None:
+    """Return what Spark is certain to refuse of the operands in an expression, "'n > day' compares int with date"; None
+    where all may be taken."""
+    if expression.tree is None or expression.unread:
+        return None
+    operands = Operands(types)
+    for node in expression.tree.walk():
+        judge = _JUDGES.get(type(node).__name__)
+        wrong = None if judge is None else judge(operands, node)
+        if wrong is not None and not _in_lambda(node):  # where a name may be a variable's
+            return wrong
+    return None
+
+
+def _in_lambda(node: exp.Expr) -> bool:
+    from sqlglot import exp
+
+    return node.find_ancestor(exp.Lambda) is not None
+
+
+class Operands:
+    """The operands of an expression over columns of these types."""
+
+    def __init__(self, types: Mapping[str, str | None]) -> None:
+        self._known = Known(types)
+
+    def kind(self, node: exp.Expr | None) -> str | None:
+        """Return the type of an operand; None as well for null, which goes everywhere."""
+        found = self._known.type(node)
+        return None if found == "void" else found
+
+    def group(self, node: exp.Expr | None) -> str | None:
+        """Return the group that an operand's type is of; None where it is not known."""
+        kind = self.kind(node)
+        word = None if kind is None else _WORD.match(kind)
+        return None if word is None else _GROUP_OF.get(word[0])
+
+    def told(self, node: exp.Expr) -> str:
+        """Return an operand with its type, in words."""
+        return f"{node.sql('spark')!r}, which is {self.kind(node)}"
+
+
+def _compared(operands: Operands, node: exp.Expr) -> str | None:
+    first = operands.group(node.this)
+    if first is None:
+        return None
+    others = [node.args.get(name) for name in ("expression", "low", "high")] + list(node.expressions)
+    for other in others:
+        second = None if other is None else operands.group(other)
+        if other is None or second is None or _comparable(first, second, type(node).__name__):
+            continue
+        return f"compares {operands.told(node.this)}, with {operands.told(other)}"
+    return None
+
+
+def _comparable(first: str, second: str, operator: str) -> bool:
+    both = {first, second}
+    if first == second:
+        return first != "map"
+    if both == {"boolean", "number"}:  # which Spark takes for 0 and 1, if not asked for the rules of ANSI
+        return operator in ("EQ", "NEQ", "NullSafeEQ", "NullSafeNEQ")
+    if both == {"text", "interval"}:
+        return operator == "In"
+    return "text" in both and not both & _NESTED
+
+
+def _calculated(operands: Operands, node: exp.Expr) -> str | None:
+    no_time = type(node).__name__ not in ("Add", "Sub")
+    sides = [side for side in (node.this, node.args.get("expression")) if side is not None]
+    for side in sides:
+        group = operands.group(side)
+        if group in _NESTED or group in ("boolean", "binary") or (no_time and group == "time"):
+            return f"calculates with {operands.told(side)}"
+    kinds = [operands.kind(side) or "" for side in sides]
+    if any(kind.startswith("timestamp") for kind in kinds) and "number" in map(operands.group, sides):
+        return f"adds a number to a timestamp, {' and '.join(operands.told(side) for side in sides)}"
+    return None
+
+
+def _joined(operands: Operands, node: exp.Expr) -> str | None:
+    parts = node.expressions or [node.this, node.args.get("expression")]
+    groups = {group for group in map(operands.group, parts) if group is not None}
+    for part in parts:
+        group = operands.group(part)
+        if group in ("map", "struct") or (group == "array" and groups != {"array"}):
+            return f"joins {operands.told(part)}, with something else"
+    return None
+
+
+def _takes(*groups: str) -> Judge:
+    def judge(operands: Operands, node: exp.Expr) -> str | None:
+        operand = node.this
+        if type(operand).__name__ == "TsOrDsToDate" and not operand.args.get("safe"):  # the parser's, not the user's
+            operand = operand.this
+        group = operands.group(operand)
+        if group is None or group in groups:
+            return None
+        said = " or ".join(_SAID.get(name, name) for name in groups) if len(groups) < 4 else "a single value"
+        return f"takes {operands.told(operand)}: expected {said}"
+
+    return judge
+
+
+_SAID = {"array": "an array", "map": "a map", "text": "a text", "number": "a number", "time": "a date or timestamp"}
+
+
+def _extracted(operands: Operands, node: exp.Expr) -> str | None:
+    field = node.name
+    if type(node.this).__name__ != "Var" or field.lower() in _FIELDS.split():
+        return None
+    return f"extracts {field.lower()!r}: expected a part of a time, such as year, month, day or hour"
+
+
+def _read_as_json(operands: Operands, node: exp.Expr) -> str | None:
+    schema = node.args.get("expression")
+    text = schema.name if schema is not None and getattr(schema, "is_string", False) else ""
+    if any(sign in text for sign in "'\"`{"):  # names in quotes and comments; or a schema that is JSON
+        return None
+    return f"reads JSON by {text!r}, which is no schema" if _NO_DDL.search(text) else None
+
+
+def _judges() -> Iterator[tuple[str, Judge]]:
+    scalars = tuple(group for group in _GROUPS if group not in _NESTED)
+    numbers, times = ("number", "text"), ("time", "text")
+    judged: list[tuple[str, Judge]] = [
+        ("EQ NEQ LT LTE GT GTE NullSafeEQ NullSafeNEQ Between In", _compared),
+        ("Add Sub Mul Div Mod", _calculated),
+        ("DPipe Concat", _joined),
+        (
+            """Upper Lower Trim Length Initcap Ascii Substring Left Right Pad Repeat Unhex RegexpReplace
+            RegexpExtract Replace Translate RegexpSplit Levenshtein StrPosition Like ILike RegexpLike Contains
+            StartsWith EndsWith""",
+            _takes(*scalars),
+        ),
+        ("Sqrt Exp Ln Round Floor Ceil Pow Sin Cos Tan IsNan", _takes(*numbers)),
+        ("Abs Neg", _takes(*numbers, "interval")),
+        (
+            """Year Month Day DayOfMonth DayOfWeek DayOfYear Hour Minute Second WeekOfYear LastDay AddMonths
+            NextDay TimeToStr""",
+            _takes(*times),
+        ),
+        ("MD5 SHA SHA2", _takes("text", "binary")),
+        (
+            """ArrayDistinct ArraySort ArrayContains ArrayFilter ArraySlice Exists Transform Flatten ArrayToString
+            ArrayMax ArrayMin""",
+            _takes("array"),
+        ),
+        ("ArraySize Bracket Explode", _takes("array", "map")),
+        ("MapKeys", _takes("map")),
+        ("Extract", _extracted),
+        ("FromJson", _read_as_json),
+    ]
+    for names, judge in judged:
+        yield from ((name, judge) for name in names.split())
+
+
+_JUDGES = dict(_judges())

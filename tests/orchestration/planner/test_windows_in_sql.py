@@ -1,0 +1,91 @@
+"""Windows in expressions, `over (partition by …)`: over records that lie together, and of one batch."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
+from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.schemas.schema import Schema
+from tests.orchestration.planner.planning import application, catalog
+
+KINDS = Schema.of(k="string", n="int", day="date")
+FACTS = catalog(
+    StreamFacts("lake.s", 4, ("k",), SPARK, KINDS), StreamFacts("lake.m", 4, ("k",), "kafka-murmur2", KINDS)
+)
+
+
+def described(*expressions: str, of: str = "lake.s", **options: object) -> Application:
+    app = application(**options)
+    app.input_stream(of).map("*", *expressions)
+    return app
+
+
+@pytest.mark.parametrize(
+    ("expression", "said", "mended"),
+    [
+        ("sum(n) over (partition by n) as t", "the records of one (n) together, and they lie by (k)", '("n") before'),
+        ("1 + max(n) over (partition by n, day) as t", "the records of one (n, day)", '("n", "day") before'),
+        ("count(*) filter (where n > 1) over (partition by `day` order by n) as t", "of one (", '("day") before'),
+        ("row_number() over (partition by upper(k) order by n) as t", "of one (UPPER(k))", "Partition the window by"),
+        ("sum(n) over () as t", "takes all records together, and they lie by (k) with spark-murmur3", "Partition the"),
+        ("lag(n) over (order by day) as t", "takes all records together", "Partition the window by columns"),
+    ],
+)
+def test_a_window_over_records_that_lie_apart_is_refused(expression: str, said: str, mended: str):
+    app = described(expression)
+    with pytest.raises(PlanningError) as caught:
+        plan(app, FACTS)
+    assert said in caught.value.problem
+    assert mended in caught.value.next_step
+    assert caught.value.operator == "map-2"
+    assert "test_windows_in_sql.py:" in str(caught.value.declared_at)
+
+
+@pytest.mark.parametrize("columns", ["k", "K", "n, k", "(k)", "`k`, upper(k)"])
+def test_a_window_over_records_that_lie_together_is_planned_with_a_note_and_refused_where_strict(columns: str):
+    expression = f"sum(n) over (partition by {columns}) as t"
+    found = plan(described(expression), FACTS)
+    (note,) = (note for note in found.notes if "one batch" in note)
+    assert note.startswith("map-2: sum() over (…) is over the records of one batch: how the input is cut into batches")
+    assert found.operators[-1].partitioned_by == ("k",)
+    with pytest.raises(PlanningError, match=r"map-2: sum\(\) over .* The application is strict\."):
+        plan(described(expression, strict=True), FACTS)
+
+
+def test_the_mend_of_the_message_is_one():
+    app = application()
+    app.input_stream("lake.s").partition_by("n").map("*", "sum(n) over (partition by n) as t")
+    assert [exchange.operator for exchange in plan(app, FACTS).exchanges] == ["partition-by-2"]
+
+
+def test_where_records_lie_by_another_hash_or_nobody_knows_a_window_is_refused():
+    with pytest.raises(PlanningError, match=r"lie by \(k\) with kafka-murmur2: Spark would move them"):
+        plan(described("sum(n) over (partition by k) as t", of="lake.m"), FACTS)
+    app = application()
+    app.input_stream("lake.s").map(lambda frame: frame).with_columns(t="sum(n) over (partition by k)")
+    with pytest.raises(PlanningError, match=r"with-columns-3: .* they lie as map-2 leaves them"):
+        plan(app, FACTS)
+
+
+def test_behind_a_merge_of_different_counts_records_lie_apart():
+    app = application()
+    merged = app.input_stream("lake.s").merge(app.input_stream("lake.r"))
+    merged.with_columns(t="sum(n) over (partition by k)")
+    kinds = StreamFacts("lake.r", 4, ("k",), SPARK, KINDS)
+    plan(app, FACTS | catalog(kinds))
+    with pytest.raises(PlanningError, match="they lie as merge-3 leaves them"):
+        plan(app, FACTS | catalog(StreamFacts("lake.r", 8, ("k",), SPARK, KINDS)))
+
+
+def test_the_time_of_a_record_is_its_own():
+    app = application()
+    app.input_stream("lake.s", event_time="max(timestamp_seconds(n)) over (partition by k)")
+    with pytest.raises(PlanningError, match="the time of a record is its own"):
+        plan(app, FACTS)
+
+
+def test_a_column_that_is_called_over_is_no_window():
+    found = plan(described("n as over", "over + 1 as more", "'over ()' as text"), FACTS)
+    assert not [note for note in found.notes if "one batch" in note]

@@ -1,0 +1,98 @@
+"""Operands that Spark certainly refuses are refused, and nothing else is: over pairs of types, by its own analyser."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.sql.checking import checked_condition, checked_expression
+from tests.resources.sql.test_spark_agrees import analysed
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TYPES: dict[str, str | None] = {
+    "c": "int", "d": "bigint", "g": "double", "h": "decimal(10,2)", "s": "string", "t": "boolean", "u": "date",
+    "v": "timestamp", "w": "binary", "xs": "array<int>", "m": "map<string,int>", "st": "struct<p:int>",
+    "i": "interval day to second",
+}  # fmt: skip
+OF_TWO = """{} = {} | {} < {} | {} <=> {} | {} in ({}) | {} between {} and null | {} + {} | {} - {} | {} * {} | {} / {}
+| {} % {} | {} is distinct from {} | concat({}, {})"""
+OF_ONE = """upper({}) | trim({}) | length({}) | substring({}, 1, 2) | repeat({}, 2) | unhex({}) | {} like 'a'
+| {} rlike 'a' | regexp_replace({}, 'a', 'b') | split({}, ',') | levenshtein({}, 'a') | instr({}, 'a')
+| contains({}, 'a') | sqrt({}) | round({}) | floor({}) | pow({}, 2) | isnan({}) | abs({}) | -{}
+| year({}) | day({}) | hour({}) | weekofyear({}) | last_day({}) | add_months({}, 1) | next_day({}, 'MO')
+| md5({}) | sha2({}, 256) | array_distinct({}) | sort_array({}) | array_contains({}, 1)
+| exists({}, x -> true) | transform({}, x -> x) | slice({}, 1, 1) | size({}) | {}[0] | explode({})
+| map_keys({}) | array_join({}, ',') | array_max({}) | translate({}, 'a', 'b') | left({}, 2)
+| lpad({}, 3, 'x')"""
+
+
+def shapes(text: str) -> list[str]:
+    return [shape.strip() for shape in text.replace("\n", " ").split(" | ")]
+
+
+def refused(text: str, types: dict[str, str | None] | None = None) -> str | None:
+    try:
+        checked_expression("map-1", text, tuple(TYPES), TYPES if types is None else types)
+    except PlanningError as error:
+        return error.problem
+    return None
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("each", [40, pytest.param(1, marks=pytest.mark.long)])
+def test_spark_refuses_every_pair_of_types_that_is_refused(spark: SparkSession, each: int) -> None:
+    pairs = [shape.format(*names) for shape in shapes(OF_TWO) for names in product(TYPES, TYPES)]
+    texts = [*pairs, *(shape.format(name) for shape in shapes(OF_ONE) for name in TYPES)]
+    told = [text for text in texts if refused(text)]
+    assert len(told) > len(texts) / 2
+    frame = spark.createDataFrame([], ", ".join(f"{name} {kind}" for name, kind in TYPES.items()))
+    before = spark.conf.get("spark.sql.ansi.enabled")
+    try:
+        for ansi in ("true", "false"):
+            spark.conf.set("spark.sql.ansi.enabled", ansi)
+            assert [text for text in told[::each] if analysed(frame, text) is not None] == []
+    finally:
+        spark.conf.set("spark.sql.ansi.enabled", str(before))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("c > u", "compares 'c', which is int, with 'u', which is date"),
+        ("u = 1", "compares 'u', which is date, with '1', which is int"),
+        ("c in (1, u)", "compares 'c', which is int, with 'u', which is date"),
+        ("array_contains(s, 'a')", "takes 's', which is string: expected an array"),
+        ("upper(array(c))", "which is array<int>: expected a single value"),
+        ("year(c)", "takes 'c', which is int: expected a date or timestamp or a text"),
+        ("extract(foo from v)", "extracts 'foo': expected a part of a time"),
+        ("from_json(s, 'nonsense !!').b", "reads JSON by 'nonsense !!', which is no schema"),
+        ("t + 1", "calculates with 't', which is boolean"),
+        ("split(s, ',') = 1", "which is array<string>, with '1', which is int"),
+    ],
+)
+def test_what_is_wrong_with_an_operand_is_told(text: str, said: str) -> None:
+    assert said in str(refused(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["s > 1", "v > '2020-01-01'", "t = 1", "c > null", "exists(xs, u -> u > 1)", "transform(xs, s -> s + c)",
+     "from_json(s, 'a INT, `b!` STRING').a", "from_json(s, '{\"type\":\"struct\",\"fields\":[]}')", "c > nope(u)",
+     "extract(dow_iso from v)", "i * 2", "v - i", "abs(i)", "reverse(xs)", "coalesce(null, c) > 1"],
+)  # fmt: skip
+def test_what_spark_takes_is_not_refused(text: str) -> None:
+    assert refused(text) is None
+
+
+def test_what_is_not_known_is_not_judged() -> None:
+    assert refused("c > u", {}) is None
+
+
+def test_all_columns_are_no_condition() -> None:
+    with pytest.raises(PlanningError, match=r"the condition '\*' is all columns: expected boolean"):
+        checked_condition("filter-2", "*", tuple(TYPES), TYPES)
