@@ -44,9 +44,9 @@ WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> OffsetsWorld:
+def world() -> OffsetsWorld:
     """Stream fake.s: partitions 0 and 1 with records at 1,000, 2,000 … 9,000 ms; 2 and 3 without any."""
-    world = OffsetsWorld(monkeypatch)
+    world = OffsetsWorld()
     world.fake.make("s", 4)
     for partition in (0, 1):
         world.fake.write("s", partition, *range(1000, 10_000, 1000))
