@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.served_together import current_readers
 from dagster_adjunct.assets.unbounded.freshness import check_fresh
-from dagster_adjunct.assets.unbounded.local_manifest import check_columns
+from dagster_adjunct.assets.unbounded.local_manifest import check_as_stored
 from dagster_adjunct.assets.versions.manifest import as_unbounded
 from dagster_adjunct.resources.errors import StaleDatasetError
 
@@ -51,7 +51,7 @@ def served_now(step: OpenedStep) -> ServedVersions:
     for dataset in own:
         manifest = stored(dataset.name).manifest()
         if manifest is not None:
-            check_columns(dataset, as_unbounded(manifest))
+            check_as_stored(dataset, as_unbounded(manifest))
         readers[dataset.name] = stored(dataset.name).reader_of(manifest)
     for name, reader in readers.items():
         if reader is None and app.dataset(name).bootstrap:
