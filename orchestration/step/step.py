@@ -70,11 +70,12 @@ def run_step(context: StepContext, engine: BatchEngine = BY_SPARK) -> StepReport
                         seen = look(step, run)
                         run = commit_start(step, run, seen)
                         planned = plan_batch(step, run, seen)
-                    if isinstance(planned, NothingToRead):
+                    if isinstance(planned, PlannedBatch):
+                        opened = commit_intent(step, run, planned)
+                        run = opened.run
+                        run = close_batch(step, run_outputs(step, opened))
+                    else:
                         return settle(step, run, planned).report(context, caught_up=True)
-                    opened = commit_intent(step, run, planned)
-                    run = opened.run
-                    run = close_batch(step, run_outputs(step, opened))
                 return run.report(context, caught_up=False)
             except CommitConflictError as conflict:
                 if run.logged.commit is not begun.logged.commit or context.still_ours is None or attempt == _BEGINNINGS:
