@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import application_state
+from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.preview_requests import preview_requests
 from dagster_adjunct.orchestration.startpoints.request_parsing import (
     expand_partitions,
@@ -63,7 +64,8 @@ def app() -> Application:
 def preview(
     lake: Lake, systems: Mapping[str, StreamSystem], app: Application, requests: Sequence[StartpointRequest]
 ) -> list[Preview]:
-    return preview_requests(lake, systems, app, requests, application_state(lake, app.name))
+    plan = plan_application(app, systems) if app.inputs else None
+    return preview_requests(lake, systems, app, plan, requests, application_state(lake, app.name))
 
 
 def ssps(stream: str, *numbers: int) -> list[SystemStreamPartition]:
