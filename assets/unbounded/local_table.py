@@ -35,7 +35,7 @@ def advance_local(context: WriteContext, spec: AdjunctDataset, *, on_stage: OnSt
 
     Raises DatasetError for a declaration that what is stored can't be read with.
     """
-    stages = Stages(spec.name, on_stage)
+    stages, columns = Stages(spec.name, on_stage), schema_of(spec)
     stored = context.log(spec.name).read()[1]
     manifest, sealed, note = None if stored is None else as_unbounded(stored), "", "no batch has written it yet"
     if manifest is not None:
@@ -61,7 +61,7 @@ def advance_local(context: WriteContext, spec: AdjunctDataset, *, on_stage: OnSt
         counters={},
         offsets={},
         seconds=stages.seconds,
-        schema=schema_of(spec),
+        schema=columns,
         note=note,
     )
 
