@@ -132,7 +132,9 @@ class StoredVersions(VersionOperations):
         nothing was served then, and VersionDiscardedError (DatasetError for a bounded dataset), naming what is
         retained, where it can't be read any more.
         """
-        return self._reader(chosen_version(self.log, *self._newest_commit(), version, as_of))
+        current, manifest = self._newest_commit()
+        sealed = chosen_version(self.log, current, manifest, version, as_of)
+        return VersionReader(self._lake.store, self.name, sealed, self._cache)
 
     def over_time(self, versions: Sequence[str] | None = None) -> VersionReader | VersionsOverTime:
         """Return what reads the dataset over time: its table with history, or the versions that say their time.
