@@ -14,7 +14,7 @@ from dagster_adjunct.assets.versions.carried_to_rewritten_stream import carried_
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog, Manifests
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_bounded
 from dagster_adjunct.assets.versions.operator_actions import expire_pins
-from dagster_adjunct.assets.writing.write_generation import check_declaration
+from dagster_adjunct.assets.versions.stored_declaration import check_declaration
 from dagster_adjunct.resources.errors import DatasetError
 
 if TYPE_CHECKING:

@@ -1,29 +1,59 @@
-"""Which stored version somebody means, of a dataset's newest manifest: by id, by the beginning of one, or by name."""
+"""Which stored version somebody means: by id, by the beginning of one, by name, or as it was served at a time.
+
+Of what was served at a time or after a commit, also whether it can still be read.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
-from dagster_adjunct.assets.reading.time_travel import served_at
 from dagster_adjunct.assets.versions.choose_version import SHORT_ID, readable_version
 from dagster_adjunct.assets.versions.leases import check_not_doomed
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, version_number
-from dagster_adjunct.resources.errors import DatasetError, MalformedDocumentError, ObjectNotFoundError
+from dagster_adjunct.assets.versions.stored_manifest import parse_manifest
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    DatasetError,
+    MalformedDocumentError,
+    NoSealedVersionError,
+    ObjectNotFoundError,
+    VersionDiscardedError,
+)
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.dataset_log import DatasetLog
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.resources.objects.commit_log import Commit
 
+AsOf: TypeAlias = datetime | int | str
+"""A time with its zone, or a commit by its number or id."""
 
-def chosen_version(log: DatasetLog, current: Commit, manifest: DatasetManifest, version: str) -> SealedVersion:
-    """Return any retained version by its id, or the newest of a name; `manifest` is that of the `current` commit.
 
-    Raises DatasetError where it is not there or withdrawn, and VersionDiscardedError for a version of an unbounded
-    dataset that can't be read any more.
+def chosen_version(
+    log: DatasetLog, current: Commit, manifest: DatasetManifest, version: str | None, as_of: AsOf | None = None
+) -> SealedVersion:
+    """Return any retained version by its id, or the newest of a name, or what was served `as_of` a time or commit.
+
+    One of the two is given. `manifest` is that of the `current` commit. Raises DatasetError where it is not there or
+    withdrawn, and VersionDiscardedError for a version of an unbounded dataset that can't be read any more; for a time
+    or commit what `served_at` raises.
     """
+    if (version is None) == (as_of is None):
+        asked = "at no version and as of nothing" if version is None else f"at version {version!r} and as of {as_of}"
+        raise ConfigurationError(
+            f"dataset {log.name!r} is to be read {asked}.",
+            "Give version= or as_of=, one of them.",
+            argument="as_of",
+            dataset=log.name,
+        )
+    if version is None:
+        assert as_of is not None, "one of them is given"
+        return served_at(log, current, manifest, as_of)
     if manifest.version is not None and manifest.version.id == version:
         return manifest.version
     if not isinstance(manifest, UnboundedManifest):
@@ -63,3 +93,129 @@ def _begun(log: DatasetLog, current: Commit, manifest: UnboundedManifest, versio
         sealed = served_at(log, current, manifest, number)
         return sealed if sealed.id.startswith(version) else None
     return None
+
+
+def served_at(log: DatasetLog, current: Commit, manifest: DatasetManifest, as_of: AsOf) -> SealedVersion:
+    """Return what was served then; `manifest` is that of the current commit.
+
+    Times are those of the commits, by the clocks of those who made them. Raises DatasetError for a commit that is not
+    there, NoSealedVersionError where nothing was served yet, and VersionDiscardedError where it can't be read any more.
+    """
+    when, commit = (as_of, None) if isinstance(as_of, datetime) else (None, as_of)
+    if when is not None and when.tzinfo is None:
+        raise ConfigurationError(
+            f"dataset {log.name!r} is to be read as of {when}, a time without its zone.",
+            "Give one: tzinfo=UTC.",
+            argument="as_of",
+            dataset=log.name,
+        )
+    asked = f"after commit {commit}" if when is None else f"at {when:%Y-%m-%d %H:%M:%S %Z}"
+    if not isinstance(manifest, UnboundedManifest):
+        found = _in_history(log, when, commit)
+        if found is None or found.version is None:
+            raise NoSealedVersionError(
+                f"dataset {log.name!r}: nothing was served {asked}, as far back as its history goes.",
+                f"See adjunct dataset history {log.name}, and adjunct dataset versions {log.name}.",
+                dataset=log.name,
+            )
+        return log.read_version(readable_version(manifest, found.version.id))
+    past = _Past(log, current, manifest)
+    then = past.by_commit(commit) if commit is not None else past.before(when) if when is not None else None
+    if then is None or then.version is None:
+        past.refuse(asked)
+    check_not_doomed(manifest, then.version.id)
+    return then.version
+
+
+def _in_history(log: DatasetLog, when: datetime | None, asked: int | str | None) -> DatasetManifest | None:
+    for commit, manifest in log.history():
+        if commit.created_at <= when if when is not None else asked in (commit.number, commit.id):
+            return manifest
+    return None
+
+
+@dataclass
+class _Past:
+    """The commits of an unbounded dataset that can be read: listed once, and looked into where they are asked for."""
+
+    log: DatasetLog
+    current: Commit
+    manifest: UnboundedManifest
+    read: dict[int, Commit] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.keys: dict[int, list[str]] = {}
+        for item in self.log.lake.store.list(f"{self.log.prefix}/manifests/"):
+            number = int(item.key.rsplit("/", 1)[1].partition("-")[0])
+            self.keys.setdefault(number, []).append(item.key)
+        bounds = self.manifest.retained_from, self.current.number
+        self.numbers = [number for number in sorted(self.keys) if bounds[0] <= number <= bounds[1]]
+        self.read[self.current.number] = self.current
+
+    def at(self, number: int) -> Commit:
+        """Return a commit by its number. An attempt that lost may have left a manifest of the same number."""
+        if number not in self.read:
+            keys = self.keys[number]
+            if len(keys) > 1:
+                keys = [self.log.log.manifest_key(number, str(self.at(number + 1).parent))]
+            try:
+                self.read[number] = self.log.log.read(keys[0])
+            except ObjectNotFoundError as error:
+                raise VersionDiscardedError(
+                    f"dataset {self.log.name!r}: commit {number} was discarded just now.",
+                    "Ask again for what is left.",
+                    dataset=self.log.name,
+                ) from error
+        return self.read[number]
+
+    def manifest_at(self, number: int) -> DatasetManifest:
+        return parse_manifest(self.log.name, self.at(number))
+
+    def before(self, when: datetime) -> DatasetManifest | None:
+        place = bisect_right(self.numbers, when, key=lambda number: self.at(number).created_at)
+        return self.manifest_at(self.numbers[place - 1]) if place else None
+
+    def by_commit(self, asked: int | str) -> DatasetManifest | None:
+        """Return the manifest of a commit that is readable. Raises DatasetError for one that never was."""
+        if isinstance(asked, str):
+            ours = (each for each in self.numbers if any(_is_of(key, asked) for key in self.keys[each]))
+            number = next((each for each in ours if self.at(each).id == asked), None)
+        else:
+            number = asked if asked in self.numbers else None
+            if number is None and 1 <= asked < self.manifest.retained_from:
+                return None
+        if number is None:
+            raise DatasetError(
+                f"dataset {self.log.name!r} has no commit {asked!r}; those that can be read are numbered "
+                f"{self.numbers[0]} to {self.numbers[-1]}.",
+                f"See adjunct dataset history {self.log.name}.",
+                dataset=self.log.name,
+            )
+        return self.manifest_at(number)
+
+    def refuse(self, asked: str) -> NoReturn:
+        """Say that nothing can be read as of what was asked for, and what the oldest is that can be."""
+        name = self.log.name
+        place = bisect_left(self.numbers, True, key=lambda number: self.manifest_at(number).version is not None)
+        if place == len(self.numbers):
+            raise NoSealedVersionError(
+                f"dataset {name!r} has no version to read yet: its bootstrap is not finished.",
+                "Advance the dataset.",
+                dataset=name,
+            )
+        commit = self.at(self.numbers[place])
+        oldest = f"the oldest that can be read was committed at {commit.created_at:%Y-%m-%d %H:%M:%S} UTC, as number "
+        oldest += f"{commit.number}"
+        if self.manifest.retained_from > 1:
+            raise VersionDiscardedError(
+                f"dataset {name!r}: what was served {asked} has been discarded; {oldest}.",
+                f"See adjunct dataset history {name}. A longer grace keeps more: discard=DiscardPolicy(grace=…).",
+                dataset=name,
+            )
+        raise NoSealedVersionError(
+            f"dataset {name!r} served nothing {asked}; {oldest}.", f"See adjunct dataset history {name}.", dataset=name
+        )
+
+
+def _is_of(key: str, commit_id: str) -> bool:
+    return key.endswith(f"-{commit_id}.json")

@@ -14,6 +14,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from dagster_adjunct.resources.errors import NullKeyError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.plain_values import Plain
 from dagster_adjunct.resources.schemas.schema import Field
 
 _BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
@@ -66,6 +67,15 @@ def decode_key(types: Sequence[str], encoded: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(
         _parser(kind)(value) if isinstance(value, str) else value for kind, value in zip(types, encoded, strict=True)
     )
+
+
+def plain_key(
+    types: Sequence[str], plain: Sequence[Callable[[Any], Plain]], encoded: Sequence[Any] | None
+) -> tuple[Plain, ...]:
+    """Return a key of a manifest in stored form (`plain`: by key column); () where the manifest has none."""
+    if encoded is None:
+        return ()
+    return tuple(stored(value) for stored, value in zip(plain, decode_key(types, encoded), strict=True))
 
 
 def _parser(kind: str) -> Callable[[str], Any]:

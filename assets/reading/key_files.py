@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.reading.entry_keys import decode_key
+from dagster_adjunct.assets.reading.entry_keys import plain_key
 from dagster_adjunct.assets.reading.file_cache import FileCache
 from dagster_adjunct.assets.reading.row_group import RowGroup, decode_group, range_of_group
 from dagster_adjunct.assets.reading.stored_files import StoredFile
@@ -64,8 +64,8 @@ class KeyFiles:
         self._files = {
             file.bucket: (
                 StoredFile(store, what, generation.folder, file),
-                self._stored(file.min_key),
-                self._stored(file.max_key),
+                plain_key(self._types, self._plain, file.min_key),
+                plain_key(self._types, self._plain, file.max_key),
             )
             for file in generation.files
         }
@@ -164,7 +164,8 @@ class KeyFiles:
     def _described(self, metadata: pq.FileMetaData) -> Footer:
         stored = (metadata.metadata or {}).get(GROUP_KEYS)
         if stored is not None:
-            return Footer(metadata, tuple(self._stored(key) for key in json.loads(stored)), True)
+            starts_of_groups = (plain_key(self._types, self._plain, key) for key in json.loads(stored))
+            return Footer(metadata, tuple(starts_of_groups), True)
         columns = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
         first = columns.index(self._key[0])
         starts: list[Key] = []
@@ -174,13 +175,6 @@ class KeyFiles:
             known = (self._plain[0](stats.min),) if stats is not None and stats.has_min_max else ()
             starts.append(max(known, starts[-1] if starts else ()))
         return Footer(metadata, tuple(starts), False)
-
-    def _stored(self, encoded: Sequence[Any] | None) -> Key:
-        """Return a key of the manifest in stored form; () where it has none."""
-        if encoded is None:
-            return ()
-        values = decode_key(self._types, encoded)
-        return tuple(plain(value) for plain, value in zip(self._plain, values, strict=True))
 
 
 def _tail(file: StoredFile) -> bytes:

@@ -19,7 +19,6 @@ from dagster_adjunct.assets.reading.no_version import (
     nothing_delivered,
     waiting_for,
 )
-from dagster_adjunct.assets.reading.time_travel import served_at
 from dagster_adjunct.assets.reading.version_operations import VersionOperations
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.reading.versions_over_time import VersionsOverTime, refs_over_time
@@ -27,9 +26,8 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import check_not_doomed
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, UnboundedManifest, as_bounded
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
-from dagster_adjunct.assets.writing.write_generation import check_declaration
+from dagster_adjunct.assets.versions.stored_declaration import check_declaration
 from dagster_adjunct.resources.errors import (
-    ConfigurationError,
     DatasetError,
     ManifestMismatchError,
     NoSealedVersionError,
@@ -38,8 +36,8 @@ from dagster_adjunct.resources.errors import (
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.reading.chosen_version import AsOf
     from dagster_adjunct.assets.reading.diff_versions import VersionDiff
-    from dagster_adjunct.assets.reading.time_travel import AsOf
     from dagster_adjunct.assets.sources.version_source import Awaiting
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.resources.objects.commit_log import Commit
@@ -134,21 +132,9 @@ class StoredVersions(VersionOperations):
         nothing was served then, and VersionDiscardedError (DatasetError for a bounded dataset), naming what is
         retained, where it can't be read any more.
         """
-        if (version is None) == (as_of is None):
-            asked = (
-                "at no version and as of nothing" if version is None else f"at version {version!r} and as of {as_of}"
-            )
-            raise ConfigurationError(
-                f"dataset {self.name!r} is to be read {asked}.",
-                "Give version= or as_of=, one of them.",
-                argument="as_of",
-                dataset=self.name,
-            )
-        newest = self._newest_commit()
-        if version is not None:
-            return self._reader(chosen_version(self.log, *newest, version))
-        assert as_of is not None, "one of them is given"
-        return self._reader(served_at(self.log, *newest, as_of))
+        current, manifest = self._newest_commit()
+        sealed = chosen_version(self.log, current, manifest, version, as_of)
+        return VersionReader(self._lake.store, self.name, sealed, self._cache)
 
     def over_time(self, versions: Sequence[str] | None = None) -> VersionReader | VersionsOverTime:
         """Return what reads the dataset over time: its table with history, or the versions that say their time.

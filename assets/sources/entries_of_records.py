@@ -5,14 +5,10 @@ Shared by streams, files and queries, so that a declaration means the same whate
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset import BY_OFFSET
-from dagster_adjunct.assets.declaration.dataset_inputs import OwnedBy, QuerySource
 from dagster_adjunct.assets.declaration.extractors.extractor import PythonExtractor, hiding
-from dagster_adjunct.assets.versions.kept_history import KeptHistory
-from dagster_adjunct.assets.versions.stored_declaration import Declaration
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.schema import Field, Schema, check_key_types
@@ -56,42 +52,6 @@ def entries_of(spec: AdjunctDataset, records: DataFrame, schema: Schema) -> Data
     if spec.by_offset or (spec.extractor is not None and not spec.extractor.keeps(spec.key)):
         values[TOMBSTONE] = _no_tombstone(what)
     return records.select(*[value.alias(name) for name, value in values.items()])
-
-
-def declaration_of(spec: AdjunctDataset, schema: Schema, *, input_partitions: int = 0) -> Declaration:
-    """Return what the manifest keeps of a specification whose entries have these columns."""
-    return Declaration(
-        kind=spec.kind,
-        input=str(spec.input),
-        computed=isinstance(spec.input, QuerySource),
-        owner=spec.input.application if isinstance(spec.input, OwnedBy) else None,
-        expires=spec.input.expires if isinstance(spec.input, OwnedBy) else None,
-        kept_for=spec.input.kept_for if isinstance(spec.input, OwnedBy) else "",
-        key=spec.key,
-        key_types=tuple(schema.field(name).type for name in spec.key),
-        partition_by=spec.partition_by,
-        partitions=spec.partitions,
-        input_partitions=input_partitions,
-        columns=spec.columns,
-        bootstrap=spec.bootstrap,
-        order="arrival" if spec.versions is None else "name",
-        keep=spec.discard.keep,
-        grace_seconds=spec.discard.grace.total_seconds(),
-        keep_tombstones=spec.following.keep_tombstones,
-        history=kept_history(spec),
-        compact_deltas=spec.following.compaction.deltas,
-        compact_fraction=spec.following.compaction.fraction,
-        compact_rows=spec.following.compaction.rows,
-    )
-
-
-def kept_history(spec: AdjunctDataset) -> KeptHistory | None:
-    """Return what a version says of the history that is declared; None where none is."""
-    following = spec.following
-    if following.history is None:
-        return None
-    kept = None if following.history == "all" else following.history // timedelta(microseconds=1)
-    return KeptHistory(valid_from=following.valid_from, kept=kept)
 
 
 def _with_position(spec: AdjunctDataset, schema: Schema, what: str) -> Schema:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.discard_policy import natural_order
-from dagster_adjunct.assets.sources.entries_of_records import declaration_of, entries_of, schema_of_entries
+from dagster_adjunct.assets.sources.entries_of_records import entries_of, schema_of_entries
 from dagster_adjunct.assets.sources.folder_contents import FolderContents
 from dagster_adjunct.assets.sources.folder_records import FolderRecords
 from dagster_adjunct.assets.sources.folders import Folder, Promise, folders_in, promise_in
@@ -27,6 +27,7 @@ from dagster_adjunct.assets.sources.records_in_process import (
 )
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
+from dagster_adjunct.assets.versions.stored_declaration import declaration_of
 from dagster_adjunct.resources.errors import DatasetError, MarkerConflictError, SourceChangedError
 from dagster_adjunct.resources.files import DeclaredFiles, open_tree
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS

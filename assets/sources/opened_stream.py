@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection, PythonExtractor
 from dagster_adjunct.assets.sources.decode_changes import decode_changes, schema_of_rows
-from dagster_adjunct.assets.sources.entries_of_records import declaration_of, schema_of_entries
+from dagster_adjunct.assets.sources.entries_of_records import schema_of_entries
 from dagster_adjunct.assets.sources.order_by_column import placed_from
+from dagster_adjunct.assets.versions.stored_declaration import declaration_of
 from dagster_adjunct.resources.errors import DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema

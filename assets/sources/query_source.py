@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset_inputs import Computation
-from dagster_adjunct.assets.sources.entries_of_records import declaration_of, entries_of, schema_of_entries
+from dagster_adjunct.assets.sources.entries_of_records import entries_of, schema_of_entries
 from dagster_adjunct.assets.sources.records_in_process import (
     entries_in_arrow,
     refuse_in_process,
@@ -16,6 +16,7 @@ from dagster_adjunct.assets.sources.records_in_process import (
 )
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
+from dagster_adjunct.assets.versions.stored_declaration import declaration_of
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.schema import Schema

@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset_inputs import OwnedBy
-from dagster_adjunct.assets.sources.entries_of_records import declaration_of
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
+from dagster_adjunct.assets.versions.stored_declaration import check_declaration, declaration_of
 from dagster_adjunct.assets.versions.unbounded_state import Bootstrap
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.evolution import refused_changes
@@ -109,11 +109,18 @@ def counted(sends: Sequence[Sent]) -> dict[str, int]:
     return {"changes": sum(sent.rows for sent in sends), "deleted": sum(sent.deleted for sent in sends)}
 
 
-def check_columns(spec: AdjunctDataset, manifest: UnboundedManifest) -> None:
+def check_as_stored(spec: AdjunctDataset, manifest: UnboundedManifest) -> None:
+    """Refuse a declaration that what is stored can't be gone on with, saying what differs. Raises DatasetError."""
+    columns = schema_of(spec)
+    check_declaration(spec.name, manifest.declaration, declaration_of(spec, columns))
+    _check_columns(spec, manifest, columns)
+
+
+def _check_columns(spec: AdjunctDataset, manifest: UnboundedManifest, columns: Schema) -> None:
     """Refuse columns that what is stored can't be read with: they can only be added, or widened."""
     if manifest.version is None:
         return
-    refused = refused_changes(manifest.version.columns, schema_of(spec), spec.key)
+    refused = refused_changes(manifest.version.columns, columns, spec.key)
     if refused:
         raise DatasetError(
             f"local table {spec.name!r} has other columns than are declared: {'; '.join(refused)}. Columns can only be "

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.chosen_version import committed_version
-from dagster_adjunct.assets.sources.entries_of_records import declaration_of
 from dagster_adjunct.assets.unbounded.compact_table import compact_due
 from dagster_adjunct.assets.unbounded.local_manifest import (
     Parent,
-    check_columns,
+    check_as_stored,
     first_manifest,
     schema_of,
     serving,
@@ -17,7 +16,6 @@ from dagster_adjunct.assets.unbounded.local_manifest import (
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport, OnStage, Stages, ignore
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
 from dagster_adjunct.assets.versions.unbounded_state import Retired, Written
-from dagster_adjunct.assets.writing.write_generation import check_declaration
 from dagster_adjunct.resources.errors import DatasetError, VersionDiscardedError
 from dagster_adjunct.resources.objects.commit_log import retry_conflicts
 
@@ -37,12 +35,11 @@ def advance_local(context: WriteContext, spec: AdjunctDataset, *, on_stage: OnSt
 
     Raises DatasetError for a declaration that what is stored can't be read with.
     """
-    stages = Stages(spec.name, on_stage)
+    stages, columns = Stages(spec.name, on_stage), schema_of(spec)
     stored = context.log(spec.name).read()[1]
     manifest, sealed, note = None if stored is None else as_unbounded(stored), "", "no batch has written it yet"
     if manifest is not None:
-        check_declaration(spec.name, manifest.declaration, declaration_of(spec, schema_of(spec)))
-        check_columns(spec, manifest)
+        check_as_stored(spec, manifest)
         note = f"batch {manifest.written.batch} was the last to write it" if manifest.written is not None else ""
         policy = spec.following.compaction
         compacted = None
@@ -64,7 +61,7 @@ def advance_local(context: WriteContext, spec: AdjunctDataset, *, on_stage: OnSt
         counters={},
         offsets={},
         seconds=stages.seconds,
-        schema=schema_of(spec),
+        schema=columns,
         note=note,
     )
 

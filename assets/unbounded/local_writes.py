@@ -15,10 +15,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.sources.entries_of_records import declaration_of
 from dagster_adjunct.assets.unbounded.local_manifest import (
     Parent,
-    check_columns,
+    check_as_stored,
     counted,
     expires_of,
     first_manifest,
@@ -32,9 +31,10 @@ from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, forge
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
 from dagster_adjunct.assets.versions.sealed_version import POSITION, SealedVersion, layout_of
+from dagster_adjunct.assets.versions.stored_declaration import declaration_of
 from dagster_adjunct.assets.versions.unbounded_state import Sent, Written
 from dagster_adjunct.assets.writing.generation_writer import SPARK, GenerationWriter
-from dagster_adjunct.assets.writing.write_generation import add, check_declaration, write_generation
+from dagster_adjunct.assets.writing.write_generation import add, write_generation
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError, ProducerConflictError
 from dagster_adjunct.resources.objects.commit_log import commit_upon
 
@@ -207,8 +207,7 @@ class LocalWrites:
         commit, stored = self._log.read()
         manifest = None if stored is None else as_unbounded(stored)
         if manifest is not None:
-            check_declaration(self._spec.name, manifest.declaration, declaration_of(self._spec, self._schema))
-            check_columns(self._spec, manifest)
+            check_as_stored(self._spec, manifest)
         return Parent(commit, manifest)
 
     def _is_in(self, manifest: UnboundedManifest | None) -> bool:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dagster_adjunct.assets.unbounded.table_state import Seen, TableState, state_of
+from dagster_adjunct.assets.versions.stored_declaration import check_declaration
 from dagster_adjunct.assets.versions.unbounded_state import Decision
-from dagster_adjunct.assets.writing.write_generation import check_declaration
 from dagster_adjunct.resources.errors import DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.schemas.evolution import refused_changes
 

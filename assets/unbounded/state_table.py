@@ -14,13 +14,11 @@ from dagster_adjunct.assets.declaration.dataset_inputs import OwnedBy
 from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
 from dagster_adjunct.assets.declaration.local_table import local_table
-from dagster_adjunct.assets.sources.entries_of_records import declaration_of
 from dagster_adjunct.assets.unbounded.compact_table import compact_due
-from dagster_adjunct.assets.unbounded.local_manifest import Parent, check_columns, first_manifest, schema_of, serving
+from dagster_adjunct.assets.unbounded.local_manifest import Parent, check_as_stored, first_manifest, schema_of, serving
 from dagster_adjunct.assets.unbounded.local_table import undo_batch
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
-from dagster_adjunct.assets.writing.write_generation import check_declaration
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.objects.commit_log import retry_conflicts
 
@@ -66,11 +64,9 @@ def check_state(lake: Lake, dataset: AdjunctDataset) -> None:
     """Refuse state that what is stored can't be gone on with, saying what differs. Raises DatasetError."""
     stored = DatasetLog(lake, dataset.name).read()[1]
     if stored is not None:
-        assert isinstance(dataset.input, OwnedBy)
         manifest = as_unbounded(stored)
         _check_kept_for(dataset, manifest)
-        check_declaration(dataset.name, manifest.declaration, declaration_of(dataset, dataset.input.schema))
-        check_columns(dataset, manifest)
+        check_as_stored(dataset, manifest)
 
 
 def begin_state(context: WriteContext, dataset: AdjunctDataset) -> None:

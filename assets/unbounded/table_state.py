@@ -17,7 +17,7 @@ from dagster_adjunct.assets.sources.source_made_anew import made_anew
 from dagster_adjunct.assets.unbounded.input_order import Offsets, check_order
 from dagster_adjunct.assets.versions.carried_to_rewritten_stream import carried_over
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
-from dagster_adjunct.assets.writing.write_generation import check_declaration
+from dagster_adjunct.assets.versions.stored_declaration import check_declaration
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     MalformedDocumentError,

@@ -1,4 +1,4 @@
-"""What a dataset was declared as when it was made: read back to refuse a changed declaration by name."""
+"""What a dataset was declared as when it was made, and the refusal of a changed declaration, by name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, model_validator
 
 from dagster_adjunct.assets.declaration.dataset import Kind
+from dagster_adjunct.assets.declaration.dataset_inputs import OwnedBy, QuerySource
 from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.versions.document_base import Document
 from dagster_adjunct.assets.versions.kept_history import KeptHistory
+from dagster_adjunct.resources.errors import DatasetError
 
 if TYPE_CHECKING:
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
+    from dagster_adjunct.resources.schemas.schema import Schema
 
 
 class Declaration(Document):
@@ -70,3 +74,77 @@ class Declaration(Document):
         from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
 
         return DeltaCompaction(self.compact_deltas, self.compact_fraction, self.compact_rows)
+
+
+def declaration_of(spec: AdjunctDataset, schema: Schema, *, input_partitions: int = 0) -> Declaration:
+    """Return what the manifest keeps of a specification whose entries have these columns."""
+    return Declaration(
+        kind=spec.kind,
+        input=str(spec.input),
+        computed=isinstance(spec.input, QuerySource),
+        owner=spec.input.application if isinstance(spec.input, OwnedBy) else None,
+        expires=spec.input.expires if isinstance(spec.input, OwnedBy) else None,
+        kept_for=spec.input.kept_for if isinstance(spec.input, OwnedBy) else "",
+        key=spec.key,
+        history=kept_history(spec),
+        key_types=tuple(schema.field(name).type for name in spec.key),
+        partition_by=spec.partition_by,
+        partitions=spec.partitions,
+        input_partitions=input_partitions,
+        columns=spec.columns,
+        bootstrap=spec.bootstrap,
+        order="arrival" if spec.versions is None else "name",
+        keep=spec.discard.keep,
+        grace_seconds=spec.discard.grace.total_seconds(),
+        keep_tombstones=spec.following.keep_tombstones,
+        compact_deltas=spec.following.compaction.deltas,
+        compact_fraction=spec.following.compaction.fraction,
+        compact_rows=spec.following.compaction.rows,
+    )
+
+
+def kept_history(spec: AdjunctDataset) -> KeptHistory | None:
+    """Return what a version says of the history that is declared; None where none is."""
+    following = spec.following
+    if following.history is None:
+        return None
+    kept = None if following.history == "all" else following.history // timedelta(microseconds=1)
+    return KeptHistory(valid_from=following.valid_from, kept=kept)
+
+
+def check_declaration(name: str, stored: Declaration, declared: Declaration) -> None:
+    """Refuse a declaration under which the stored entries could not be found again, naming each difference."""
+    changes = [
+        f"{what} is {_told(new)}, was {_told(old)}"
+        for what, old, new in (
+            ("kind", stored.kind, declared.kind),
+            ("input", stored.input, declared.input),
+            ("key", stored.key, declared.key),
+            ("type of the key", stored.key_types, declared.key_types),
+            ("partition_by", stored.partition_by, declared.partition_by),
+            ("partitions", stored.partitions or "broadcast", declared.partitions or "broadcast"),
+            ("number of input partitions", stored.input_partitions, declared.input_partitions),
+            ("history", *(_history(declaration) for declaration in (stored, declared))),
+        )
+        if old != new
+    ]
+    if changes:
+        in_place = None not in (stored.partitions, declared.partitions) and stored.partitions != declared.partitions
+        raise DatasetError(
+            f"dataset {name!r} was built under another declaration: {'; '.join(changes)}. That needs a rebuild.",
+            "Declare it under a new name, which builds it beside the old one, or restore the old declaration. To build "
+            f"it anew, delete it (adjunct dataset delete {name} --reason …) and advance it again."
+            + (f" Partitions can be changed in place: adjunct dataset repartition {name} --partitions N." * in_place),
+            dataset=name,
+        )
+
+
+def _history(declaration: Declaration) -> str:
+    """Return whose times rows are kept by; how far back may change."""
+    if declaration.history is None:
+        return "none"
+    return f"by {declaration.history.valid_from or 'the time of the record'}"
+
+
+def _told(value: object) -> str:
+    return f"({', '.join(map(str, value))})" if isinstance(value, tuple) else str(value)

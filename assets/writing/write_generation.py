@@ -1,4 +1,4 @@
-"""What bounded and unbounded datasets share when they write: one generation of bucket files, one declaration."""
+"""What bounded and unbounded datasets share when they write: one generation of bucket files."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.versions.dataset_log import Attempt
-from dagster_adjunct.assets.versions.stored_declaration import Declaration
 from dagster_adjunct.assets.writing.generation_writer import GenerationWriter, Rows_contra
 from dagster_adjunct.resources.bucketing.bucket_files import BucketFile, BucketLayout, Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
-from dagster_adjunct.resources.errors import DatasetError, SchemaMismatchError
+from dagster_adjunct.resources.errors import SchemaMismatchError
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.bucketing.write_over_time import OverTime
@@ -99,44 +98,6 @@ def generation_of(
 def listed(things: Sequence[str]) -> str:
     """Return the first of these, for errors."""
     return f"{', '.join(things[:NAMED])}{' …' if len(things) > NAMED else ''}"
-
-
-def check_declaration(name: str, stored: Declaration, declared: Declaration) -> None:
-    """Refuse a declaration under which the stored entries could not be found again, naming each difference."""
-    changes = [
-        f"{what} is {_told(new)}, was {_told(old)}"
-        for what, old, new in (
-            ("kind", stored.kind, declared.kind),
-            ("input", stored.input, declared.input),
-            ("key", stored.key, declared.key),
-            ("type of the key", stored.key_types, declared.key_types),
-            ("partition_by", stored.partition_by, declared.partition_by),
-            ("partitions", stored.partitions or "broadcast", declared.partitions or "broadcast"),
-            ("number of input partitions", stored.input_partitions, declared.input_partitions),
-            ("history", *(_history(declaration) for declaration in (stored, declared))),
-        )
-        if old != new
-    ]
-    if changes:
-        in_place = None not in (stored.partitions, declared.partitions) and stored.partitions != declared.partitions
-        raise DatasetError(
-            f"dataset {name!r} was built under another declaration: {'; '.join(changes)}. That needs a rebuild.",
-            "Declare it under a new name, which builds it beside the old one, or restore the old declaration. To build "
-            f"it anew, delete it (adjunct dataset delete {name} --reason …) and advance it again."
-            + (f" Partitions can be changed in place: adjunct dataset repartition {name} --partitions N." * in_place),
-            dataset=name,
-        )
-
-
-def _history(declaration: Declaration) -> str:
-    """Return whose times rows are kept by; how far back may change."""
-    if declaration.history is None:
-        return "none"
-    return f"by {declaration.history.valid_from or 'the time of the record'}"
-
-
-def _told(value: object) -> str:
-    return f"({', '.join(map(str, value))})" if isinstance(value, tuple) else str(value)
 
 
 def add(left: dict[str, int], right: dict[str, int]) -> dict[str, int]:

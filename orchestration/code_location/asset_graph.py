@@ -15,7 +15,7 @@ from dagster_adjunct.orchestration.application.output_lineage import (
     unused_datasets,
 )
 from dagster_adjunct.orchestration.code_location.assets.dataset_assets import DatasetAsset, dataset_assets
-from dagster_adjunct.orchestration.code_location.assets.output_assets import outputs_asset
+from dagster_adjunct.orchestration.code_location.assets.output_assets import StepRunner, by_spark, outputs_asset
 from dagster_adjunct.orchestration.code_location.assets.partitioned_dataset_assets import partitioned_dataset_asset
 from dagster_adjunct.orchestration.code_location.nodes.kinds import kind_of
 from dagster_adjunct.orchestration.code_location.nodes.translator import AdjunctTranslator
@@ -32,9 +32,12 @@ if TYPE_CHECKING:
 class AssetGraph:
     """The assets of several applications, each shared one once."""
 
-    def __init__(self, names: AdjunctTranslator, preview_rows: int, link_code: bool) -> None:
+    def __init__(
+        self, names: AdjunctTranslator, preview_rows: int, link_code: bool, run_step: StepRunner = by_spark
+    ) -> None:
         self._nodes: dict[AssetKey, Node] = {}
         self._names, self._preview_rows, self._link_code = names, preview_rows, link_code
+        self._run_step = run_step
         self._datasets: dict[str, tuple[DatasetAsset, str]] = {}
         self._declared_by: dict[str, list[Application]] = {}
         self._writers: dict[AssetKey, str] = {}
@@ -72,7 +75,9 @@ class AssetGraph:
         if outputs:
             inputs = {stream: self._key(app, Node("stream", stream)) for stream in app.inputs}
             tables = {node.name: self._key(app, node) for node in tables_read(app)}
-            self._outputs.append(outputs_asset(app, outputs, inputs, datasets, tables, self._preview_rows))
+            self._outputs.append(
+                outputs_asset(app, outputs, inputs, datasets, tables, self._preview_rows, self._run_step)
+            )
         self._made[app.name] = [*keys, *self._written[app.name]]
         return self._made[app.name]
 

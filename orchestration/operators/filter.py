@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.known_columns import Types
     from dagster_adjunct.orchestration.operators.planning_values import Flow, PlanContext
 
+# The column of results that may be updated, as a condition names it.
+_FINAL = re.compile(r"\bfinal\b", re.IGNORECASE)
+
 
 @dataclass(frozen=True, slots=True)
 class Filter(PassesRecords):
@@ -37,6 +41,10 @@ class Filter(PassesRecords):
     @property
     def sql(self) -> Sequence[str]:
         return (self.condition,) if isinstance(self.condition, str) else ()
+
+    @property
+    def asks_final(self) -> bool:
+        return isinstance(self.condition, str) and _FINAL.search(self.condition) is not None
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving

@@ -172,6 +172,11 @@ class Spec(ABC):
         return None
 
     @property
+    def asks_final(self) -> bool:
+        """Whether it asks of results that may be updated whether they are final, and lets others go."""
+        return False
+
+    @property
     def holds_back(self) -> timedelta:
         """How far the times of what leaves it may lie below the watermark of what arrives."""
         return timedelta(0)

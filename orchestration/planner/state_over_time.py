@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.filter import Filter
 from dagster_adjunct.orchestration.operators.held_back import held_back
 from dagster_adjunct.orchestration.planner.refusals import placed
 from dagster_adjunct.resources.errors import PlanningError
@@ -15,8 +13,6 @@ from dagster_adjunct.resources.errors import PlanningError
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.operator_spec import Operator
-
-_FINAL = re.compile(r"\bfinal\b", re.IGNORECASE)
 
 
 def check_state_names(app: Application) -> None:
@@ -68,8 +64,7 @@ def _updating(app: Application, operator: Operator) -> list[str]:
     found, waiting, seen = [], list(operator.inputs), set[str]()
     while waiting:
         before = app.operator(waiting.pop())
-        final = before.spec.kind == Filter.kind and any(_FINAL.search(text) for text in before.spec.sql)
-        if before.id in seen or final:
+        if before.id in seen or before.spec.asks_final:
             continue
         seen.add(before.id)
         if getattr(before.spec, "results", None) == "updates":

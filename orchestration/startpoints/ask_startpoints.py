@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.batchlog.batch_log import application_state
@@ -22,7 +24,7 @@ from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPlan
+    from dagster_adjunct.orchestration.planner import ExecutionPlan
     from dagster_adjunct.orchestration.startpoints.request_preview import Preview
     from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
     from dagster_adjunct.resources.objects import Lake
@@ -80,7 +82,8 @@ def ask(
     startpoints = startpoints_of(lake, app)
     startpoints.check_on()
     stored, state = startpoints.read(), application_state(lake, app.name)
-    previews = preview_requests(lake, systems, app, requests, state)
+    plan = plan_application(app, systems) if app.inputs else None
+    previews = preview_requests(lake, systems, app, plan, requests, state)
     recorded = plan_recorded(lake, systems, app, behind_unreadable(stored.unreadable, previews))
     previews = recorded.previews
     there = [*map(Held, stored.waiting), *not_applied(stored.handed, state)]
@@ -91,23 +94,18 @@ def ask(
             check_kinds(replaced)
         if recorded.plan is not None:
             write_plan(lake, recorded.plan)  # from here on its versions are held
-            requests = [_naming(request, recorded.plan) for request in requests]
+            naming_it = partial(dataclasses.replace, recorded=recorded.plan.id)
+            requests = [naming_it(request) if request.versions == RECORDED else request for request in requests]
         startpoints.write_startpoints(requests)
-    tables = _remote_tables(systems, app, {request.ssp.qualified_stream for request in requests})
+    tables = {} if plan is None else _remote_tables(plan, {request.ssp.qualified_stream for request in requests})
     notes = (*versions_in_words(app, requests), *recorded.told, *what_keeps_state(app))
     return Asked(tuple(previews), tuple(dict.fromkeys(old for old, _ in replaced)), not dry_run, tables, notes)
 
 
-def _naming(request: StartpointRequest, plan: RecordedPlan) -> StartpointRequest:
-    return replace(request, recorded=plan.id) if request.versions == RECORDED else request
-
-
-def _remote_tables(systems: Mapping[str, StreamSystem], app: Application, streams: set[str]) -> dict[str, str]:
+def _remote_tables(plan: ExecutionPlan, streams: set[str]) -> dict[str, str]:
     """Return what becomes of the remote tables that are made of these streams, where these are read again."""
-    if not app.inputs or not app.tables:
-        return {}
     told: dict[str, str] = {}
-    for table in plan_application(app, systems).tables:
+    for table in plan.tables:
         if streams & set(table.streams):
             before = told.get(table.table)
             told[table.table] = table.replay if before in (None, table.replay) else f"{before}; and {table.replay}"

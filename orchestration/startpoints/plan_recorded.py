@@ -70,8 +70,8 @@ def plan_recorded(
     log = _Log(_commits(lake, app))
     batches = main_batches(log, asked)
     reads = first_reads(batches, asked)
-    errors = _unread(look, reads, log) | _cut(app, reads, wanted)
     plan = _plan(lake, app, asked, reads, batches)
+    errors = _unread(look, reads, log) | _cut(app, reads, wanted)
     if not errors:
         try:
             check_all_retained(lake, plan)
@@ -79,7 +79,7 @@ def plan_recorded(
             errors = dict.fromkeys(wanted, str(error))
     failed = {id(wanted[ssp]): error for ssp, error in errors.items()}
     shown = [replace(each, error=failed[id(each)]) if id(each) in failed else each for each in previews]
-    return Recorded(shown, plan if not errors else None, () if errors else _in_words(plan))
+    return Recorded(shown, plan if not errors else None, () if errors else plan.words())
 
 
 class _Log:
@@ -189,19 +189,3 @@ def _plan(lake: Lake, app: Application, asked: Asked, reads: FirstReads, batches
         },
         over_time={batch: batches[batch].over_time for batch in reads.versions if batches[batch].over_time},
     )
-
-
-def _in_words(plan: RecordedPlan) -> tuple[str, ...]:
-    """Return what the plan meets, a line for the batches and one for each dataset."""
-    batches = sorted(plan.versions)
-    if not batches:
-        return ()
-    which = f"batch {batches[0]}" if len(batches) == 1 else f"{len(batches)} batches, {batches[0]} to {batches[-1]}"
-    versions: dict[str, list[str]] = {}
-    for dataset, version, _ in plan.met():
-        versions.setdefault(dataset, []).append(version)
-    told = [f"recorded: what {which} met, held until the replay has ended"]
-    for dataset, met in versions.items():
-        more = f" and {len(met) - 3} more" if len(met) > 3 else ""
-        told.append(f"recorded: dataset {dataset}: {', '.join(met[:3])}{more}")
-    return tuple(told)

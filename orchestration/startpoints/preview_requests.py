@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.dataset_requests import dataset_task, dataset_tasks, named_only
 from dagster_adjunct.orchestration.startpoints.handed_requests import is_broadcast, one_task_of_all
 from dagster_adjunct.orchestration.startpoints.request_preview import Preview, preview_request
@@ -19,6 +18,7 @@ from dagster_adjunct.resources.errors import ConfigurationError
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
+    from dagster_adjunct.orchestration.planner import ExecutionPlan
     from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
@@ -29,22 +29,24 @@ def preview_requests(
     lake: Lake,
     systems: Mapping[str, StreamSystem],
     app: Application,
+    plan: ExecutionPlan | None,
     requests: Sequence[StartpointRequest],
     state: ApplicationState,
 ) -> list[Preview]:
     """Return what each request would do if a run started now from this state; what can't be followed has an `error`.
 
-    Looks once at each stream. Raises what planning the application raises.
+    `plan` is the application's; None where it has no inputs. Looks once at each stream.
     """
     now = lake.now()
     look = cache(partial(look_at_stream, systems))
-    reading = plan_application(app, systems).partitions_by_task() if app.inputs else {}
+    reading = {} if plan is None else plan.partitions_by_task()
     named, tables = named_only(app), dataset_tasks(app, systems)
     owners: dict[SystemStreamPartition, list[str]] = {}
     for task, ssps in {**reading, **tables}.items():
         for ssp in ssps if task not in named else ():
             owners.setdefault(ssp, []).append(task)
 
+    default = default_versions(app)
     previews: dict[int, Preview] = {}
     rewinds: dict[str, list[int]] = {}
     for number, request in enumerate(requests):
@@ -71,9 +73,7 @@ def preview_requests(
     for dataset in app.datasets:
         asked = {n: previews[n] for n in rewinds.get(dataset_task(dataset.name), {}) if previews[n].error is None}
         previews |= preview_table(lake, systems, dataset, asked)
-    return [_with_versions(app, previews[number]) for number in range(len(requests))]
-
-
-def _with_versions(app: Application, preview: Preview) -> Preview:
-    bounded = preview.request.until is not None
-    return replace(preview, versions=preview.request.versions or default_versions(app)) if bounded else preview
+    return [
+        shown if request.until is None else replace(shown, versions=request.versions or default)
+        for request, shown in ((request, previews[number]) for number, request in enumerate(requests))
+    ]

@@ -10,7 +10,7 @@ young, while a request or a fan-out names it, and while one of its replays is un
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,6 @@ from dagster_adjunct.resources.stored_documents import StoredDocument, first_pro
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
-    from dagster_adjunct.orchestration.batchlog.stored_positions import Replay
     from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.objects.object_store import ObjectInfo
@@ -70,10 +69,6 @@ class RecordedPlan(StoredDocument):
     versions: dict[int, dict[str, str | None]]
     over_time: dict[int, dict[str, tuple[str, ...]]] = Default(default_factory=dict)
 
-    def piece_at(self, replay: Replay, is_behind: Callable[[str], bool]) -> Piece | None:
-        """Return the piece that a replay is in: the first whose end `is_behind` where the replay has come to."""
-        return next((piece for piece in self.pieces.get(replay.ssp, ()) if is_behind(piece.end)), None)
-
     def met(self) -> Iterator[tuple[str, str, list[int]]]:
         """Yield each dataset and version of it that batches met, with these batches."""
         found: dict[tuple[str, str], list[int]] = {}
@@ -83,6 +78,21 @@ class RecordedPlan(StoredDocument):
                     found.setdefault((dataset, str(each)), []).append(batch)
         for (dataset, version), batches in sorted(found.items()):
             yield dataset, version, batches
+
+    def words(self) -> tuple[str, ...]:
+        """Return what the plan meets, a line for the batches and one for each dataset."""
+        batches = sorted(self.versions)
+        if not batches:
+            return ()
+        which = f"batch {batches[0]}" if len(batches) == 1 else f"{len(batches)} batches, {batches[0]} to {batches[-1]}"
+        versions: dict[str, list[str]] = {}
+        for dataset, version, _ in self.met():
+            versions.setdefault(dataset, []).append(version)
+        told = [f"recorded: what {which} met, held until the replay has ended"]
+        for dataset, met in versions.items():
+            more = f" and {len(met) - 3} more" if len(met) > 3 else ""
+            told.append(f"recorded: dataset {dataset}: {', '.join(met[:3])}{more}")
+        return tuple(told)
 
 
 def new_plan_id() -> str:
@@ -119,22 +129,38 @@ def check_all_retained(lake: Lake, plan: RecordedPlan, *, held: bool = False) ->
 
     What a plan has `held` since before may be doomed: a discard that was under way then has spared it.
     """
-    manifests = {}
+    manifests: dict[str, DatasetManifest | None] = {}
     for dataset, version, batches in plan.met():
-        if is_transient(version):
-            raise _gone(plan.application, dataset, version, batches, "its table lived for one run")
-        if dataset not in manifests:
+        if dataset not in manifests and not is_transient(version):
             manifests[dataset] = DatasetLog(lake, dataset).read()[1]
-        manifest = manifests[dataset]
-        if manifest is None:
-            raise _gone(plan.application, dataset, version, batches, "the dataset was deleted")
-        try:
-            check_not_doomed(manifest, version)
-        except VersionDiscardedError as error:
-            if held and is_readable(lake, manifest, version):
-                continue
-            why = error.problem.removeprefix(f"dataset {dataset!r}: ").rstrip(".")
-            raise _gone(plan.application, dataset, version, batches, why) from error
+        why = _why_gone(lake, manifests.get(dataset), version, held=held)
+        if why is None:
+            continue
+        met = f"batch {batches[0]}" if len(batches) == 1 else f"batches {batches[0]} to {batches[-1]}"
+        raise VersionDiscardedError(
+            f"dataset {dataset!r}: version {version}, which {met} of application {plan.application!r} met, is gone: "
+            f"{why}.",
+            "Nothing can meet it again. Replay with versions=as-of, where joins are as-of, or with versions=current "
+            "(--versions). A policy that keeps more keeps earlier versions longer: discard=DiscardPolicy(keep=…, "
+            "grace=…).",
+            dataset=dataset,
+            version=version,
+        )
+
+
+def _why_gone(lake: Lake, manifest: DatasetManifest | None, version: str, *, held: bool) -> str | None:
+    """Return why a version can't be read any more, as a sentence may end; None where it can."""
+    if is_transient(version):
+        return "its table lived for one run"
+    if manifest is None:
+        return "the dataset was deleted"
+    try:
+        check_not_doomed(manifest, version)
+    except VersionDiscardedError as error:
+        if held and is_readable(lake, manifest, version):
+            return None
+        return error.problem.removeprefix(f"dataset {manifest.name!r}: ").rstrip(".")
+    return None
 
 
 def is_readable(lake: Lake, manifest: DatasetManifest, version: str) -> bool:
@@ -145,17 +171,6 @@ def is_readable(lake: Lake, manifest: DatasetManifest, version: str) -> bool:
         return False
     there = manifest.reachable() | set(manifest.doomed)
     return all(generation.folder in there for generation in sealed.generations if generation.files)
-
-
-def _gone(application: str, dataset: str, version: str, batches: list[int], why: str) -> VersionDiscardedError:
-    met = f"batch {batches[0]}" if len(batches) == 1 else f"batches {batches[0]} to {batches[-1]}"
-    return VersionDiscardedError(
-        f"dataset {dataset!r}: version {version}, which {met} of application {application!r} met, is gone: {why}.",
-        "Nothing can meet it again. Replay with versions=as-of, where joins are as-of, or with versions=current "
-        "(--versions). A policy that keeps more keeps earlier versions longer: discard=DiscardPolicy(keep=…, grace=…).",
-        dataset=dataset,
-        version=version,
-    )
 
 
 def plans_of(lake: Lake, application: str, fan_out: FanOut) -> dict[str, RecordedPlan | PermanentError]:

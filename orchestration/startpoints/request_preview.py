@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.batchlog.stored_positions import Replay
-from dagster_adjunct.orchestration.startpoints.resolve_offsets import resolve_request
+from dagster_adjunct.orchestration.startpoints.resolve_request import resolve_request
 from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
 from dagster_adjunct.resources.errors import PermanentError
 from dagster_adjunct.resources.streams.interface.startpoint import describe_startpoint

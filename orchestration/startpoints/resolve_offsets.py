@@ -1,18 +1,15 @@
-"""Resolves requests: finds the offset at which each starts, once, from its streams as they are now."""
+"""Resolves what a run's tasks were handed: each request gets its offset once, from the streams as they are now."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.batchlog.stored_positions import Replay, ResolvedStartpoint, replay_id
+from dagster_adjunct.orchestration.batchlog.stored_positions import Replay, ResolvedStartpoint
 from dagster_adjunct.orchestration.operators.versions_met import RECORDED
+from dagster_adjunct.orchestration.startpoints.resolve_request import as_planned, resolve_request
 from dagster_adjunct.orchestration.startpoints.versions_of_replays import check_versions, default_versions
-from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError, PermanentError
-from dagster_adjunct.resources.streams.interface.startpoint import (
-    describe_startpoint,
-    resolve_startpoint_to_offset,
-)
+from dagster_adjunct.resources.errors import PermanentError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,13 +18,10 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
     from dagster_adjunct.orchestration.startpoints.handed_requests import HandedRequests
-    from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPlan
+    from dagster_adjunct.orchestration.startpoints.resolve_request import Plans
     from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
     from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-
-    # By their ids; instead of one that can't be followed any more, why.
-    Plans = Mapping[str, RecordedPlan | PermanentError]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,57 +42,6 @@ class Resolved:
     startpoints: Mapping[SystemStreamPartition, ResolvedStartpoint]
     replays: tuple[Replay, ...]
     told: tuple[str, ...]
-
-
-def resolve_request(
-    stream: StreamSnapshot, request: StartpointRequest, *, now: datetime, epoch: int = 0
-) -> ResolvedStartpoint | Replay:
-    """Return the request with the offset at which it starts `now`; a bounded one as a replay, which opens this epoch.
-
-    Start and end of a replay are one offset where the partition has no records in between. Raises what
-    `resolve_startpoint_to_offset` does, and OffsetOutOfRangeError for an end that lies before the start.
-    """
-    ssp = request.ssp
-    system, identity = stream.system, stream.info.identity
-    start = resolve_startpoint_to_offset(system, ssp, request.startpoint)
-    position = describe_startpoint(request.startpoint)
-    if request.until is None:
-        return ResolvedStartpoint(
-            id=request.id,
-            ssp=ssp,
-            stream=identity,
-            position=position,
-            offset=start,
-            by=request.by,
-            reason=request.reason,
-            resolved_at=now,
-        )
-    end = resolve_startpoint_to_offset(system, ssp, request.until)
-    order = system.compare(start, end)
-    if order > 0:
-        raise OffsetOutOfRangeError(
-            f"{ssp}: a replay from {position} (offset {start}) until "
-            f"{describe_startpoint(request.until)} (offset {end}) would end before it begins.",
-            "Choose an end that lies after the start.",
-            stream=ssp.qualified_stream,
-            partition=ssp.partition,
-            offset=start,
-        )
-    return Replay(
-        id=replay_id(ssp, request.id),
-        ssp=ssp,
-        stream=identity,
-        epoch=epoch,
-        position=position,
-        start=start,
-        next=start,
-        # In one way of writing: whether there is anything in between is told by comparing them.
-        until=start if order == 0 else end,
-        by=request.by,
-        reason=request.reason,
-        began_at=now,
-        versions=request.versions,
-    )
 
 
 def resolve_handed(
@@ -152,7 +95,7 @@ def _look_up(
     try:
         check_versions(app, request)
         if request.versions == RECORDED:
-            return _as_planned(stream, request, plans, now, epoch)
+            return as_planned(stream, request, plans, now, epoch)
         start = resolve_request(stream, request, now=now, epoch=epoch)
         default = default_versions(app)
         return start.model_copy(update={"versions": start.versions or default}) if isinstance(start, Replay) else start
@@ -165,40 +108,3 @@ def _look_up(
             f"{error.next_step} Or take it back: adjunct startpoint clear MODULE:APP {request.ssp} --reason …. With "
             "--on-unresolved checkpoint it would have gone on from the checkpoint.",
         ) from error
-
-
-def _as_planned(stream: StreamSnapshot, request: StartpointRequest, plans: Plans, now: datetime, epoch: int) -> Replay:
-    """Return the replay of recorded versions as its plan has it: what it holds was found when it was asked for."""
-    ssp, plan = request.ssp, plans.get(request.recorded or "")
-    if isinstance(plan, PermanentError):
-        raise plan
-    if plan is None or ssp not in plan.spans or request.until is None:
-        raise ConfigurationError(
-            f"the request for {ssp} holds no recorded versions: it was written without looking for them.",
-            "Ask for it by Startpoints(…).request(…), by the command or by the job.",
-            argument="versions",
-        )
-    if stream.info.is_another(plan.streams.get(ssp.qualified_stream)):
-        raise OffsetOutOfRangeError(
-            f"{ssp} is of another stream than the one of which recorded versions were asked for.",
-            "What batches met is known for the stream before only.",
-            stream=ssp.qualified_stream,
-            partition=ssp.partition,
-        )
-    span = plan.spans[ssp]
-    order = stream.system.compare(span.start, span.end)
-    return Replay(
-        id=replay_id(ssp, request.id),
-        ssp=ssp,
-        stream=stream.info.identity,
-        epoch=epoch,
-        position=describe_startpoint(request.startpoint),
-        start=span.start,
-        next=span.start,
-        until=span.end if order else span.start,
-        by=request.by,
-        reason=request.reason,
-        began_at=now,
-        versions=RECORDED,
-        recorded=plan.id,
-    )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.unbounded.state_table import begin_state
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
-from dagster_adjunct.orchestration.step.few_records import are_few, are_interpreted
-from dagster_adjunct.orchestration.step.rehearsal import rehearse
+from dagster_adjunct.orchestration.step.few_records import are_few, are_interpreted, size_of
+from dagster_adjunct.orchestration.step.own_tables import writing
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.orchestration.step.watermarks import begun_times
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
@@ -17,7 +19,7 @@ from dagster_adjunct.resources.streams.interface.stream_system import OffsetRang
 if TYPE_CHECKING:
     from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
     from dagster_adjunct.orchestration.batchlog.batch_log import Intent
-    from dagster_adjunct.orchestration.step.next_batch import PlannedBatch
+    from dagster_adjunct.orchestration.step.plan_batch import PlannedBatch
     from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
     from dagster_adjunct.resources.schemas.schema import Schema
 
@@ -37,18 +39,20 @@ def commit_intent(step: OpenedStep, run: StepRun, planned: PlannedBatch) -> Open
     """Commit what the batch is going to do, once its outputs are known to take it; nothing is read before."""
     context, intent, state = step.context, planned.intent, run.logged.state
     met = {name: step.versions.view(name, version, state) for name, version in intent.versions.items()}
-    views = {name: view for name, view in met.items() if name not in step.versions.states}
+    views = {name: view for name, view in met.items() if name not in step.states}
     states = {name: view for name, view in met.items() if isinstance(view, VersionReader) and name not in views}
     # Local tables are read with the columns and buckets that they are declared with, whatever is stored.
     own = {dataset.name for dataset in context.app.datasets if dataset.is_owned_by(context.app.name)}
     shapes = {**planned.records, **{name: _shape(view) for name, view in views.items() if name not in own}}
     if shapes != run.shapes:  # once a run, and for datasets or inputs of other columns or buckets
         starts = {ssp: span.start for ssp, span in intent.ranges.items()}
-        rehearse(context, views, starts, step.versions.begin_state).tell()
+        step.engine.rehearse(context, views, starts, partial(begin_state, writing(context))).tell()
     run = replace(run, shapes=shapes, logged=step.log.open(run.logged, intent))
     spans = intent.ranges.items()
     records = sum(context.systems[ssp.system].distance(ssp, span.start, span.end) for ssp, span in spans)
-    few = are_few(context.app, records, views, intent.tasks, states)
+    broadcast = {dataset.name for dataset in context.app.datasets if dataset.broadcast}
+    sizes = [size_of(view, broadcast=name in broadcast) for name, view in met.items()]
+    few = are_few(records, intent.tasks, context.app.few_records, sizes)
     told = {"records": records, "unit": context.unit, "versions": intent.versions, "few": few}
     context.on_event(StepEvent("intent", intent.batch, told))
     inputs = BatchInputs(
@@ -60,7 +64,7 @@ def commit_intent(step: OpenedStep, run: StepRun, planned: PlannedBatch) -> Open
         identities=state.offsets.streams,
         tasks=intent.tasks,
         few=few,
-        interpreted=few and not intent.over_time and are_interpreted(views, states),
+        interpreted=few and not intent.over_time and are_interpreted(sizes),
         over_time={name: step.versions.over_time(name, met) for name, met in intent.over_time.items()},
         reading=intent.reading,
         states=states,

@@ -18,7 +18,7 @@ from dagster_adjunct.orchestration.step.time_progress import input_times
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.batch_log import Range
-    from dagster_adjunct.orchestration.step.next_batch import NothingToRead
+    from dagster_adjunct.orchestration.step.plan_batch import NothingToRead
     from dagster_adjunct.orchestration.step.run_outputs import WrittenBatch
     from dagster_adjunct.orchestration.step.step_run import Counters, OpenedStep, StepRun
     from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange, StreamSystem

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.spark.interpreted_plans import FEW_ROWS
@@ -10,43 +11,44 @@ from dagster_adjunct.resources.spark.interpreted_plans import FEW_ROWS
 if TYPE_CHECKING:
     from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
-    from dagster_adjunct.orchestration.application.application import Application
 
 ROWS = 300_000
 """The rows of all partitioned datasets that one task reads, at most: some tenths of a second."""
 _BYTES = 64 * 1024 * 1024
 
 
-def are_few(
-    app: Application,
-    records: int,
-    views: Mapping[str, VersionReader | TransientVersion | None],
-    tasks: int | None,
-    states: Mapping[str, VersionReader],
-) -> bool:
-    """Whether a batch of so many records, joined with these versions, is for one task a stage.
+@dataclass(frozen=True, slots=True)
+class VersionSize:
+    """How many rows a dataset's version has, and how many bytes are read for them: none of a table in memory.
 
-    A broadcast dataset is whole in every task, however many there are. `tasks` get each record of a broadcast input.
-    `states` are the tables of state, by dataset.
+    `broadcast`: it is whole in every task, however many there are.
     """
-    if records * (tasks or 1) > app.few_records:
-        return False
-    read = [view for name, view in views.items() if not app.dataset(name).broadcast]
-    sizes = [_size(view) for view in (*read, *states.values())]
-    return sum(rows for rows, _ in sizes) <= ROWS and sum(size for _, size in sizes) <= _BYTES
+
+    rows: int
+    bytes: int = 0
+    broadcast: bool = False
 
 
-def are_interpreted(
-    views: Mapping[str, VersionReader | TransientVersion | None], states: Mapping[str, VersionReader]
-) -> bool:
-    """Whether Spark had better interpret than compile what few records do with these versions, broadcast or not."""
-    return sum(_size(view)[0] for view in (*views.values(), *states.values())) <= FEW_ROWS
-
-
-def _size(view: VersionReader | TransientVersion | None) -> tuple[int, int]:
-    """Return how many rows a version has, and how many bytes are read for them: none of a table in memory."""
+def size_of(view: VersionReader | TransientVersion | None, *, broadcast: bool = False) -> VersionSize:
+    """Return the size of a version, as its manifest has it."""
     sealed = getattr(view, "sealed", None)
     if sealed is None:
-        return (0 if view is None else view.rows or 0), 0
+        return VersionSize(0 if view is None else view.rows or 0, 0, broadcast)
     generations = sealed.generations
-    return sum(generation.rows for generation in generations), sum(generation.size for generation in generations)
+    return VersionSize(sum(part.rows for part in generations), sum(part.size for part in generations), broadcast)
+
+
+def are_few(records: int, tasks: int | None, limit: int, met: Iterable[VersionSize]) -> bool:
+    """Whether a batch of so many records, joined with versions of these sizes, is for one task a stage.
+
+    `limit` is how many records are few at most. `tasks` get each record of a broadcast input; None: there is none.
+    """
+    if records * (tasks or 1) > limit:
+        return False
+    read = [size for size in met if not size.broadcast]
+    return sum(size.rows for size in read) <= ROWS and sum(size.bytes for size in read) <= _BYTES
+
+
+def are_interpreted(met: Iterable[VersionSize]) -> bool:
+    """Whether Spark had better interpret than compile what few records do with these versions, broadcast or not."""
+    return sum(size.rows for size in met) <= FEW_ROWS

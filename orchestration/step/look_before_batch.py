@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.startpoints.stream_snapshots import look_at_streams
+from dagster_adjunct.orchestration.step.own_tables import tend_states, undo_given_up
+from dagster_adjunct.orchestration.step.served_versions import served_now
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
     from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot
+    from dagster_adjunct.orchestration.step.served_versions import ServedVersions
     from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
+    from dagster_adjunct.resources.schemas.schema import Schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +28,14 @@ class Seen:
     """
 
     began: float
-    served: dict[str, str | None]
+    served: ServedVersions
     handed: FanOut | None
     streams: Mapping[str, StreamSnapshot]
+
+    @property
+    def schemas(self) -> dict[str, Schema | None]:
+        """The columns of the input streams; None where they are not known."""
+        return {name: snapshot.info.schema for name, snapshot in self.streams.items()}
 
 
 def look(step: OpenedStep, run: StepRun) -> Seen:
@@ -40,8 +49,8 @@ def look(step: OpenedStep, run: StepRun) -> Seen:
     if run.batches:
         context.between_batches()
     if run.logged.state.given_up is not None:
-        step.versions.undo(run.logged.state.given_up)
-    step.versions.tend_states()
-    served = step.versions.current()  # before anything is stored: without a version, no position is taken either
+        undo_given_up(step, run.logged.state.given_up)
+    tend_states(step)
+    served = served_now(step)  # before anything is stored: without a version, no position is taken either
     handed = context.fan_out.without_taken_back(step.startpoints.get_fan_outs()) if run.held is None else None
     return Seen(began, served, handed, look_at_streams(context.systems, context.app.inputs))

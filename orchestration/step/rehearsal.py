@@ -26,8 +26,6 @@ from dagster_adjunct.resources.bucketing.bucketed_tables import GENERATION, buck
 from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.quoted_columns import column
-from dagster_adjunct.resources.spark.early_workers import begin_workers
-from dagster_adjunct.resources.spark.given_session import session_of
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
 from dagster_adjunct.resources.tables.arrow_operations import DEFAULT, UPDATE
 from dagster_adjunct.resources.tables.own_loop import run_to_end
@@ -71,8 +69,6 @@ def rehearse(
     `on_state` is told of each table of state that a batch writes.
     """
     ranges = {ssp: OffsetRange(start, start) for ssp, start in (starts or {}).items()}
-    if starts is not None:  # the batch comes next, and the tasks that write its outputs
-        begin_workers(session_of(context.spark))
     rehearsal = Rehearsal(context, BatchInputs(0, ranges, views), lambda name: None)
     rehearsal.run()
     for dataset in rehearsal.states:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.step.compile_batch import run_batch
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -81,12 +80,12 @@ def run_outputs(step: OpenedStep, opened: OpenBatch) -> WrittenBatch:
     def before_output(name: str) -> None:
         context.check()
         step.log.hold(opened.run.logged)
-        step.versions.check_leases()
+        step.leases.check_held()
         context.on_event(StepEvent("output", intent.batch, {"output": name}))
 
     for pause in (*_PAUSES, None):
         try:
-            done = run_batch(context, opened.inputs, before_output)
+            done = step.engine.run(context, opened.inputs, before_output)
             return WrittenBatch(
                 opened, done.counters, done.measured, opened.seconds | {"work": time.monotonic() - began}, done.times
             )

@@ -14,25 +14,28 @@ A crash anywhere leaves either a closed batch or an open intent; the next run ru
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import startpoints_of
+from dagster_adjunct.orchestration.step.batch_engine import BY_SPARK, BatchEngine
 from dagster_adjunct.orchestration.step.commit_intent import commit_intent
 from dagster_adjunct.orchestration.step.commit_offsets import close_batch, settle
 from dagster_adjunct.orchestration.step.commit_start import commit_start
-from dagster_adjunct.orchestration.step.dataset_versions import BatchVersions
 from dagster_adjunct.orchestration.step.look_before_batch import look
-from dagster_adjunct.orchestration.step.next_batch import NothingToRead, PlannedBatch
-from dagster_adjunct.orchestration.step.plan_batch import plan_batch
+from dagster_adjunct.orchestration.step.opened_versions import OpenedVersions
+from dagster_adjunct.orchestration.step.plan_batch import NothingToRead, PlannedBatch, plan_batch
 from dagster_adjunct.orchestration.step.recorded_answers import forget_answers
 from dagster_adjunct.orchestration.step.run_outputs import run_outputs
+from dagster_adjunct.orchestration.step.state_tables import states_of
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
 from dagster_adjunct.orchestration.step.table_answers import OpenTables
 from dagster_adjunct.orchestration.step.take_over_batch import take_over
+from dagster_adjunct.orchestration.step.version_leases import VersionLeases
 from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.tables.credits.run_credits import RunCredits
 
@@ -44,58 +47,66 @@ if TYPE_CHECKING:
 _BEGINNINGS = 3
 
 
-def run_step(context: StepContext) -> StepReport:
+def run_step(context: StepContext, engine: BatchEngine = BY_SPARK) -> StepReport:
     """Run batches until the inputs are read to the offsets that were upcoming, or the limit is met.
 
     A batch that a crash left open comes first. Then the startpoints that the tasks were handed are resolved, once a
-    run. Bounded replays take turns with the main input.
+    run. Bounded replays take turns with the main input. `engine` computes what a batch does.
 
     Raises NoSealedVersionError before reading any input when a dataset marked for bootstrap has no version,
     StaleDatasetError when one is staler than its table allows, and CommitConflictError when another run takes the
     application over. Who was taken over from may commit once more before it notices: who holds the lease then begins
     from that commit.
     """
-    with RunCredits(context.lake) as credits, closing(OpenTables()) as tables:
-        return _run_step(replace(context, credits=credits, open_tables=tables))
-
-
-def _run_step(context: StepContext) -> StepReport:
     for attempt in range(1, _BEGINNINGS + 1):
-        step, begun = _open(context)
-        run, caught_up = begun, False
-        try:
-            while not caught_up and (context.max_batches is None or run.batches < context.max_batches):
-                planned: PlannedBatch | NothingToRead
-                if run.logged.state.open is not None:
-                    planned = take_over(step, run, run.logged.state.open)
-                else:
-                    seen = look(step, run)
-                    run = commit_start(step, run, seen)
-                    planned = plan_batch(step, run, seen)
-                if isinstance(planned, PlannedBatch):
-                    opened = commit_intent(step, run, planned)
-                    run = opened.run
-                    written = run_outputs(step, opened)
-                    run = close_batch(step, written)
-                else:
-                    run, caught_up = settle(step, run, planned), True
-            return run.report(context, caught_up=caught_up)
-        except CommitConflictError as conflict:
-            if run.logged.commit is not begun.logged.commit or context.still_ours is None or attempt == _BEGINNINGS:
-                raise
-            context.check()
-            text = f"{conflict.problem} This run holds the lease, and begins again from that commit."
-            context.on_event(StepEvent("lease", 0, {"text": text}))
-        finally:
-            step.versions.release()
+        with _opened(context, engine) as (step, begun):
+            run = begun
+            try:
+                while context.max_batches is None or run.batches < context.max_batches:
+                    planned: PlannedBatch | NothingToRead
+                    if run.logged.state.open is not None:
+                        planned = take_over(step, run, run.logged.state.open)
+                    else:
+                        seen = look(step, run)
+                        run = commit_start(step, run, seen)
+                        planned = plan_batch(step, run, seen)
+                    if isinstance(planned, PlannedBatch):
+                        opened = commit_intent(step, run, planned)
+                        run = opened.run
+                        run = close_batch(step, run_outputs(step, opened))
+                    else:
+                        return settle(step, run, planned).report(context, caught_up=True)
+                return run.report(context, caught_up=False)
+            except CommitConflictError as conflict:
+                if run.logged.commit is not begun.logged.commit or context.still_ours is None or attempt == _BEGINNINGS:
+                    raise
+                context.check()
+                text = f"{conflict.problem} This run holds the lease, and begins again from that commit."
+                context.on_event(StepEvent("lease", 0, {"text": text}))
     raise AssertionError("unreachable")
 
 
-def _open(context: StepContext) -> tuple[OpenedStep, StepRun]:
-    """Return what a run of the step works over, and the run at its beginning, from the newest commit."""
-    log = BatchLog(context.lake, context.app.name)
+@contextmanager
+def _opened(context: StepContext, engine: BatchEngine) -> Iterator[tuple[OpenedStep, StepRun]]:
+    """Give what a run of the step works over, and the run at its beginning; let go of what was opened at the end."""
+    app, log = context.app, BatchLog(context.lake, context.app.name)
     run = StepRun(log.read())
     # Of a batch that was abandoned, or by an operator that the application has no more.
-    forget_answers(context.lake, context.app.name, run.logged.state.batch)
-    startpoints = startpoints_of(context.lake, context.app)
-    return OpenedStep(context, log, startpoints, context.plan.partitions_by_task(), BatchVersions(context)), run
+    forget_answers(context.lake, app.name, run.logged.state.batch)
+    with (
+        RunCredits(context.lake) as credits,
+        closing(OpenTables()) as tables,
+        closing(OpenedVersions(context)) as versions,
+        closing(VersionLeases(context.lake, context.run)) as leases,
+    ):
+        step = OpenedStep(
+            context=replace(context, credits=credits, open_tables=tables),
+            engine=engine,
+            log=log,
+            startpoints=startpoints_of(context.lake, app),
+            tasks=context.plan.partitions_by_task(),
+            states=tuple(states_of(app)),
+            versions=versions,
+            leases=leases,
+        )
+        yield step, run

@@ -15,8 +15,10 @@ from dagster_adjunct.resources.tables.metrics import TableMetrics
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog, ClosedBatch, LoggedState
     from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
-    from dagster_adjunct.orchestration.step.dataset_versions import BatchVersions
+    from dagster_adjunct.orchestration.step.batch_engine import BatchEngine
+    from dagster_adjunct.orchestration.step.opened_versions import OpenedVersions
     from dagster_adjunct.orchestration.step.step_context import StepContext
+    from dagster_adjunct.orchestration.step.version_leases import VersionLeases
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 Counters = dict[str, dict[str, int]]
@@ -24,16 +26,19 @@ Counters = dict[str, dict[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class OpenedStep:
-    """What a run of the step works over: its context, and what was opened for it.
+    """What a run of the step works over: its context, what its batches are computed by, and what was opened for it.
 
-    `tasks` are those of the plan, with the input partitions that each reads. `versions` holds leases: `release` it.
+    `tasks` are those of the plan, with the input partitions that each reads; `states` are the tables of state, by name.
     """
 
     context: StepContext
+    engine: BatchEngine
     log: BatchLog
     startpoints: StartpointManager
     tasks: Mapping[str, frozenset[SystemStreamPartition]]
-    versions: BatchVersions
+    states: tuple[str, ...]
+    versions: OpenedVersions
+    leases: VersionLeases
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.step.next_batch import PlannedBatch
+from dagster_adjunct.orchestration.step.plan_batch import PlannedBatch
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 from dagster_adjunct.resources.names import split_stream_name
 
@@ -24,7 +24,7 @@ def take_over(step: OpenedStep, run: StepRun, left_open: Intent) -> PlannedBatch
     context = step.context
     context.check()
     _check_same_streams(context, run, left_open)
-    step.versions.hold(left_open.versions, left_open.over_time, reopened=True)
+    step.leases.take(left_open.versions, left_open.over_time, reopened=True)
     records = {
         name: context.systems[split_stream_name(name)[0]].info(split_stream_name(name)[1]).schema
         for name in context.app.inputs

@@ -19,7 +19,7 @@ from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.compile_batch import run_batch
-from dagster_adjunct.orchestration.step.dataset_versions import BatchVersions
+from dagster_adjunct.orchestration.step.opened_versions import OpenedVersions
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.step.step_context import StepContext
 from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport
@@ -104,7 +104,7 @@ class StepWorld:
         ranges = {ssp: OffsetRange(span.start, span.end) for ssp, span in intent.ranges.items()}
         consumed = {ssp: span.end for ssp, span in intent.ranges.items()}
         context = self.context(app)
-        versions = BatchVersions(context)
+        versions = OpenedVersions(context)
         views = {name: versions.view(name, version, state) for name, version in intent.versions.items()}
         inputs = BatchInputs(intent.batch, ranges, views, dict(intent.epochs), consumed, state.offsets.streams)
         run_batch(context, inputs, lambda output: None)

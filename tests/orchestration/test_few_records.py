@@ -10,7 +10,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.reading.open_dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step.few_records import ROWS, are_few, are_interpreted
+from dagster_adjunct.orchestration.step.few_records import ROWS, VersionSize, are_few, are_interpreted, size_of
 from dagster_adjunct.resources.errors import ConfigurationError, ManifestMismatchError, OperatorFailedError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.interpreted_plans import FEW_ROWS
@@ -121,25 +121,23 @@ def test_a_row_that_lies_elsewhere_than_promised_is_found_by_one_task_as_well(wo
 
 
 def test_few_are_bounded_by_records_and_by_the_rows_that_one_task_would_read() -> None:
-    app = Application("app", few_records=10)
-    app.table(PLANES)
-    app.table(bounded_dataset("codes", input="lake.codes", key="k", broadcast=True))
-    views: Any = {"planes": View(ROWS), "codes": View(10 * ROWS)}
-    assert are_few(app, 10, views, None, {})
-    assert not are_few(app, 11, views, None, {})
-    assert not are_few(app, 4, views, 3, {})  # each of three tasks reads all of them
-    assert not are_few(app, 10, {"planes": View(ROWS + 1)}, None, {})  # type: ignore[dict-item]
-    assert are_few(app, 10, {"planes": None}, None, {})
-    assert not are_few(Application("none", few_records=0), 1, {}, None, {})
+    met = [VersionSize(ROWS), VersionSize(10 * ROWS, broadcast=True)]
+    assert are_few(10, None, 10, met)
+    assert not are_few(11, None, 10, met)
+    assert not are_few(4, 3, 10, met)  # each of three tasks reads all of them
+    assert not are_few(10, None, 10, [VersionSize(ROWS + 1)])
+    assert not are_few(10, None, 10, [VersionSize(1, bytes=2**30)])
+    assert are_few(10, None, 10, [size_of(None)])
+    assert not are_few(1, None, 0, [])
+    assert size_of(View(7), broadcast=True) == VersionSize(7, 0, broadcast=True)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="few_records is -1: expected 0 or more"):
         Application("app", few_records=-1)
 
 
 def test_few_rows_of_all_datasets_and_states_are_for_interpreted_plans() -> None:
-    half = View(FEW_ROWS // 2)
-    views: dict[str, Any] = {"one": half, "none": None}
-    assert are_interpreted(views, {"state": half})  # type: ignore[dict-item]
-    assert not are_interpreted(views | {"broadcast": View(1)}, {"state": half})  # type: ignore[dict-item]
+    half = VersionSize(FEW_ROWS // 2)
+    assert are_interpreted([half, half, VersionSize(0)])
+    assert not are_interpreted([half, half, VersionSize(1, broadcast=True)])
 
 
 @pytest.mark.spark

@@ -21,10 +21,7 @@ from dagster_adjunct.orchestration.startpoints import recorded_plan as plan_modu
 from dagster_adjunct.orchestration.startpoints.application_startpoints import Startpoints
 from dagster_adjunct.orchestration.startpoints.ask_startpoints import Asked
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
-from dagster_adjunct.orchestration.step import commit_intent as intent_module
-from dagster_adjunct.orchestration.step import run_outputs as outputs_module
 from dagster_adjunct.orchestration.step.compile_batch import Counted
-from dagster_adjunct.orchestration.step.physical_proof import PhysicalProof
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.step.step_context import StepContext
 from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard_all, needed_versions
@@ -44,6 +41,7 @@ from dagster_adjunct.windows import Count, Tumbling
 from tests.assets.conftest import World
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.orchestration.offsets.offsets_world import ssp
+from tests.orchestration.stub_engine import StubEngine
 
 PLANES = bounded_dataset(
     "planes", input="lake.planes", key="k", partitions=2, discard=DiscardPolicy(keep=1, grace=timedelta(0))
@@ -58,13 +56,13 @@ def at(offset: int) -> StartpointSpecific:
 
 
 @dataclass
-class Recording:
+class Recording(StubEngine):
     """Takes the place of a batch's work: remembers, once for each batch, which version each record met."""
 
     batches: dict[int, dict[str, Any]] = field(default_factory=dict)
     meanwhile: Callable[[], object] = lambda: None
 
-    def __call__(self, context: StepContext, inputs: Any, before_output: Callable[[str], None]) -> Counted:
+    def run(self, context: StepContext, inputs: Any, before_output: Callable[[str], None]) -> Counted:
         (number,) = {entry["n"] for _, entry in inputs.views["planes"].items()}
         taken = {
             "main": inputs.consumed is not None,
@@ -118,7 +116,7 @@ class Trips:
         app = self.app(limit)
         planned = plan_application(app, self.world.systems)
         runtime = Runtime(lake or self.lake, self.world.systems, IN_PROCESS, by="me")
-        run_step(StepContext(runtime, app, planned, hand_out(runtime, app, planned), **options))
+        run_step(StepContext(runtime, app, planned, hand_out(runtime, app, planned), **options), self.work)
 
     def discard(self) -> None:
         discard_all(self.lake, {"planes": PLANES}, by="test")
@@ -155,17 +153,15 @@ class Trips:
 
 
 @pytest.fixture
-def trips(monkeypatch: pytest.MonkeyPatch) -> Trips:
-    return new_trips(monkeypatch)
+def trips() -> Trips:
+    return new_trips()
 
 
-def new_trips(monkeypatch: pytest.MonkeyPatch) -> Trips:
+def new_trips() -> Trips:
     world = World(lake_in(InMemoryStore()), IN_PROCESS)
     world.stream("trips", Schema.of(k="string", trip="int"), ["k"], 2)
     world.stream("planes", Schema.of(k="string", n="int"), ["k"], 2)
     trips = Trips(world, Recording())
-    monkeypatch.setattr(outputs_module, "run_batch", trips.work)
-    monkeypatch.setattr(intent_module, "rehearse", lambda *given: PhysicalProof())
     return trips
 
 
@@ -328,7 +324,7 @@ def test_a_replay_that_dies_at_any_request_goes_on_and_meets_the_same(monkeypatc
     """Killed after each so many requests, with everything discarded between: nothing is met twice or otherwise."""
     keep_all(monkeypatch)
     for nth in range(1, 74, 8):
-        trips = new_trips(monkeypatch)
+        trips = new_trips()
         first = trips.first_run()
         trips.again("lake.trips", 0, 4)
         faulty = FaultyStore(trips.lake.store, [Fault("*", nth, "crash-before")])
@@ -349,7 +345,7 @@ def test_of_a_request_and_a_discard_at_any_request_of_either_one_sees_the_other(
     """One does all of its work before a request of the other: what was asked for is met as it was, or was refused."""
     outcomes = set()
     for nth in range(1, 100):
-        trips = new_trips(monkeypatch)
+        trips = new_trips()
         trips.publish()
         trips.depart(4)
         trips.run()

@@ -11,8 +11,9 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.step.dataset_versions import BatchVersions
+from dagster_adjunct.orchestration.step import look_before_batch as look_module
 from dagster_adjunct.orchestration.step.step_report import StepEvent
+from dagster_adjunct.orchestration.step.step_run import OpenedStep
 from dagster_adjunct.resources.errors import ObjectExistsError, PreconditionFailedError
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.windows import Count, Tumbling
@@ -66,10 +67,10 @@ def test_the_first_commit_of_a_table_of_state_is_refused_when_it_arrives_after_i
         replace(world, lake=Lake(store, world.lake.id)).run(app, run="dead", on_event=store.hear)
     assert store.late is not None
     BatchLog(world.lake, app.name).abandon(reason="it hangs", by="me", skip=False)
-    tend, late = BatchVersions.tend_states, store.late
+    tend, late = look_module.tend_states, store.late
     refused: list[Exception | None] = []
 
-    def arrives_after_the_undo(self: BatchVersions) -> None:
+    def arrives_after_the_undo(step: OpenedStep) -> None:
         if not refused:
             try:
                 late()
@@ -77,9 +78,9 @@ def test_the_first_commit_of_a_table_of_state_is_refused_when_it_arrives_after_i
                 refused.append(error)
             else:
                 refused.append(None)
-        tend(self)
+        tend(step)
 
-    monkeypatch.setattr(BatchVersions, "tend_states", arrives_after_the_undo)
+    monkeypatch.setattr(look_module, "tend_states", arrives_after_the_undo)
     world.run(app, run="next")
     world.send("hits", ("a", at(200)))
     world.run(app, run="last")

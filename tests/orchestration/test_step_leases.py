@@ -20,10 +20,8 @@ from dagster_adjunct.orchestration.application.runtime import Runtime
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
-from dagster_adjunct.orchestration.step import commit_intent as intent_module
 from dagster_adjunct.orchestration.step import run_outputs as outputs_module
 from dagster_adjunct.orchestration.step.compile_batch import Counted
-from dagster_adjunct.orchestration.step.physical_proof import PhysicalProof
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.step.step_context import StepContext
 from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport
@@ -42,6 +40,7 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
 from tests.faulty_store import Fault, FaultyStore
+from tests.orchestration.stub_engine import StubEngine
 
 AT_ONCE = DiscardPolicy(keep=1, grace=timedelta(0))
 NAMES = ("planes", "fares")
@@ -61,13 +60,13 @@ TOGETHER = version_set("both", *ALONE)
 
 
 @dataclass
-class Reading:
+class Reading(StubEngine):
     """Takes the place of a batch's work: reads every dataset whole, and writes nothing."""
 
     seen: list[dict[str, int]] = field(default_factory=list)
     meanwhile: Callable[[], object] = lambda: None
 
-    def __call__(self, context: StepContext, inputs: Any, before_output: Callable[[str], None]) -> Counted:
+    def run(self, context: StepContext, inputs: Any, before_output: Callable[[str], None]) -> Counted:
         self.meanwhile()
         found = {name: {entry["n"] for _, entry in view.items()} for name, view in inputs.views.items()}
         assert all(len(numbers) == 1 for numbers in found.values()), f"not whole: {found}"
@@ -110,7 +109,7 @@ class Trips:
 
         runtime = Runtime(lake or self.world.lake, self.world.systems, IN_PROCESS, by="me")
         context = StepContext(runtime, app, planned, hand_out(runtime, app, planned), heard)
-        return run_step(dataclasses.replace(context, still_ours=still_ours))
+        return run_step(dataclasses.replace(context, still_ours=still_ours), self.reading)
 
     def held(self) -> set[tuple[str, str]]:
         """Return who holds which version."""
@@ -122,7 +121,7 @@ class Trips:
 
 
 @pytest.fixture
-def new_trips(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trips]:
+def new_trips() -> Callable[..., Trips]:
     def make(datasets: tuple[AdjunctDataset, ...] = ALONE) -> Trips:
         world = World(lake_in(InMemoryStore()), IN_PROCESS)
         world.stream("trips", Schema.of(k="string", trip="int"), ["k"], 1)
@@ -130,8 +129,6 @@ def new_trips(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trips]:
             world.stream(name, Schema.of(k="string", n="int"), ["k"], 1)
         world.send("trips", [(key, 1) for key in KEYS])
         trips = Trips(world, Reading(), datasets)
-        monkeypatch.setattr(outputs_module, "run_batch", trips.reading)
-        monkeypatch.setattr(intent_module, "rehearse", lambda *given: PhysicalProof())  # it compiles the batch
         return trips
 
     return make
@@ -227,26 +224,25 @@ def begun(trips: Trips) -> Trips:
     return trips
 
 
-def commits_late(trips: Trips, monkeypatch: pytest.MonkeyPatch) -> None:
+def commits_late(trips: Trips) -> None:
     """Let another run begin a batch, and end there, just before the next run does."""
 
     def end() -> None:
         raise Crash
 
-    def late(*given: object) -> PhysicalProof:
-        monkeypatch.setattr(intent_module, "rehearse", lambda *given: PhysicalProof())
+    def late() -> None:
+        trips.reading.rehearsed = lambda: None
         trips.reading.meanwhile = end
         with pytest.raises(Crash):
             trips.run()
         trips.reading.meanwhile = lambda: None
-        return PhysicalProof()
 
-    monkeypatch.setattr(intent_module, "rehearse", late)
+    trips.reading.rehearsed = late
 
 
-def test_who_holds_the_lease_begins_from_what_the_run_before_it_still_committed(new_trips, monkeypatch) -> None:
+def test_who_holds_the_lease_begins_from_what_the_run_before_it_still_committed(new_trips) -> None:
     trips = begun(new_trips())
-    commits_late(trips, monkeypatch)
+    commits_late(trips)
     assert trips.run(still_ours=lambda: None).batches == 1
     assert trips.events == ["intent", "lease", "intent", "output", "outputs", "batch", "caught-up"]
     _, state = BatchLog(trips.world.lake, "app").read()
@@ -254,12 +250,12 @@ def test_who_holds_the_lease_begins_from_what_the_run_before_it_still_committed(
     assert trips.held() == set()
 
 
-def test_who_has_lost_the_lease_or_has_none_is_ended_by_anothers_commit(new_trips, monkeypatch) -> None:
+def test_who_has_lost_the_lease_or_has_none_is_ended_by_anothers_commit(new_trips) -> None:
     trips = begun(new_trips())
-    commits_late(trips, monkeypatch)
+    commits_late(trips)
     with pytest.raises(CommitConflictError):
         trips.run()
-    commits_late(trips, monkeypatch)
+    commits_late(trips)
     asked = iter((False, True))
 
     def still_ours() -> None:

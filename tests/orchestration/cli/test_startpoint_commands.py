@@ -38,7 +38,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, app: Application) -> 
     module = ModuleType("shop")
     module.app = app  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "shop", module)
-    world = OffsetsWorld(monkeypatch, lake=open_lake(tmp_path / "lake"))
+    world = OffsetsWorld(lake=open_lake(tmp_path / "lake"))
     world.stream("orders", 4)
     times = [DAY + timedelta(hours=hour) for hour in range(HOURS)]
     orders = pa.table({"k": pa.array(range(HOURS)), "at": pa.array(times, pa.timestamp("us", tz="UTC"))})

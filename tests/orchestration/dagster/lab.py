@@ -18,10 +18,11 @@ from dagster_adjunct import (
     LakeStreams,
     Schema,
     SparkResource,
-    build_definitions,
     open_lake,
 )
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.orchestration.code_location.assets.output_assets import StepRunner, by_spark
+from dagster_adjunct.orchestration.code_location.build_definitions import definitions_of
 
 SCHEMA = Schema.of(item="string", label="string", price="int")
 Row = tuple[str, str, int]
@@ -58,7 +59,9 @@ class Lab:
     def store(self, name: str) -> StoredVersions:
         return StoredVersions(self.lake, name)
 
-    def definitions(self, *datasets: AdjunctDataset, names: str = "shop") -> Definitions:
+    def definitions(
+        self, *datasets: AdjunctDataset, names: str = "shop", run_step: StepRunner = by_spark
+    ) -> Definitions:
         """Return the definitions of an application with these datasets, and an asset downstream of the first."""
         app = Application(names)
         app.input_stream("lake.orders").send_to(app.output_stream("lake.copy", partitions=1))
@@ -70,7 +73,7 @@ class Lab:
             """Something of the user's own, made from the dataset."""
 
         return Definitions.merge(
-            build_definitions(app, lake=self.lake.url, spark=NO_SPARK), Definitions(assets=[report])
+            definitions_of([app], lake=self.lake.url, spark=NO_SPARK, run_step=run_step), Definitions(assets=[report])
         )
 
     def run(self, defs: Definitions, *keys: AssetKey, **options: Any) -> Said:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dagster import AssetCheckKey, AssetKey
+from dagster import AssetCheckKey, AssetKey, Definitions
 
 from dagster_adjunct import Application, bounded_dataset, build_definitions
 from dagster_adjunct.assets.validation.validators import (
@@ -19,6 +19,9 @@ from dagster_adjunct.assets.validation.validators import (
     values_in,
 )
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
+from dagster_adjunct.orchestration.code_location.assets.output_assets import StepRunner
+from dagster_adjunct.orchestration.code_location.build_definitions import definitions_of
+from dagster_adjunct.orchestration.step.step_context import StepContext
 from dagster_adjunct.orchestration.step.step_report import StepReport
 from dagster_adjunct.resources.errors import ConfigurationError
 from tests.orchestration.dagster.lab import APPLES, NO_SPARK, SCHEMA, Lab, Said, key_of, plain, running_lab
@@ -57,48 +60,50 @@ def application() -> Application:
     return app
 
 
-def run(lab: Lab, patch: pytest.MonkeyPatch, counters: dict[str, dict[str, int]]) -> Said:
+def run(lab: Lab, counters: dict[str, dict[str, int]]) -> Said:
     report = StepReport(1, True, counters, {}, {"work": 1.25}, ApplicationState(batch=len(counters)))
-    patch.setattr("dagster_adjunct.orchestration.step.step.run_step", lambda context: report)
     for name in ("items", "other"):
         lab.deliver(name, APPLES, f"v{len(counters)}")
-    return lab.run(
-        build_definitions(application(), lake=lab.lake.url, spark=NO_SPARK), COPY, AssetKey(["lake", "late"])
-    )
+    return lab.run(defined(lab, lambda context: report), COPY, AssetKey(["lake", "late"]))
 
 
-def test_a_join_has_a_check_of_its_match_rate_which_fails_below_what_is_declared(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def defined(lab: Lab, run_step: StepRunner) -> Definitions:
+    return definitions_of([application()], lake=lab.lake.url, spark=NO_SPARK, run_step=run_step)
+
+
+def no_batches(context: StepContext) -> StepReport:
+    raise AssertionError("no batch is to run")
+
+
+def test_a_join_has_a_check_of_its_match_rate_which_fails_below_what_is_declared(lab: Lab) -> None:
     counts = {"rows": 200, "unmatched": 20}
-    said = run(lab, monkeypatch, {"join-2-items": counts, "join-3-other": {"rows": 200, "unmatched": 190}})
+    said = run(lab, {"join-2-items": counts, "join-3-other": {"rows": 200, "unmatched": 190}})
     assert said.passed == {"copy match_rate_items": True, "copy match_rate_other": True}, "no rate is demanded of other"
     found = plain(said.checks["copy match_rate_items"].metadata)
     assert (found["adjunct/match_rate"], found["adjunct/unmatched"], found["adjunct/min_match_rate"]) == (0.9, 20, 0.9)
     assert said.made["copy"]["adjunct/unmatched/join-2-items"] == 20
     assert said.made["copy"]["adjunct/seconds/work"] == 1.25
 
-    said = run(lab, monkeypatch, {"join-2-items": {"rows": 200, "unmatched": 21}, "a": {}, "b": {}})
+    said = run(lab, {"join-2-items": {"rows": 200, "unmatched": 21}, "a": {}, "b": {}})
     failed = said.checks["copy match_rate_items"]
     assert (failed.passed, failed.severity.value) == (False, "ERROR")
     assert failed.description == "89.50% of 200 records met an entry of items; at least 90.0% is demanded"
     assert said.success
     assert "did not yield" not in said.log
 
-    quiet = run(lab, monkeypatch, {})
+    quiet = run(lab, {})
     assert quiet.checks == {}
     assert "did not yield" not in quiet.log
 
 
-def test_outputs_can_be_asked_for_without_their_checks_and_checks_without_a_batch(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert run(lab, monkeypatch, {"join-2-items": {"rows": 2, "unmatched": 0}}).success
-    job = build_definitions(application(), lake=lab.lake.url, spark=NO_SPARK).resolve_implicit_global_asset_job_def()
+def test_outputs_can_be_asked_for_without_their_checks_and_checks_without_a_batch(lab: Lab) -> None:
+    assert run(lab, {"join-2-items": {"rows": 2, "unmatched": 0}}).success
+    one = StepReport(1, True, {}, {}, {}, ApplicationState(batch=1))
+    job = defined(lab, lambda context: one).resolve_implicit_global_asset_job_def()
     bare = job.get_subset(asset_selection={COPY}, asset_check_selection=set())
     said = Said(bare.execute_in_process(instance=lab.instance), lab.instance)
     assert (said.success, said.checks) == (True, {})
-    monkeypatch.setattr("dagster_adjunct.orchestration.step.step.run_step", None)
+    job = defined(lab, no_batches).resolve_implicit_global_asset_job_def()
     alone = job.get_subset(asset_selection=set(), asset_check_selection={AssetCheckKey(COPY, "match_rate_items")})
     said = Said(alone.execute_in_process(instance=lab.instance), lab.instance)
     assert (said.success, said.made) == (True, {})

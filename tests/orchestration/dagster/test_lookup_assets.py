@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from dagster import AssetKey
 
 from dagster_adjunct import Application, build_definitions
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
+from dagster_adjunct.orchestration.code_location.build_definitions import definitions_of
 from dagster_adjunct.orchestration.step.step_report import StepReport
 from dagster_adjunct.resources.tables.histogram import Histogram
 from dagster_adjunct.resources.tables.metrics import TableMetrics
@@ -34,9 +34,7 @@ def test_a_table_that_is_looked_up_in_is_an_external_asset_above_the_output(tmp_
     assert [key.name for key in graph.asset_check_keys] == ["match_rate_labels"]
 
 
-def test_what_asking_took_and_the_columns_that_came_of_it_are_on_the_output(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_asking_took_and_the_columns_that_came_of_it_are_on_the_output(tmp_path: Path) -> None:
     took = TableMetrics(reads=9, found=4, cache_hits=3, requests=2, read_seconds=Histogram({0: 2}, 0.5, 0.25))
     report = StepReport(
         1,
@@ -47,10 +45,11 @@ def test_what_asking_took_and_the_columns_that_came_of_it_are_on_the_output(
         ApplicationState(batch=1),
         measured={"labels": took},
     )
-    monkeypatch.setattr("dagster_adjunct.orchestration.step.step.run_step", lambda context: report)
     with running_lab(tmp_path) as lab:
         lab.streams.create("orders", schema=SCHEMA, key=["item"], partitions=2)
-        said = lab.run(build_definitions(application(tmp_path), lake=lab.lake.url, spark=NO_SPARK), COPY)
+        app = application(tmp_path)
+        defs = definitions_of([app], lake=lab.lake.url, spark=NO_SPARK, run_step=lambda context: report)
+        said = lab.run(defs, COPY)
         made = said.made["copy"]
         assert (made["adjunct/lookups/labels/reads"], made["adjunct/lookups/labels/found"]) == (9, 4)
         assert (made["adjunct/lookups/labels/cache_hits"], made["adjunct/lookups/labels/requests"]) == (3, 2)

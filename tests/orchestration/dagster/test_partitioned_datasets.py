@@ -226,12 +226,9 @@ def test_versions_on_a_stream_become_partitions_as_they_are_delivered(lab: Lab) 
     assert isinstance(idle, SkipReason)
 
 
-def test_the_applications_job_says_loudly_which_delivered_version_it_leaves_out(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_applications_job_says_loudly_which_delivered_version_it_leaves_out(lab: Lab) -> None:
     ran = StepReport(1, True, {}, {}, {}, ApplicationState(batch=1))
-    monkeypatch.setattr("dagster_adjunct.orchestration.step.step.run_step", lambda context: ran)
-    defs = lab.definitions(ON_STREAM)
+    defs = lab.definitions(ON_STREAM, run_step=lambda context: ran)
     lab.instance.add_dynamic_partitions("adjunct/items", ["v1"])
     lab.deliver("items", APPLES, "v1")
     build(lab, "v1", ON_STREAM)

@@ -22,6 +22,7 @@ from dagster_adjunct import (
 )
 from dagster_adjunct.changes import Projection
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
+from dagster_adjunct.orchestration.code_location.build_definitions import definitions_of
 from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage import (
     dataset_columns,
     origins,
@@ -109,26 +110,24 @@ def test_a_datasets_columns_are_those_of_its_input_or_what_its_projection_names(
     assert dataset_columns(shouted, ["item", "loud"], SCHEMA.names)["loud"] == ((source, "label"),)
 
 
-def run(lab: Lab, folder: Path, patch: pytest.MonkeyPatch, **options: Any) -> dict[str, Any]:
+def run(lab: Lab, folder: Path, **options: Any) -> dict[str, Any]:
     """Run the application with a batch whose output is there already; the metadata objects by asset."""
     report = StepReport(1, True, {}, {}, {}, ApplicationState(batch=1))
-    patch.setattr("dagster_adjunct.orchestration.step.step.run_step", lambda context: report)
     lab.deliver("items", APPLES, "v1")
     rows = {"item": ["a"], "title": ["Apple"], "saved": [3], "loud": ["x" * 200], "one": [1]}
     types = [pa.string(), pa.string(), pa.int32(), pa.string(), pa.int32()]
     table = pa.table(rows, pa.schema(list(zip(rows, types, strict=True))))
     lab.streams.create("copy", schema=Schema.from_arrow(table.schema), key=["item"], partitions=2)
     lab.streams.append("copy", table, producer="shop", sequence=1)
-    defs = build_definitions(application(folder), lake=lab.lake.url, spark=NO_SPARK, **options)
+    app = application(folder)
+    defs = definitions_of([app], lake=lab.lake.url, spark=NO_SPARK, run_step=lambda context: report, **options)
     said = lab.run(defs, key_of(ITEMS), AssetKey(["lake", "copy"]), AssetKey(["tables", "state"]))
     found = [event.step_materialization_data.materialization for event in said.events if event.is_step_materialization]
     return {each.asset_key.path[-1]: each.metadata for each in found}
 
 
-def test_materialisations_have_column_lineage_descriptions_and_masked_rows(
-    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = run(lab, tmp_path, monkeypatch, preview_rows=5)
+def test_materialisations_have_column_lineage_descriptions_and_masked_rows(lab: Lab, tmp_path: Path) -> None:
+    made = run(lab, tmp_path, preview_rows=5)
     lineage = made["copy"]["dagster/column_lineage"].value
     assert isinstance(lineage, TableColumnLineage)
     saved = [(dep.asset_key.to_user_string(), dep.column_name) for dep in lineage.deps_by_column["saved"]]
@@ -151,10 +150,8 @@ def test_materialisations_have_column_lineage_descriptions_and_masked_rows(
     assert len(str(record.data["loud"])) == 100
 
 
-def test_nothing_is_shown_of_the_data_unless_it_is_asked_for(
-    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = run(lab, tmp_path, monkeypatch)
+def test_nothing_is_shown_of_the_data_unless_it_is_asked_for(lab: Lab, tmp_path: Path) -> None:
+    made = run(lab, tmp_path)
     assert all("adjunct/preview" not in metadata for metadata in made.values())
     with pytest.raises(ConfigurationError, match="preview_rows=1000: expected 0 to 50"):
         build_definitions(application(tmp_path), preview_rows=1000)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import pytest
 from dagster import AssetKey
 
-from dagster_adjunct import Application, build_definitions
+from dagster_adjunct import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
 from dagster_adjunct.orchestration.batchlog.stored_times import PartitionTimes, TimeState
+from dagster_adjunct.orchestration.code_location.build_definitions import definitions_of
 from dagster_adjunct.orchestration.step.step_report import StepReport
 from dagster_adjunct.orchestration.step.time_progress import StateSize, input_times
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
@@ -19,7 +19,7 @@ from tests.orchestration.dagster.lab import NO_SPARK, SCHEMA, Said, running_lab
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def test_a_watermark_that_is_too_far_behind_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watermark_that_is_too_far_behind_is_warned_of(tmp_path: Path) -> None:
     app = Application("shop")
     orders = app.input_stream(
         "lake.orders",
@@ -42,11 +42,11 @@ def test_a_watermark_that_is_too_far_behind_is_warned_of(tmp_path: Path, monkeyp
 
     with running_lab(tmp_path) as lab:
         lab.streams.create("orders", schema=SCHEMA, key=["item"], partitions=2)
-        definitions = build_definitions(app, lake=lab.lake.url, spark=NO_SPARK)
 
         def run(slowest: timedelta) -> Said:
-            monkeypatch.setattr("dagster_adjunct.orchestration.step.step.run_step", lambda context: report(slowest))
-            return lab.run(definitions, AssetKey(["lake", "copy"]))
+            lake = lab.lake.url
+            defs = definitions_of([app], lake=lake, spark=NO_SPARK, run_step=lambda context: report(slowest))
+            return lab.run(defs, AssetKey(["lake", "copy"]))
 
         fine = run(timedelta(minutes=10))
         assert fine.passed == {"copy watermark_lag_lake_orders": True}

@@ -67,7 +67,10 @@ class Doings:
         tasks = {task: sorted(ssps) for task, ssps in self.tasks().items()}
 
         def act(*faults: Fault) -> None:
-            run_step(self.here.context(self.app, tasks=tasks, max_batches=batches, faults=(*planned, *faults)))
+            run_step(
+                self.here.context(self.app, tasks=tasks, max_batches=batches, faults=(*planned, *faults)),
+                self.here.output,
+            )
 
         return act, lambda box, setting: offsets_processes.run(box, setting, batches)
 

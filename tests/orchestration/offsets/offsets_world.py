@@ -18,11 +18,8 @@ from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
 from dagster_adjunct.orchestration.startpoints.startpoint_request import OnUnresolved, StartpointRequest
-from dagster_adjunct.orchestration.step import commit_intent as intent_module
-from dagster_adjunct.orchestration.step import run_outputs as outputs_module
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.compile_batch import Counted
-from dagster_adjunct.orchestration.step.physical_proof import PhysicalProof
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.step.step_context import StepContext
 from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport
@@ -37,6 +34,7 @@ from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from tests.clocks import on_clock
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.orchestration.offsets.fake_streams import FakeStreams
+from tests.orchestration.stub_engine import StubEngine
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,13 +60,13 @@ class Batch:
 
 
 @dataclass
-class Output:
+class Output(StubEngine):
     """An idempotent output: a batch that comes again has to be the same, and counts once."""
 
     batches: dict[int, Batch] = field(default_factory=dict)
     before: Callable[[Batch], None] = lambda batch: None
 
-    def take(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> Counted:
+    def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> Counted:
         batch = Batch(
             inputs.batch,
             {ssp: (span.start, span.end) for ssp, span in inputs.ranges.items()},
@@ -90,7 +88,6 @@ def no_spark() -> SparkSession:
 class OffsetsWorld:
     """A lake in memory with `lake` streams, a `fake` system beside it, a clock, and what runs delivered."""
 
-    monkeypatch: pytest.MonkeyPatch
     lake: Lake = field(default_factory=lambda: lake_in(InMemoryStore()))
     fake: FakeStreams = field(default_factory=FakeStreams)
     output: Output = field(default_factory=Output)
@@ -100,8 +97,6 @@ class OffsetsWorld:
     store: FaultyStore = field(init=False)
 
     def __post_init__(self) -> None:
-        self.monkeypatch.setattr(outputs_module, "run_batch", self.output.take)
-        self.monkeypatch.setattr(intent_module, "rehearse", lambda *given: PhysicalProof())
         self.lake = on_clock(self.lake, lambda: self.now)
 
     def faulty(self, faults: Sequence[Fault]) -> Lake:
@@ -207,7 +202,7 @@ class OffsetsWorld:
 
     def run(self, app: Application, **options: Any) -> StepReport:
         context = self.context(app, **options)
-        report = run_step(context)
+        report = run_step(context, self.output)
         commit, stored = BatchLog(self.lake, app.name).read()
         theirs = commit is not None and commit.by != context.run
         assert theirs or report.state == stored, "a run reports another state than the one that it has stored"
@@ -241,9 +236,9 @@ class OffsetsWorld:
         return BatchLog(self.lake, app.name).read()[1]
 
 
-def two_partitions(monkeypatch: pytest.MonkeyPatch) -> OffsetsWorld:
+def two_partitions() -> OffsetsWorld:
     """Return a world with fake.s in two partitions, records 0 to 2 in each, at ms 1 to 3."""
-    world = OffsetsWorld(monkeypatch)
+    world = OffsetsWorld()
     world.fake.make("s", 2)
     for partition in (0, 1):
         world.fake.write("s", partition, 1, 2, 3)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import application_state
+from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.preview_requests import preview_requests
 from dagster_adjunct.orchestration.startpoints.request_parsing import (
     expand_partitions,
@@ -44,9 +45,9 @@ WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> OffsetsWorld:
+def world() -> OffsetsWorld:
     """Stream fake.s: partitions 0 and 1 with records at 1,000, 2,000 … 9,000 ms; 2 and 3 without any."""
-    world = OffsetsWorld(monkeypatch)
+    world = OffsetsWorld()
     world.fake.make("s", 4)
     for partition in (0, 1):
         world.fake.write("s", partition, *range(1000, 10_000, 1000))
@@ -63,7 +64,8 @@ def app() -> Application:
 def preview(
     lake: Lake, systems: Mapping[str, StreamSystem], app: Application, requests: Sequence[StartpointRequest]
 ) -> list[Preview]:
-    return preview_requests(lake, systems, app, requests, application_state(lake, app.name))
+    plan = plan_application(app, systems) if app.inputs else None
+    return preview_requests(lake, systems, app, plan, requests, application_state(lake, app.name))
 
 
 def ssps(stream: str, *numbers: int) -> list[SystemStreamPartition]:

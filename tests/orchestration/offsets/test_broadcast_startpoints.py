@@ -22,9 +22,9 @@ RULES = SystemStreamPartition("lake", "rules", 0)
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> OffsetsWorld:
+def world() -> OffsetsWorld:
     """3 partitions of lake.s, and lake.rules with one, of 4 records; one run has read them."""
-    world = OffsetsWorld(monkeypatch)
+    world = OffsetsWorld()
     world.stream("s", 3)
     world.stream("rules", 1)
     world.send("rules", *range(4))

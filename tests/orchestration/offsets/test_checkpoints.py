@@ -23,9 +23,9 @@ S0, S1, S2 = (SystemStreamPartition("fake", "s", number) for number in range(3))
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> OffsetsWorld:
+def world() -> OffsetsWorld:
     """Stream fake.s: 4, 2 and 0 records in its partitions."""
-    world = OffsetsWorld(monkeypatch)
+    world = OffsetsWorld()
     world.fake.make("s", 3)
     world.fake.write("s", 0, 1000, 2000, 3000, 4000)
     world.fake.write("s", 1, 1000, 2000)

@@ -64,7 +64,7 @@ class OffsetMachine(RuleBasedStateMachine):
     def begin(self, assigned: list[str], default: Any, on_lost: Any) -> None:
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(commit_module, "_FIRST_PAUSE", 0.0001)
-        self.here = OffsetsWorld(self.patch)
+        self.here = OffsetsWorld()
         self.here.output.before = self.check_readable
         self.here.stream("a", 2)
         self.here.fake.make("s", 2)

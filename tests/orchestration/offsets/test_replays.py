@@ -10,7 +10,6 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.step import run_outputs as outputs_module
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
 from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointOldest,
@@ -28,10 +27,10 @@ UNTIL_UPCOMING = StartpointUpcoming()
 
 
 @pytest.fixture(params=PLACES)
-def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest) -> OffsetsWorld:
+def world(tmp_path: Path, request: pytest.FixtureRequest) -> OffsetsWorld:
     """fake.s with two partitions, records 0 to 5 in each, at ms 1 to 6."""
     in_table = request.param == "table"
-    world = OffsetsWorld(monkeypatch, *([lake_with_metadata_in("table", tmp_path / "lake")] if in_table else []))
+    world = OffsetsWorld(*([lake_with_metadata_in("table", tmp_path / "lake")] if in_table else []))
     fill(world)
     return world
 
@@ -168,9 +167,9 @@ def test_a_replay_of_an_empty_range_ends_at_once(world: OffsetsWorld) -> None:
     assert dict(world.state(app).offsets.replays) == {}
 
 
-def begun_in(patch: pytest.MonkeyPatch, limit: int, *dies_at: int) -> tuple[OffsetsWorld, Application, bool]:
+def begun_in(limit: int, *dies_at: int) -> tuple[OffsetsWorld, Application, bool]:
     """Let an application that has a replay of records 1 to 5 to begin die at these requests; say whether it did."""
-    world = OffsetsWorld(patch)
+    world = OffsetsWorld()
     fill(world)
     app = reader(limit=limit)
     world.run(app)
@@ -198,24 +197,22 @@ def check_that_it_was_read_once(world: OffsetsWorld, app: Application) -> None:
     assert world.startpoints(app).read().waiting == []
 
 
-def test_a_crash_at_any_request_neither_repeats_nor_forgets_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_at_any_request_neither_repeats_nor_forgets_a_replay() -> None:
     nth, died = 0, True
     while died:
         nth += 1
-        world, app, died = begun_in(monkeypatch, 4, nth)
+        world, app, died = begun_in(4, nth)
         check_that_it_was_read_once(world, app)
     assert nth > 20
 
 
-def test_another_crash_after_one_that_left_it_fanned_out_does_not_begin_it_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    left = [nth for nth in range(1, 25) if is_left(*begun_in(monkeypatch, 4, nth)[:2])]
+def test_another_crash_after_one_that_left_it_fanned_out_does_not_begin_it_again() -> None:
+    left = [nth for nth in range(1, 25) if is_left(*begun_in(4, nth)[:2])]
     assert left
     nth, died = 0, True
     while died:
         nth += 1
-        world, app, died = begun_in(monkeypatch, 4, left[0], nth)
+        world, app, died = begun_in(4, left[0], nth)
         check_that_it_was_read_once(world, app)
 
 
@@ -276,14 +273,11 @@ def test_a_cancelled_replay_stops_where_it_is_and_does_not_begin_again(
     assert any("ticket 9" in (state.note or "") for _, state in log.history(None))
 
 
-def test_one_that_was_cancelled_while_it_is_still_fanned_out_does_not_begin_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tried = [begun_in(monkeypatch, 4, nth) for nth in range(1, 25)]
+def test_one_that_was_cancelled_while_it_is_still_fanned_out_does_not_begin_again() -> None:
+    tried = [begun_in(4, nth) for nth in range(1, 25)]
     left = [(world, app) for world, app, _ in tried if is_left(world, app)]
     assert left
     for world, app in left:
-        monkeypatch.setattr(outputs_module, "run_batch", world.output.take)
         BatchLog(world.lake, "app").cancel_replays(list(world.state(app).offsets.replays), reason="x", by="ada")
         world.run(app)
         assert all(batch.main for batch in world.output.batches.values())

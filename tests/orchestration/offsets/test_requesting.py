@@ -32,9 +32,9 @@ S = [SystemStreamPartition("fake", "s", number) for number in range(4)]
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> OffsetsWorld:
+def world() -> OffsetsWorld:
     """Stream fake.s with 4 partitions of 9 records each."""
-    world = OffsetsWorld(monkeypatch)
+    world = OffsetsWorld()
     world.fake.make("s", 4)
     for partition in range(4):
         world.fake.write("s", partition, *range(1000, 10_000, 1000))
@@ -303,10 +303,10 @@ def test_what_a_run_applies_meanwhile_is_not_called_taken_back(world: OffsetsWor
 
 
 def test_what_a_crash_left_handed_out_after_it_was_applied_is_not_there_to_be_replaced(
-    world: OffsetsWorld, app: Application
+    world: OffsetsWorld, app: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked(world, app, StartpointSpecific(offset="@8"), 1)
-    with world.monkeypatch.context() as patch:
+    with monkeypatch.context() as patch:
         patch.setattr(StartpointManager, "remove_fan_outs", crash)
         with pytest.raises(Crash):
             world.run(app)

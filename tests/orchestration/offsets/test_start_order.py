@@ -23,8 +23,8 @@ S0, S1, S2 = (SystemStreamPartition.parse(text) for text in ("fake.s.0", "fake.s
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> OffsetsWorld:
-    return OffsetsWorld(monkeypatch)
+def world() -> OffsetsWorld:
+    return OffsetsWorld()
 
 
 def reader(**options: Any) -> Application:

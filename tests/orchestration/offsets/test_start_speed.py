@@ -17,11 +17,9 @@ from tests.orchestration.offsets.offsets_world import OffsetsWorld
 UNTIL = StartpointUpcoming()
 
 
-def requests_of_a_start(
-    patch: pytest.MonkeyPatch, partitions: int, streams: int, until: Startpoint | None = None
-) -> dict[str, int]:
+def requests_of_a_start(partitions: int, streams: int, until: Startpoint | None = None) -> dict[str, int]:
     """Return the requests of a run that begins every partition at a startpoint, by what they were made to."""
-    world = OffsetsWorld(patch)
+    world = OffsetsWorld()
     app = Application("app", auto_repartition=True)
     for number in range(streams):
         world.stream(f"s{number}", partitions)
@@ -45,16 +43,14 @@ def requests_of_a_start(
 
 
 @pytest.mark.parametrize("until", [None, UNTIL], ids=["", "bounded"])
-def test_a_start_makes_no_more_requests_for_more_partitions(
-    monkeypatch: pytest.MonkeyPatch, until: Startpoint | None
-) -> None:
-    few = requests_of_a_start(monkeypatch, 6, 1, until)
-    many = requests_of_a_start(monkeypatch, 120, 1, until)
+def test_a_start_makes_no_more_requests_for_more_partitions(until: Startpoint | None) -> None:
+    few = requests_of_a_start(6, 1, until)
+    many = requests_of_a_start(120, 1, until)
     assert many == few
     assert sum(few.values()) < 80
 
 
-def test_a_start_asks_each_stream_for_its_state_a_fixed_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, five = requests_of_a_start(monkeypatch, 6, 1), requests_of_a_start(monkeypatch, 6, 5)
+def test_a_start_asks_each_stream_for_its_state_a_fixed_number_of_times() -> None:
+    one, five = requests_of_a_start(6, 1), requests_of_a_start(6, 5)
     assert five["streams"] == 5 * one["streams"]
     assert {**five, "streams": 0} == {**one, "streams": 0}

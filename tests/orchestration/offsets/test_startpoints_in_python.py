@@ -29,9 +29,9 @@ WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> OffsetsWorld:
+def world() -> OffsetsWorld:
     """Stream lake.s with 6 records in 2 partitions."""
-    world = OffsetsWorld(monkeypatch)
+    world = OffsetsWorld()
     world.stream("s", 2)
     world.send("s", *range(6))
     return world

@@ -24,8 +24,8 @@ T0, T1 = "Partition 0", "Partition 1"
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> OffsetsWorld:
-    return two_partitions(monkeypatch)
+def world() -> OffsetsWorld:
+    return two_partitions()
 
 
 @pytest.mark.parametrize("requests", range(8))
@@ -60,11 +60,9 @@ def test_some_crash_comes_between_the_commit_and_the_removal(world: OffsetsWorld
     assert world.fanned_out(app)
 
 
-def test_a_crash_at_any_request_leaves_every_record_read_once_from_where_the_startpoint_said(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_crash_at_any_request_leaves_every_record_read_once_from_where_the_startpoint_said() -> None:
     for nth in range(1, 200):
-        world = OffsetsWorld(monkeypatch)
+        world = OffsetsWorld()
         world.fake.make("s", 2)
         world.fake.write("s", 0, 1, 2, 3)
         world.fake.write("s", 1, 1, 2, 3)

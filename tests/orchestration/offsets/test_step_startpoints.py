@@ -32,8 +32,8 @@ T0, T1 = "Partition 0", "Partition 1"
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> OffsetsWorld:
-    return two_partitions(monkeypatch)
+def world() -> OffsetsWorld:
+    return two_partitions()
 
 
 def resolved(world: OffsetsWorld, app: Application) -> dict[str, str]:
@@ -391,6 +391,6 @@ def test_what_a_run_has_fanned_out_for_its_datasets_is_not_fanned_out_again(worl
     # While the datasets advance, one is taken back, and one is asked for anew: that waits for the next run.
     world.startpoints(app).remove_fan_outs({T0: {S0: fan_out.tasks[T0][S0].id}})
     world.ask(app, S0, StartpointSpecific, offset="@2")
-    run_step(replace(context, fan_out=fan_out))
+    run_step(replace(context, fan_out=fan_out), world.output)
     assert world.output.batches[2].read() == {S1: ("@0", "@3")}
     assert world.reads(app) == [{S0: ("@2", "@3")}]

@@ -32,9 +32,9 @@ def app() -> Application:
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch, app: Application) -> OffsetsWorld:
+def world(app: Application) -> OffsetsWorld:
     """fake.s with three partitions of three records, all of them read once."""
-    world = OffsetsWorld(monkeypatch)
+    world = OffsetsWorld()
     world.fake.make("s", 3)
     for partition in range(3):
         world.fake.write("s", partition, 1, 2, 3)

@@ -1,0 +1,23 @@
+"""A batch engine for tests that are about the step itself: what a batch does is theirs, and nothing is proven."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
+from dagster_adjunct.orchestration.step.compile_batch import Counted
+from dagster_adjunct.orchestration.step.physical_proof import PhysicalProof
+from dagster_adjunct.orchestration.step.step_context import StepContext
+
+
+class StubEngine:
+    """Computes nothing: `run` is the test's own. `rehearsed` is called before a batch is begun."""
+
+    rehearsed: Callable[[], object] = staticmethod(lambda: None)
+
+    def rehearse(self, *given: object) -> PhysicalProof:
+        self.rehearsed()
+        return PhysicalProof()
+
+    def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> Counted:
+        raise NotImplementedError
