@@ -133,8 +133,7 @@ def check_all_retained(lake: Lake, plan: RecordedPlan, *, held: bool = False) ->
         except VersionDiscardedError as error:
             if held and is_readable(lake, manifest, version):
                 continue
-            why = error.problem.removeprefix(f"dataset {dataset!r}: ").rstrip(".")
-            raise _gone(plan.application, dataset, version, batches, why) from error
+            raise _gone(plan.application, dataset, version, batches, "it was discarded") from error
 
 
 def is_readable(lake: Lake, manifest: DatasetManifest, version: str) -> bool:

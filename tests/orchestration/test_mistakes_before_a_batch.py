@@ -100,20 +100,20 @@ def test_a_function_that_fails_over_no_records_is_told_with_its_line(
 
 def test_records_that_a_table_can_not_take_are_told_before_a_batch(step_world: StepWorld, tmp_path: Path) -> None:
     things = step_world.table()
-    nowhere = SqliteTable(tmp_path / "other.sqlite", "nothing", "k")
+    nowhere = SqliteTable(tmp_path / "send-to-table-2-absent.sqlite", "nothing", "k")  # which the error tells, too
     absent = RemoteTable("absent", key="k", read_function=nowhere, write_function=nowhere)
     cases: list[tuple[Callable[[Any, Any], Any], type[Exception], str]] = [
         (
             lambda s, app: s.map(lambda f: f.drop("k")).send_to(app.table(things)),
             SchemaMismatchError,
-            "table things have no 'k'",
+            "^send-to-table-3-things: records for table things have no 'k'",
         ),
         (
             lambda s, app: s.map(lambda f: f).send_to(app.table(things), UpdateContract.UPDATE_ONLY),
             SchemaMismatchError,
             "table things have no 'update'",
         ),
-        (lambda s, app: s.send_to(app.table(absent)), TableAccessError, "send-to-table-2-absent: "),
+        (lambda s, app: s.send_to(app.table(absent)), TableAccessError, "^send-to-table-2-absent: "),
     ]
     world_of(step_world)
     for describe, kind, said in cases:

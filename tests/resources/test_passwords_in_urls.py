@@ -8,11 +8,11 @@ import traceback
 import pytest
 from pydantic import ValidationError
 
+from dagster_adjunct.resources.adjunct_error import without_passwords
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
     StoreUnavailableError,
-    without_passwords,
 )
 from dagster_adjunct.resources.objects import LakeSettings, open_lake
 from dagster_adjunct.resources.objects.object_store import S3Options
