@@ -98,6 +98,7 @@ class SchemaMismatchError(PermanentError):
     file: str | None = None  # its URL
     line: int | None = None  # of the file, counted from 1
     url: str | None = None  # of a schema registry
+    argument: str | None = None  # of a function, or of a declaration, that does not fit
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -199,6 +200,7 @@ class MetadataMovedError(PermanentError):
 
     url: str | None = None  # of the lake
     moved_to: str | None = None  # where they are kept now
+    table: str | None = None  # where they were
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -206,6 +208,7 @@ class StreamNotFoundError(PermanentError):
     """No stream has this name."""
 
     stream: str | None = None
+    system: str | None = None
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -243,6 +246,9 @@ class DatasetError(PermanentError):
 
     dataset: str | None = None
     version: str | None = None  # its id, or the name that it was delivered under where it has no id yet
+    column: str | None = None
+    function: str | None = None  # of the user's, or an expression, as it is declared
+    stream: str | None = None  # whose files were to be handed over, or that lacks something
 
 
 class DatasetNotFoundError(DatasetError):
@@ -328,6 +334,8 @@ class TableError(PermanentError):
     """A table refused a request for good."""
 
     table: str | None = None
+    budget: str | None = None  # of rates, which tables share
+    function: str | None = None  # of the user's, or its class
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -347,6 +355,7 @@ class StoreUnavailableError(TransientError):
 
     key: str | None = None  # of the object
     url: str | None = None  # of the store, or of the object
+    table: str | None = None  # that holds what is asked for
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -355,6 +364,7 @@ class StreamUnavailableError(TransientError):
 
     system: str | None = None
     stream: str | None = None
+    url: str | None = None  # of a schema registry
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

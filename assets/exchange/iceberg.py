@@ -83,6 +83,7 @@ class IcebergTable:
                 f"the Iceberg catalogue {self.catalog!r} can't be opened: {error}",
                 f"Configure it for PyIceberg, in .pyiceberg.yaml or by PYICEBERG_CATALOG__{name}__TYPE, …__URI and "
                 "what it needs beside.",
+                setting=f"PYICEBERG_CATALOG__{name}__URI",
             ) from error
 
 
@@ -242,6 +243,8 @@ def _table(view: Held, catalog: Catalog, identifier: str) -> Table:
             f"the Iceberg table {identifier!r} holds {f'dataset {owner!r}' if owner else 'data of its own'}, which "
             f"registering {_whose(view)} would replace.",
             "Choose another table.",
+            dataset=view.dataset,
+            version=view.version,
         )
     return table
 
@@ -259,6 +262,8 @@ def _check_columns(view: Held, table: Table, identifier: str) -> None:
         raise DatasetError(
             f"{_what(view)} does not fit the Iceberg table {identifier!r}: {'; '.join(wrong)}.",
             "Columns can only be added. Register this version in a new table.",
+            dataset=view.dataset,
+            version=view.version,
         )
 
 
@@ -290,12 +295,14 @@ def _commit(view: Held, table: Table, identifier: str, paths: tuple[str, ...], p
         raise CommitStateUnknownError(
             f"the catalogue did not say whether version {view.version} is in the Iceberg table {identifier!r} now.",
             "Register it again: what is there already is not done twice.",
+            dataset=view.dataset,
         ) from error
     except (CommitFailedException, ValidationException) as error:
         raise CommitConflictError(
             f"the Iceberg table {identifier!r} was changed by somebody else while {_what(view)} was registered "
             f"({error}).",
             "Nothing was registered. Look at what the table holds, and register again.",
+            dataset=view.dataset,
         ) from error
 
 
@@ -311,6 +318,8 @@ def _data_files(view: Held, table: Table, transaction: Transaction, paths: tuple
             f"{_what(view)}: a file can't be read by PyIceberg: {error}.",
             "See that the catalogue's settings reach the lake (s3.endpoint, credentials), and that the version is "
             "whole: adjunct dataset verify.",
+            dataset=view.dataset,
+            version=view.version,
         ) from error
     for stored, file in zip(whole_files(view), found, strict=True):
         if (file.record_count, file.file_size_in_bytes) != (stored.file.rows, stored.file.size):

@@ -141,6 +141,8 @@ class FileVersions:
                 f"{what}: the completion object {self._marker(folder)} {promise.problem}.",
                 "Write it empty, or as a JSON object with rows, checksum and valid_from, and deliver under a new "
                 "version name.",
+                dataset=self._spec.name,
+                version=delivery.version,
             )
         if not folder.files and promise.rows != 0:
             place = "/".join(filter(None, [self._source.url.rstrip("/"), folder.path]))
@@ -149,6 +151,8 @@ class FileVersions:
                 "below it, not called _… or .…, or a completion object that says rows 0.",
                 'Deliver the files and complete it again. For an empty version write {"rows": 0} into the completion '
                 "object.",
+                dataset=self._spec.name,
+                version=delivery.version,
             )
         checksum = promised_checksum(promise.checksum, f"{what}: the completion object {self._marker(folder)}")
         records = self._records(what, folder)
@@ -158,6 +162,10 @@ class FileVersions:
                 f"{what}: the completion object {self._marker(folder)} expects {promise.rows} records, the files hold "
                 f"{rows}.",
                 "The version is not published and what is served stays. Deliver the right content under a new name.",
+                dataset=self._spec.name,
+                version=delivery.version,
+                expected=str(promise.rows),
+                found=str(rows),
             )
         if checksum is not None:
             records.check_checksum(checksum, spark if rows else None)

@@ -97,7 +97,11 @@ class QueryVersions:
         assert not isinstance(query, str), "SQL is refused"
         answer = query(IN_PROCESS, computation)
         if not isinstance(answer, pa.Table):
-            raise DatasetError(f"{what} returned a {type(answer).__name__}.", "Return an Arrow table without Spark.")
+            raise DatasetError(
+                f"{what} returned a {type(answer).__name__}.",
+                "Return an Arrow table without Spark.",
+                dataset=self._spec.name,
+            )
         columns = [(field.name, field.type) for field in Schema.from_arrow(answer.schema).fields]
         _check_columns(columns, self._query.schema, what)
         rows, zeros = answer.num_rows, [0] * answer.num_rows
@@ -115,11 +119,13 @@ class QueryVersions:
                 answer = spark.sql(_filled_in(self._query.query, computation))
             except PySparkException as error:
                 problem = f"{what} can't be planned: {first_line(error)}"
-                raise DatasetError(problem, "Correct the query, and run it again.") from error
+                raise DatasetError(problem, "Correct the query, and run it again.", dataset=self._spec.name) from error
         else:
             answer = self._query.query(spark, computation)
         if not hasattr(answer, "mapInArrow"):
-            raise DatasetError(f"{what} returned a {type(answer).__name__}.", "Return a Spark DataFrame.")
+            raise DatasetError(
+                f"{what} returned a {type(answer).__name__}.", "Return a Spark DataFrame.", dataset=self._spec.name
+            )
         check_answer(answer, self._query.schema, what)
         marks = {META[0]: F.lit(0), META[1]: F.lit(0).cast("bigint"), META[2]: F.lit(None).cast("timestamp")}
         records = answer.select(
@@ -140,19 +146,20 @@ def check_answer(answer: DataFrame, declared: Schema, what: str) -> None:
 
 def _check_columns(columns: Sequence[tuple[str, str]], declared: Schema, what: str) -> None:
     types = dict(columns)
-    parts = [f"{name} is missing" for name in declared.names if name not in types]
-    parts += [f"{name} ({kind}) is not declared" for name, kind in types.items() if name not in declared.names]
+    parts = [(name, "is missing") for name in declared.names if name not in types]
+    parts += [(name, f"({kind}) is not declared") for name, kind in types.items() if name not in declared.names]
     parts += [
-        f"{field.name} is {types[field.name]}, declared {field.type}"
+        (field.name, f"is {types[field.name]}, declared {field.type}")
         for field in declared.fields
         if field.name in types and types[field.name] != field.type
     ]
     names = [name for name, _ in columns]
-    parts += [f"{name} stands twice" for name in sorted({name for name in names if names.count(name) > 1})]
+    parts += [(name, "stands twice") for name in sorted({name for name in names if names.count(name) > 1})]
     if parts:
         raise DatasetError(
-            f"{what} answers with other columns than are declared: {'; '.join(parts)}.",
+            f"{what} answers with other columns than are declared: {'; '.join(' '.join(each) for each in parts)}.",
             "Select, name and cast them in the query, or declare what it answers.",
+            column=parts[0][0],
         )
 
 

@@ -91,6 +91,7 @@ class Check:
                 raise ConfigurationError(
                     f"validator {self.name!r} returned {answer!r}: expected True, False or a Finding.",
                     "Let its function return one of them.",
+                    argument="function",
                 )
             answer = Finding(bool(answer), "it holds" if answer else "it does not hold")
         return Verdict(
@@ -271,7 +272,9 @@ def _verdict(validator: Validator, candidate: Candidate) -> Verdict:
     verdict: object = validator(candidate)
     if not isinstance(verdict, Verdict):
         raise ConfigurationError(
-            f"validator {validator.name!r} returned {verdict!r}: expected a Verdict.", "Let its call return one."
+            f"validator {validator.name!r} returned {verdict!r}: expected a Verdict.",
+            "Let its call return one.",
+            argument="validators",
         )
     return verdict
 

@@ -139,6 +139,7 @@ class StartpointManager:
                 f"nothing is written: what waits there can't be read, and would be lost. {error.problem}",
                 "Take it back first (adjunct startpoint clear MODULE:APP PARTITION --reason …; in Python "
                 "delete_startpoint), or upgrade where a newer version wrote it.",
+                application=self.application,
             ) from error
 
     def check_on(self) -> None:
@@ -345,6 +346,7 @@ def _request(request: object) -> StartpointRequest:
     raise ConfigurationError(
         f"{request!r:.200} is no StartpointRequest, and can't be written as one.",
         "Write StartpointRequest(ssp=…, startpoint=…, by=…, reason=…).",
+        argument="request",
     )
 
 

@@ -16,7 +16,7 @@ def register_backend(name: str, backend: Callable[..., Any]) -> None:
     known = _BACKENDS.setdefault(check_name("backend", name), backend)
     if known is not backend:
         raise ConfigurationError(
-            f"backend {name!r} is registered already, as {known!r}.", "Register it under another name."
+            f"backend {name!r} is registered already, as {known!r}.", "Register it under another name.", backend=name
         )
 
 
@@ -28,6 +28,7 @@ def describe(function: Any) -> dict[str, Any]:
     raise ConfigurationError(
         f"{type(function).__name__} is no registered backend; registered are {_names()}.",
         "Register it with register_backend(name, class).",
+        backend=type(function).__name__,
     )
 
 
@@ -39,6 +40,7 @@ def function_from(description: Mapping[str, Any]) -> Any:
         raise ConfigurationError(
             f"a table's description names the backend {name!r}; registered are {_names()}.",
             "Register it with register_backend(name, class) before it is read, or correct the name.",
+            backend=str(name),
         )
     return _BACKENDS[name](**settings)
 

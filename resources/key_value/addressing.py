@@ -50,10 +50,14 @@ class KeyRange:
 def family_prefix(family: str) -> bytes:
     """Return what the table keys of a family begin with. Raises SerializationError and KeyTooLongError."""
     if not isinstance(family, str):
-        raise SerializationError(f"a key family is {family!r}: expected text, or None.", "Give a string.")
+        raise SerializationError(
+            f"a key family is {family!r}: expected text, or None.", "Give a string.", family=f"{family!r:.80}"
+        )
     if not family:
         raise SerializationError(
-            "a key family is empty.", "Give it at least one character, or None for keys that have no family."
+            "a key family is empty.",
+            "Give it at least one character, or None for keys that have no family.",
+            family=family,
         )
     try:
         encoded = family.encode()
@@ -61,11 +65,14 @@ def family_prefix(family: str) -> bytes:
         raise SerializationError(
             f"the key family {family!r} is no text: it has half of a surrogate pair at {error.start}.",
             "Give what UTF-8 can hold.",
+            family=f"{family!r:.80}",
         ) from None
     if len(encoded) > LONGEST:
         raise KeyTooLongError(
             f"a key family has {len(encoded):,} bytes of UTF-8; a family and a key may have {LONGEST:,} together.",
             "Use a shorter one, such as a hash of it.",
+            family=family,
+            size=len(encoded),
         )
     return _LENGTH.pack(len(encoded)) + encoded
 
@@ -77,6 +84,7 @@ def table_key(prefix: bytes, key: bytes) -> bytes:
             f"a key of {len(key):,} bytes" + (f" in a family of {len(prefix) - 2:,}" if prefix else "") + " is too "
             f"long: expected at most {LONGEST:,} together.",
             "Use a shorter one, such as a hash of it.",
+            size=len(prefix) + len(key),
         )
     return prefix + key if prefix else _LENGTH.pack(-len(key)) + key
 

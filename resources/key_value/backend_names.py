@@ -20,6 +20,7 @@ def register_segment_backend(name: str, backend: Callable[..., SegmentBackend]) 
         raise ConfigurationError(
             f"the backend of key-value tables {name!r} is registered already, as {known!r}.",
             "Register it under another name.",
+            backend=name,
         )
 
 
@@ -31,6 +32,7 @@ def describe_backend(backend: SegmentBackend) -> dict[str, Any]:
     raise ConfigurationError(
         f"{type(backend).__name__} is no registered backend of key-value tables; registered are {_names()}.",
         "Register it with register_segment_backend(name, class).",
+        backend=type(backend).__name__,
     )
 
 
@@ -42,6 +44,7 @@ def backend_from(description: Mapping[str, Any]) -> SegmentBackend:
         raise ConfigurationError(
             f"a key-value table lies in the backend {name!r}; registered are {_names()}.",
             "Import what registers it, or register it with register_segment_backend(name, class).",
+            backend=str(name),
         )
     make = _BACKENDS[name]
     signature = inspect.signature(make)

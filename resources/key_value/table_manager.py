@@ -317,6 +317,8 @@ class KeyValueTableManager:
             raise ConfigurationError(
                 f"{place.words()} holds the metadata of the lake {self.lake.url}: it is not {done}.",
                 "Move them back first: adjunct metadata move --back.",
+                table=f"{scope}/{name}",
+                url=self.lake.url,
             )
 
     def _existing(self, table: TableName) -> StoredTable:

@@ -132,7 +132,7 @@ def _repeatable(df: DataFrame) -> bool:
 
 
 def check_record_columns(columns: Sequence[str], table: str, key: Sequence[str], *, updates: bool, what: str) -> None:
-    """Raise SchemaMismatchError where records lack the table's key, or are no updates; the operator `what` sends them."""
+    """Raise SchemaMismatchError where records lack the table's key, or are no updates; `what` is the operator."""
     needed = [*key, *([UPDATE] if updates else [])]
     missing = [name for name in needed if name not in columns]
     if missing:

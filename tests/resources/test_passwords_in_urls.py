@@ -16,7 +16,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects import LakeSettings, open_lake
 from dagster_adjunct.resources.objects.object_store import S3Options
-from dagster_adjunct.resources.objects.s3_errors import asking
+from dagster_adjunct.resources.objects.s3_errors import S3Request, asking
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_what_botocore_says_of_an_endpoint_out_of_reach_shows_no_login() -> None
         raise EndpointConnectionError(endpoint_url="http://me:hunter2@127.0.0.1:1/bucket")
 
     with pytest.raises(StoreUnavailableError, match=r"http://\*\*\*@127\.0\.0\.1:1") as error:
-        asking("GET of 'a'", request)
+        asking(S3Request("GET", "s3://b", "a"), request)
     assert "hunter2" not in str(error.value)
 
 

@@ -114,6 +114,9 @@ class Declarations:
             raise ConfigurationError(
                 f"{self._settings.where}: stream {stream!r} would be topic {topic!r}, which is stream {other!r}.",
                 f"Use stream {other!r}, or another name.",
+                system=self._settings.name,
+                stream=f"{self._settings.name}.{stream}",
+                topic=topic,
             )
         return _Created(topic=topic, declaration=declaration)
 
@@ -131,4 +134,5 @@ class Declarations:
             raise MalformedDocumentError(
                 f"{self._where}: the entry of stream {stream!r} can't be read ({first_problem(error)}).",
                 "Upgrade dagster-adjunct if a newer version wrote it; otherwise restore the lake's metadata.",
+                stream=f"{self._settings.name}.{stream}",
             ) from None

@@ -176,6 +176,8 @@ class KafkaStreams(NumberedOffsets):
                 f'stream system {self.name!r} can\'t read epochs="latest": a topic does not tell which ranges were '
                 "read again, and so not of which records a replay has made nothing any more.",
                 "Send the results to a stream of the lake, too; or compare headers (adjunct-source, adjunct-epoch).",
+                argument="epochs",
+                system=self.name,
             )
         spark = session_of(spark)
         facts, wanted = self._ranges(ranges)

@@ -239,6 +239,7 @@ def _parsed(text: str, target: Target) -> Mark:
             f"{target}: the mark of its producer reads {text[:200]!r}, which is none of this release of Adjunct "
             f"({first_problem(error)}).",
             "Append with the version that wrote it, or a newer one; or reset the offsets of that group.",
+            stream=str(target),
         ) from error
 
 

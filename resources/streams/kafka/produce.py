@@ -138,6 +138,8 @@ def append_markers(
             f"marker {version!r}: partitions {unfit} are none of {stream!r}, which has {facts.partitions}, or have no "
             "row count.",
             "Name partitions that the stream has, with a count for each of them or none at all.",
+            argument="partitions",
+            stream=f"{system.name}.{stream}",
         )
     markers = {p: marker_text(version, None if rows is None else rows[p], checksum, valid_from) for p in chosen}
     what = _append(system, facts, producer, sequence, markers, {})
@@ -245,6 +247,8 @@ def _append(
             f"{system.name}.{facts.stream} can't have end-of-dataset markers: topic {facts.topic!r} is compacted "
             "(cleanup.policy), which takes no record without a key and would drop them.",
             "Deliver versions through a topic that is not compacted.",
+            stream=f"{system.name}.{facts.stream}",
+            topic=facts.topic,
         )
     offsets: dict[str, dict[int, int]] = {}
     if facts.declared.transactional:

@@ -140,6 +140,8 @@ class Sender:
             raise StreamUnavailableError(
                 f"{self._target}: {left} records were not delivered within {self._seconds + _GRACE:.0f} s.",
                 "See whether the brokers are up, then append again.",
+                system=self._target.settings.name,
+                stream=str(self._target),
             )
         return [
             Span(partition, self._first[partition], None if last is None else last + 1, self._rows[partition])
@@ -186,7 +188,12 @@ class Sender:
         except KafkaException as error:
             if error.args[0].fatal():
                 return refused(error.args[0], self._target)
-        return StreamUnavailableError(f"{self._target}: the producer ended in an error of its own.", "Append again.")
+        return StreamUnavailableError(
+            f"{self._target}: the producer ended in an error of its own.",
+            "Append again.",
+            system=self._target.settings.name,
+            stream=str(self._target),
+        )
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
@@ -228,6 +235,7 @@ def _times(batch: pa.RecordBatch, what: Target) -> Iterable[int]:
             f"{what}: a record has the time {pc.min(batch.column(TIMESTAMP)).as_py()}, and Kafka keeps times after "
             "1970-01-01 only.",
             "Leave __timestamp null there: the record then has the time of the append.",
+            stream=str(what),
         )
     times: list[int] = pc.fill_null(pc.divide(given, 1000), 0).to_pylist()
     return times
