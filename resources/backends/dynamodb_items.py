@@ -151,13 +151,13 @@ class ItemCodec:
         """The attribute value of what isn't null, for a column."""
         return self._value(name, value)
 
-    def check_size(self, item: Item, what: str = "a record") -> None:
+    def check_size(self, item: Item) -> None:
         """Refuse an item that DynamoDB would refuse for its size."""
         size = sum(len(name.encode()) + size_of(value) for name, value in item.items())
         if size > LARGEST_ITEM:
             key = {name: item[name] for name in self.key if name in item}
             raise SchemaMismatchError(
-                f"{self.label}: {what} of the key {key} has {size:,} bytes; DynamoDB takes {LARGEST_ITEM:,}.",
+                f"{self.label}: a record of the key {key} has {size:,} bytes; DynamoDB takes {LARGEST_ITEM:,}.",
                 "Keep large values elsewhere and put where they are into the record, or split it.",
                 table=self.label,
             )

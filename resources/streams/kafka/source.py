@@ -108,19 +108,19 @@ class _Reader(DataSourceReader):
         return wrapped(record_batches(self.plan, partition.ranges))
 
 
-def shares(ranges: Sequence[TopicRange], split: int = SPLIT, least: int = LEAST) -> list[tuple[TopicRange, ...]]:
-    """Return what each task is to read: a range, in several parts of up to `split` offsets where it is longer.
+def shares(ranges: Sequence[TopicRange]) -> list[tuple[TopicRange, ...]]:
+    """Return what each task is to read: a range, in several parts of up to `SPLIT` offsets where it is longer.
 
-    Ranges that follow each other go together as long as they have no more than `least` offsets in all: a consumer
+    Ranges that follow each other go together as long as they have no more than `LEAST` offsets in all: a consumer
     takes longer to start than to read so few. Empty ranges are left out.
     """
     shares: list[tuple[TopicRange, ...]] = []
     few: list[TopicRange] = []
     for wanted in ranges:
         width = wanted.end - wanted.start
-        count = -(-width // split)
-        if 0 < width <= least:
-            if sum(earlier.end - earlier.start for earlier in few) + width > least:
+        count = -(-width // SPLIT)
+        if 0 < width <= LEAST:
+            if sum(earlier.end - earlier.start for earlier in few) + width > LEAST:
                 shares.append(tuple(few))
                 few = []
             few.append(wanted)
