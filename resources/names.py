@@ -35,3 +35,13 @@ def split_stream_name(qualified: str) -> tuple[str, str]:
             name=str(qualified),
         )
     return check_name("system", system), check_name("stream", stream)
+
+
+def split_partitions(text: str) -> tuple[str, str | None]:
+    """Split "system.stream.0-3,7" into "system.stream" and what it says of partitions, None where it says nothing.
+
+    Nothing is checked: `split_stream_name` does that.
+    """
+    system, dot, rest = text.strip().partition(".")
+    stream, says, partitions = rest.partition(".")
+    return f"{system}{dot}{stream}", partitions if says else None

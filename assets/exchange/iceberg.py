@@ -36,6 +36,7 @@ from dagster_adjunct.resources.errors import (
     DatasetError,
     ManifestMismatchError,
 )
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.spark.given_session import starter_of
 from dagster_adjunct.resources.streams.lake import file_holds as stream_holds
@@ -198,9 +199,8 @@ def _hold(lake: Lake, view: Held, holder: str) -> None:
 
 def _let_go(lake: Lake, name: str, holder: str, keep: Collection[str]) -> tuple[str, ...]:
     """Let go of a dataset's versions, or of a stream's where the name is that of one ("lake.enriched")."""
-    system, _, stream = name.rpartition(".")
-    if system:
-        return stream_holds.let_go(lake, stream, holder=holder, keep=keep)
+    if "." in name:
+        return stream_holds.let_go(lake, split_stream_name(name)[1], holder=holder, keep=keep)
     return let_go(lake, name, holder=holder, keep=keep)
 
 

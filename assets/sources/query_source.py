@@ -8,13 +8,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset_inputs import Computation
-from dagster_adjunct.assets.sources.entries_of_records import declaration_of, entries_of, schema_of_entries
+from dagster_adjunct.assets.sources.entries_of_records import entries_of
 from dagster_adjunct.assets.sources.records_in_process import (
     entries_in_arrow,
     refuse_in_process,
     what_only_spark_extracts,
 )
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
+from dagster_adjunct.assets.sources.versions_of_no_stream import VersionsOfNoStream
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.quoted_columns import column
@@ -29,43 +30,22 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.declaration.dataset_inputs import QuerySource
-    from dagster_adjunct.assets.versions.stored_declaration import Declaration
 
 
-class QueryVersions:
+class QueryVersions(VersionsOfNoStream):
     """The one version that a QuerySource gives now: named like its partition, else by the time in UTC."""
 
     def __init__(
         self, spec: AdjunctDataset, query: QuerySource, partition: str | None, *, now: Callable[[], datetime]
     ) -> None:
-        self._now = now
-        self._spec, self._query, self._partition = spec, query, partition
-        self._schema = schema_of_entries(spec, query.schema)
+        super().__init__(spec, query.schema)
+        self._query, self._partition, self._now = query, partition, now
         self._given = False
-
-    @property
-    def spec(self) -> AdjunctDataset:
-        return self._spec
-
-    @property
-    def schema(self) -> Schema:
-        return self._schema
-
-    @property
-    def declaration(self) -> Declaration:
-        return declaration_of(self._spec, self._schema)
-
-    @property
-    def copartitioned(self) -> bool:
-        return False
 
     @property
     def ordered_by(self) -> tuple[str, ...]:
         """A query's rows have no order: of several with one key, the one with the greatest values counts."""
         return tuple(name for name in self._schema.names if name not in self._spec.key)
-
-    def first_manifest(self) -> BoundedManifest:
-        return BoundedManifest(name=self._spec.name, declaration=self.declaration, offsets={})
 
     def next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
         """Return the version to compute, once; nothing is computed before it is read."""

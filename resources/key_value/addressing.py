@@ -115,7 +115,7 @@ def split_table_keys(stored: Sequence[bytes]) -> tuple[Iterable[str | None], Seq
 def partition_of(prefix: bytes, partitions: int) -> int:
     """Return the partition, from 0, of a family's prefix, or of a table key without a family.
 
-    They are n equal ranges of the high 52 bits of Murmur3: of the first word of the x64 variant of 128 bits with seed 0.
+    They are n equal ranges of the high 52 bits of Murmur3: of the first word of its x64 variant of 128 bits, seed 0.
     """
     # By name: mmh3 (5.3.1) passes over a fourth argument that is given by its place, and the hash would be signed.
     high = mmh3.hash64(prefix, 0, True, signed=False)[0] >> (64 - HASH_BITS)
