@@ -29,7 +29,7 @@ class KeyValueTableError(PermanentError):
 
     scope: str | None = None
     table: str | None = None
-    family: str | None = None  # of keys
+    family: str | None = None  # of keys; the beginning of a long one
 
 
 class ScopeNotFoundError(KeyValueTableError):

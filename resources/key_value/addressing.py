@@ -71,7 +71,7 @@ def family_prefix(family: str) -> bytes:
         raise KeyTooLongError(
             f"a key family has {len(encoded):,} bytes of UTF-8; a family and a key may have {LONGEST:,} together.",
             "Use a shorter one, such as a hash of it.",
-            family=family,
+            family=family[:80],
             size=len(encoded),
         )
     return _LENGTH.pack(len(encoded)) + encoded
@@ -84,7 +84,7 @@ def table_key(prefix: bytes, key: bytes) -> bytes:
             f"a key of {len(key):,} bytes" + (f" in a family of {len(prefix) - 2:,}" if prefix else "") + " is too "
             f"long: expected at most {LONGEST:,} together.",
             "Use a shorter one, such as a hash of it.",
-            size=len(prefix) + len(key),
+            size=len(key) + max(len(prefix) - 2, 0),
         )
     return prefix + key if prefix else _LENGTH.pack(-len(key)) + key
 

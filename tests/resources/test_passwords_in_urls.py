@@ -44,6 +44,7 @@ def test_what_botocore_says_of_an_endpoint_out_of_reach_shows_no_login() -> None
     with pytest.raises(StoreUnavailableError, match=r"http://\*\*\*@127\.0\.0\.1:1") as error:
         asking(S3Request("GET", "s3://b", "a"), request)
     assert "hunter2" not in str(error.value)
+    assert error.value.facts == {"url": "s3://b", "key": "a"}
 
 
 @pytest.mark.parametrize("variable", ["ADJUNCT_S3_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"])
