@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import ValidationError
 
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
-from dagster_adjunct.resources.metadata import MetadataStore, Snapshot
+from dagster_adjunct.resources.metadata import MetadataStore, NamespaceSnapshot
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.stored_documents import StoredDocument, first_problem
 from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings, KafkaTopic, check_topic_name
@@ -95,7 +95,7 @@ class Declarations:
             return
         made = self._new(stream, declare(stream, schema, tuple(key), partitions, None, None, None))
 
-        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], None]:
+        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
             there = self._read(snapshot, stream)
             if there is None:
                 return {stream: made.model_dump(mode="json")}, None
@@ -120,7 +120,7 @@ class Declarations:
             )
         return _Created(topic=topic, declaration=declaration)
 
-    def _read(self, snapshot: Snapshot, stream: str) -> _Created | None:
+    def _read(self, snapshot: NamespaceSnapshot, stream: str) -> _Created | None:
         stored = snapshot.get(stream)
         if stored is None:
             return None

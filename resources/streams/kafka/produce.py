@@ -35,7 +35,7 @@ from dagster_adjunct.resources.streams.kafka.task_producer import (
     KEY,
     Append,
     Sender,
-    Span,
+    SentSpan,
     Target,
     records_of,
 )
@@ -55,7 +55,7 @@ _LOOK_SECONDS = 0.02
 _SPANS = "`partition` INT, `first` BIGINT, `next` BIGINT, `rows` BIGINT, `duplicate` BOOLEAN"
 _ORDER = "__order_"
 
-Sent = tuple[list[Span], bool]
+Sent = tuple[list[SentSpan], bool]
 
 
 def append(
@@ -219,7 +219,7 @@ def _collected(
         rows = map_in_arrow(frame, task, _SPANS).collect()
     if not rows:
         return None
-    spans = [Span(row[0], row[1], row[2], row[3]) for row in rows if row[0] is not None]
+    spans = [SentSpan(row[0], row[1], row[2], row[3]) for row in rows if row[0] is not None]
     return spans, any(row[4] for row in rows)
 
 
@@ -282,7 +282,7 @@ def _result(system: KafkaStreams, append: Append, sent: Sent, before: Mapping[in
         after = system.admin.upcoming(target.topic, range(target.partitions))
     untold = {span.partition for span in spans if span.first is None or span.next is None}
     known = [
-        Span(s.partition, before[s.partition], after[s.partition], s.rows) if s.partition in untold else s
+        SentSpan(s.partition, before[s.partition], after[s.partition], s.rows) if s.partition in untold else s
         for s in spans
     ]
     told = _told(known, duplicate=False)
@@ -290,7 +290,7 @@ def _result(system: KafkaStreams, append: Append, sent: Sent, before: Mapping[in
     return replace(told, first={**told.first, **empty}, next={**told.next, **empty})
 
 
-def _told(spans: Sequence[Span], *, duplicate: bool) -> AppendResult:
+def _told(spans: Sequence[SentSpan], *, duplicate: bool) -> AppendResult:
     first: dict[int, int] = {}
     after: dict[int, int] = {}
     for span in spans:

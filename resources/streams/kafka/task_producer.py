@@ -75,7 +75,7 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class SentSpan:
     """Where one producer's records lie in a partition: from `first` up to `next`, None if the broker did not tell."""
 
     partition: int
@@ -131,7 +131,7 @@ class Sender:
             self._rows[partition] = self._rows.get(partition, 0) - 1
             self.send([(None, None, 0, [*append.headers(), (END_OF_DATASET, marker)])], partition)
 
-    def finish(self) -> list[Span]:
+    def finish(self) -> list[SentSpan]:
         """Wait until the broker has every record; return where they lie. Raises for the first that it refused."""
         deadline = time.monotonic() + self._seconds + _GRACE
         while (left := self._serve(lambda: self.producer.flush(1.0))) and time.monotonic() < deadline:
@@ -144,7 +144,7 @@ class Sender:
                 stream=str(self._target),
             )
         return [
-            Span(partition, self._first[partition], None if last is None else last + 1, self._rows[partition])
+            SentSpan(partition, self._first[partition], None if last is None else last + 1, self._rows[partition])
             for partition, last in sorted(self._last.items())
         ]
 
