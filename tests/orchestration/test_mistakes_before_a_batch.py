@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_adjunct import Application, application_state
-from dagster_adjunct.errors import OperatorFailedError, PlanningError, SchemaMismatchError, TableAccessError
+from dagster_adjunct.errors import (
+    ConfigurationError,
+    OperatorFailedError,
+    PlanningError,
+    SchemaMismatchError,
+    TableAccessError,
+)
 from dagster_adjunct.resources.backends import SqliteTable
 from dagster_adjunct.resources.tables import RemoteTable
 from dagster_adjunct.resources.tables.partial_update import UpdateContract
@@ -128,3 +134,14 @@ def world_of(world: StepWorld) -> Application:
     world.stream("numbers", "k", 2, k="string", v="int")
     world.send("numbers", ("a", 1))
     return Application("app")
+
+
+def test_an_error_that_names_its_operator_is_told_with_it_once(step_world: StepWorld) -> None:
+    lock = threading.Lock()
+    app = world_of(step_world)
+    app.input_stream("lake.numbers").sink(lambda batch, context: lock.acquire()).send_to(
+        app.output_stream("lake.out", partitions=2, key="k")
+    )
+    with pytest.raises(ConfigurationError, match=r"^sink-2: <lambda>\(\) can't be sent to tasks") as told:
+        step_world.run(app)
+    assert told.value.operator == "sink-2"
