@@ -79,3 +79,43 @@ def test_errors_are_made_with_what_they_are_about() -> None:
 def test_every_field_is_given_by_name_and_may_be_unknown(kind: type[AdjunctError]) -> None:
     assert [field.name for field in fields(kind)[:2]] == ["problem", "next_step"]
     assert all(field.kw_only and field.default in (None, ()) for field in fields(kind)[2:])
+
+
+WORDS = {"problem", "next_step"}
+READING = {
+    "startswith", "endswith", "removeprefix", "removesuffix", "partition", "rpartition", "split", "find", "index",
+    "match", "search", "fullmatch", "sub",
+}  # fmt: skip
+
+
+def is_of_words(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr in WORDS
+
+
+def decided_by_words(module: Path) -> Iterator[int]:
+    """Yield the lines in which an error's words are searched, compared or taken apart."""
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.Compare):
+            looked_in = [
+                side for op, side in zip(node.ops, node.comparators, strict=True) if isinstance(op, ast.In | ast.NotIn)
+            ]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in READING:
+            looked_in = [node.func.value, *node.args]
+        else:
+            continue
+        if any(is_of_words(inner) for side in looked_in for inner in ast.walk(side)):
+            yield node.lineno
+
+
+def test_nothing_is_decided_by_the_words_of_an_error() -> None:
+    found = [f"{module.relative_to(ROOT)}:{line}" for module in modules() for line in decided_by_words(module)]
+    assert not found, "give the error a field, and read that"
+
+
+def test_what_takes_words_apart_is_found(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text(
+        'a = "x" in error.problem\nb = error.problem.removeprefix("d: ")\nc = PLACE.match(error.problem[2:])\n'
+        'd = error.problem.rstrip(".")\ne = error.operator in names\n'
+    )
+    assert list(decided_by_words(module)) == [1, 2, 3]
