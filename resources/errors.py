@@ -37,56 +37,9 @@ with its system. Retry logic looks at `TransientError` only: whoever adds an err
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, fields
-from typing import Any, Self
+from dataclasses import dataclass
 
-# What follows the colon is a password, unless it is a port and a path behind it. Some write a slash in a password.
-_LOGIN = re.compile(r"(\b[a-zA-Z][\w+.-]*://)[^\s/@'\"]*:(?!\d+/)[^\s@'\"]*@(?=[\w\[])")
-
-
-def without_passwords(text: str) -> str:
-    """Return a text in which URLs have no login any more: `***` stands for user and password."""
-    return _LOGIN.sub(r"\1***@", text)
-
-
-@dataclass(eq=False, repr=False)
-class AdjunctError(Exception):
-    """Base of all errors that Adjunct raises on purpose.
-
-    `problem` says what was found where; `next_step` says what to do about it. Classes below add what they are about, as
-    fields that are given by name.
-    """
-
-    problem: str
-    next_step: str = ""
-
-    def __post_init__(self) -> None:
-        # What others say, such as a driver that did not reach its server, may quote a URL with its password.
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, str):
-                setattr(self, field.name, without_passwords(value))
-        super().__init__(f"{self.problem} {self.next_step}" if self.next_step else self.problem)
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What the error is about: its fields that are known, by name, besides the two texts."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)[2:]}
-        return {name: value for name, value in values.items() if value not in (None, ())}
-
-    def reworded(self, problem: str, next_step: str, **more: Any) -> Self:
-        """Return the same error, about the same things and `more` of them, in other words."""
-        return type(self)(problem, next_step, **self.facts | more)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Errors cross process borders (Spark workers): without a call of the constructor, subclasses with one of
-        # their own travel too.
-        return _rebuild, (type(self), *self.args), self.__dict__
-
-
-def _rebuild(kind: type[AdjunctError], *args: object) -> AdjunctError:
-    return kind.__new__(kind, *args)
+from dagster_adjunct.resources.adjunct_error import AdjunctError as AdjunctError  # noqa: PLC0414 - the root of the tree
 
 
 class PermanentError(AdjunctError):
@@ -107,6 +60,15 @@ class ConfigurationError(PermanentError):
     dataset: str | None = None
     stream: str | None = None
     table: str | None = None
+    operator: str | None = None
+    column: str | None = None
+    system: str | None = None  # of streams
+    topic: str | None = None  # of Kafka
+    backend: str | None = None  # of tables, as it is registered
+    url: str | None = None  # of a lake, a server or a place with files
+    key: str | None = None  # of an object, or of an entry
+    module: str | None = None  # of the user's code
+    package: str | None = None  # that is not installed
 
 
 def check_whole_number(
@@ -117,8 +79,11 @@ def check_whole_number(
         raise ConfigurationError(f"{what}: expected {expected}.", next_step, argument=argument)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class InvalidNameError(ConfigurationError):
     """A name that is not safe as part of a path or key."""
+
+    name: str | None = None  # as it was given
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -127,6 +92,13 @@ class SchemaMismatchError(PermanentError):
 
     dataset: str | None = None
     column: str | None = None
+    stream: str | None = None
+    table: str | None = None
+    operator: str | None = None
+    file: str | None = None  # its URL
+    line: int | None = None  # of the file, counted from 1
+    url: str | None = None  # of a schema registry
+    argument: str | None = None  # of a function, or of a declaration, that does not fit
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -135,6 +107,8 @@ class NullKeyError(PermanentError):
 
     dataset: str | None = None
     table: str | None = None
+    column: str | None = None
+    operator: str | None = None
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -142,6 +116,8 @@ class MalformedDocumentError(PermanentError):
     """A stored pointer, manifest or index that can't be read as what it should be."""
 
     document: str | None = None  # what it is, and its key
+    dataset: str | None = None
+    stream: str | None = None
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -151,10 +127,15 @@ class ManifestMismatchError(PermanentError):
     dataset: str | None = None
     version: str | None = None  # its id
     key: str | None = None  # of the object
+    stream: str | None = None
+    url: str | None = None  # of the object, where Spark could not read it
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ConditionalWritesUnsupportedError(PermanentError):
     """The object store accepts conditional writes but does not honour them."""
+
+    url: str | None = None  # of the store
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -193,6 +174,7 @@ class CommitStateUnknownError(PermanentError):
     """The store never answered whether our commit happened: read the current state before acting."""
 
     prefix: str | None = None  # of the log of commits in the lake
+    dataset: str | None = None
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -212,8 +194,13 @@ class LakeNotFoundError(PermanentError):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class MetadataMovedError(PermanentError):
     """The lake keeps its metadata elsewhere since it was opened: in a key-value table, or not in it any more."""
+
+    url: str | None = None  # of the lake
+    moved_to: str | None = None  # where they are kept now
+    table: str | None = None  # where they were
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -221,6 +208,7 @@ class StreamNotFoundError(PermanentError):
     """No stream has this name."""
 
     stream: str | None = None
+    system: str | None = None
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -258,6 +246,9 @@ class DatasetError(PermanentError):
 
     dataset: str | None = None
     version: str | None = None  # its id, or the name that it was delivered under where it has no id yet
+    column: str | None = None
+    function: str | None = None  # of the user's, or an expression, as it is declared
+    stream: str | None = None  # whose files were to be handed over, or that lacks something
 
 
 class DatasetNotFoundError(DatasetError):
@@ -343,6 +334,8 @@ class TableError(PermanentError):
     """A table refused a request for good."""
 
     table: str | None = None
+    budget: str | None = None  # of rates, which tables share
+    function: str | None = None  # of the user's, or its class
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -361,6 +354,8 @@ class StoreUnavailableError(TransientError):
     """The object store did not answer, or asked to slow down."""
 
     key: str | None = None  # of the object
+    url: str | None = None  # of the store, or of the object
+    table: str | None = None  # that holds what is asked for
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -368,6 +363,8 @@ class StreamUnavailableError(TransientError):
     """A stream's servers, or what they depend on, are out of reach for a moment."""
 
     system: str | None = None
+    stream: str | None = None
+    url: str | None = None  # of a schema registry
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -391,6 +388,7 @@ class SourceChangedError(TransientError):
     """Files of a source were replaced or removed between being listed and being read."""
 
     dataset: str | None = None
+    file: str | None = None  # its URL
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

@@ -29,6 +29,7 @@ class KeyValueTableError(PermanentError):
 
     scope: str | None = None
     table: str | None = None
+    family: str | None = None  # of keys; the beginning of a long one
 
 
 class ScopeNotFoundError(KeyValueTableError):
@@ -51,8 +52,11 @@ class KeyValueTableSealedError(KeyValueTableError):
     """The table is sealed: it is read, and not written any more. Nothing was changed."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class KeyTooLongError(KeyValueTableError):
     """A key, or a family with it, has more bytes than the table or its backend takes. Nothing was sent."""
+
+    size: int | None = None  # in bytes
 
 
 class ValueTooLongError(KeyValueTableError):
@@ -88,5 +92,8 @@ class IteratorStateError(KeyValueTableError):
     """The state belongs to another table, kind of iteration, family or range, or is none."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class SerializationError(KeyValueTableError):
     """A key or value that its serializer does not take, or stored bytes that it can't read."""
+
+    serializer: str | None = None  # its class, or what it reads

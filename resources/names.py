@@ -20,6 +20,7 @@ def check_name(kind: str, name: str) -> str:
             f"{kind} name {name!r} is not safe: expected 1 to 100 letters, digits, '-' or '_', "
             "beginning with a letter or digit.",
             "Rename it.",
+            name=str(name),
         )
     return name
 
@@ -31,5 +32,16 @@ def split_stream_name(qualified: str) -> tuple[str, str]:
         raise InvalidNameError(
             f"stream {qualified!r} names no system: expected SYSTEM.STREAM.",
             f'Write "lake.{qualified}" for a stream of the lake.',
+            name=str(qualified),
         )
     return check_name("system", system), check_name("stream", stream)
+
+
+def split_partitions(text: str) -> tuple[str, str | None]:
+    """Split "system.stream.0-3,7" into "system.stream" and what it says of partitions, None where it says nothing.
+
+    Nothing is checked: `split_stream_name` does that.
+    """
+    system, dot, rest = text.strip().partition(".")
+    stream, says, partitions = rest.partition(".")
+    return f"{system}{dot}{stream}", partitions if says else None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +19,7 @@ from dagster_adjunct import (
     Schema,
     SystemStreamPartition,
     bounded_dataset,
+    errors,
     open_dataset,
     open_lake,
     plan_application,
@@ -26,18 +30,21 @@ from dagster_adjunct.errors import (
     AdjunctError,
     ConfigurationError,
     DatasetNotFoundError,
+    InvalidNameError,
     LakeNotFoundError,
     OffsetOutOfRangeError,
     PartitionCountMismatchError,
     ProducerConflictError,
+    SchemaMismatchError,
     StreamExistsError,
     StreamNotFoundError,
 )
 from dagster_adjunct.kafka import KafkaSettings
 from dagster_adjunct.startpoints import StartpointSpecific, resolve_startpoint_to_offset
-from dagster_adjunct.streams import Retention
+from dagster_adjunct.streams import Retention, open_system
 from dagster_adjunct.upkeep import delete_dataset, delete_stream, repartition_stream
 
+ROOT = Path(__file__).parent.parent
 SCHEMA = Schema.of(k="string", n="int")
 S0 = SystemStreamPartition("lake", "s", 0)
 
@@ -126,6 +133,18 @@ def _joined(lake: Lake) -> object:
             ConfigurationError,
             {"setting": "sasl.password"},
         ),
+        (lambda lake: open_system("moon", lake), ConfigurationError, {"system": "moon"}),
+        (lambda lake: SystemStreamPartition.parse("lake.s"), InvalidNameError, {"name": "lake.s"}),
+        (
+            lambda lake: LakeStreams(lake).create("a.b", schema=SCHEMA, key=["k"], partitions=1),
+            InvalidNameError,
+            {"name": "a.b"},
+        ),
+        (
+            lambda lake: LakeStreams(lake).append("s", _rows(1).drop_columns("n"), producer="p", sequence=2),
+            SchemaMismatchError,
+            {"column": "n"},
+        ),
     ],
 )
 def test_what_an_error_is_about_is_in_its_fields(
@@ -137,3 +156,17 @@ def test_what_an_error_is_about_is_in_its_fields(
     assert caught.value.facts | facts == caught.value.facts
     for name, value in facts.items():
         assert getattr(caught.value, name) == value
+
+
+def test_the_page_tells_the_fields_of_every_error() -> None:
+    page = (ROOT / "docs" / "api.md").read_text().splitlines()
+    rows = [line.split("|")[1:3] for line in page if re.match(r"\| `\w+Error`", line)]
+    told = {name: _names(columns) for names, columns in rows for name in _names(names)}
+    kinds = {name: getattr(errors, name) for name in errors.__all__}
+    assert told == {
+        name: [field.name for field in fields(kind)[2:]] for name, kind in kinds.items() if len(fields(kind)) > 2
+    }
+
+
+def _names(cell: str) -> list[str]:
+    return re.findall(r"`(\w+)`", cell)

@@ -117,6 +117,7 @@ class AdjunctDatasetManager:
                 raise NoSealedVersionError(
                     f"dataset {dataset!r} has no version to read yet: nothing has been read of its stream.",
                     f"Process {self._datasets[dataset].stream} first.",
+                    dataset=dataset,
                 )
             return version.frame(spark)
         before = self._read.get(dataset)

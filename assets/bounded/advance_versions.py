@@ -90,6 +90,7 @@ def advance_version_set(
         raise ConfigurationError(
             f"datasets {', '.join(spec.name for spec in specs)} are not declared in one version set.",
             "Declare them with version_set(NAME, …) and pass what it returns.",
+            argument="specs",
         )
     join_version_set(lake, str(names.pop()), [spec.name for spec in specs], by=by)
     return _advance(lake, systems, specs, spark, by, on_stage, None, make_current=False)

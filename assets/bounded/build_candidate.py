@@ -159,6 +159,8 @@ def _build(member: Member, delivery: Delivery, attempt: Attempt, spark: Callable
             raise DatasetError(
                 f"{what}: the source gave {entries} records where it counts {records}.",
                 "Nothing was published. Compare the stream's files with its manifest: adjunct stream describe.",
+                dataset=member.spec.name,
+                version=delivery.version,
             )
         counters = add(counters, counted)
     if sum(len(file.footer or "") for file in generation.files) > _FOOTERS:

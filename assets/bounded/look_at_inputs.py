@@ -75,4 +75,5 @@ def _check_membership(specs: Sequence[AdjunctDataset], manifests: Manifests) -> 
         raise DatasetError(
             f"dataset {specs[0].name!r} is a member of a version set with {others}, and is declared alone.",
             "Declare it with version_set(NAME, …) as before, or under a new name.",
+            dataset=specs[0].name,
         )

@@ -77,4 +77,5 @@ def _check_one_version(complete: Mapping[str, Delivery]) -> None:
             f"the members of one version set have delivered different versions as the next ({named}).",
             "If one of them has no counterpart in the other members, or lost it to retention, abandon it: "
             "adjunct dataset abandon DATASET VERSION --reason ….",
+            dataset=next(iter(complete)),
         )

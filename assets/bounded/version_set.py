@@ -37,6 +37,7 @@ def join_version_set(lake: Lake, name: str, datasets: Sequence[str], *, by: str)
             f"version set {name!r} has the members {', '.join(sorted(known))}, and {', '.join(missing)} is not "
             "declared in it any more.",
             "Declare it in the set again; to take a dataset out, declare it under a new name.",
+            dataset=missing[0],
         )
     joined = {dataset: _fence(lake, name, dataset, by) for dataset in datasets if dataset not in known}
     if not joined:

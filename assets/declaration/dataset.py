@@ -371,11 +371,14 @@ def version_set(name: str, *members: AdjunctDataset) -> tuple[AdjunctDataset, ..
         raise ConfigurationError(
             f"version set {name!r} has the members {', '.join(called) or 'none'}: expected two or more different ones.",
             "Name the datasets that switch together.",
+            argument="members",
         )
     for member in members:
         if member.follows_changes or isinstance(member.input, QuerySource) or member.versions is not None:
             raise ConfigurationError(
                 f"version set {name!r} has the member {member.name!r}, whose versions have no names of their producer.",
                 "Only bounded datasets from a stream or from files, without version partitions, can switch together.",
+                argument="members",
+                dataset=member.name,
             )
     return tuple(replace(member, version_set=name) for member in members)

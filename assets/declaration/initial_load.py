@@ -89,10 +89,10 @@ class ParquetSnapshot:
         self, spec: AdjunctDataset, schema: Schema, ssps: tuple[SystemStreamPartition, ...], spark: SparkSession
     ) -> Snapshot:
         what = f"dataset {spec.name!r}: {self.describe()}"
-        position = self._recorded(what, spark) if isinstance(self.position, str) else dict(self.position)
+        position = self._recorded(spec, what, spark) if isinstance(self.position, str) else dict(self.position)
         reader = spark.read if self._is_file else spark.read.option("pathGlobFilter", "*.parquet")
-        rows = _reading(what, lambda: reader.parquet(_for_spark(self.url)))
-        return Snapshot(rows, positions(what, position, ssps))
+        rows = _reading(spec, what, lambda: reader.parquet(_for_spark(self.url)))
+        return Snapshot(rows, positions(spec, what, position, ssps))
 
     def describe(self) -> str:
         return f"Parquet files at {self.url}"
@@ -101,10 +101,10 @@ class ParquetSnapshot:
     def _is_file(self) -> bool:
         return self.url.endswith(".parquet")
 
-    def _recorded(self, what: str, spark: SparkSession) -> Position:
+    def _recorded(self, spec: AdjunctDataset, what: str, spark: SparkSession) -> Position:
         folder = self.url.rpartition("/")[0] if self._is_file else self.url.rstrip("/")
         place = f"{folder}/{self.position}" if folder else str(self.position)
-        rows = _reading(what, lambda: spark.read.text(_for_spark(place), wholetext=True).collect())
+        rows = _reading(spec, what, lambda: spark.read.text(_for_spark(place), wholetext=True).collect())
         try:
             position = json.loads(rows[0].value) if rows else None
         except ValueError:
@@ -113,6 +113,7 @@ class ParquetSnapshot:
             raise DatasetError(
                 f"{what}: {place} holds no JSON object.",
                 'Write it as {"system.stream.0": "OFFSET", …}, one entry for each partition.',
+                dataset=spec.name,
             )
         return position
 
@@ -154,22 +155,26 @@ class QuerySnapshot:
     ) -> Snapshot:
         what = f"dataset {spec.name!r}: {self.describe()}"
         assert self.position is not None
-        given = calling(what, "position function", self.position) if callable(self.position) else self.position
-        position = positions(what, given, ssps)
+        given = calling(spec, what, "position function", self.position) if callable(self.position) else self.position
+        position = positions(spec, what, given, ssps)
         sql, query = self.sql, self.query
         if query is not None:
-            rows = calling(what, "query function", lambda: query(spark))
+            rows = calling(spec, what, "query function", lambda: query(spark))
         else:
-            rows = _reading(what, lambda: spark.sql(str(sql)))
+            rows = _reading(spec, what, lambda: spark.sql(str(sql)))
         if not hasattr(rows, "mapInArrow"):
-            raise DatasetError(f"{what} returned a {type(rows).__name__}.", "Return a Spark DataFrame.")
+            raise DatasetError(
+                f"{what} returned a {type(rows).__name__}.", "Return a Spark DataFrame.", dataset=spec.name
+            )
         return Snapshot(rows, position)
 
     def describe(self) -> str:
         return f"query ({self.sql})" if self.query is None else f"query {getattr(self.query, '__name__', 'function')}"
 
 
-def positions(what: str, given: Any, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
+def positions(
+    spec: AdjunctDataset, what: str, given: Any, ssps: Iterable[SystemStreamPartition]
+) -> dict[SystemStreamPartition, str]:
     """Return a position with all partitions of the stream. Raises DatasetError for anything else, naming what is wrong.
 
     A partition is named in full ("lake.accounts.0") or by its number; `given` is a mapping, or pairs.
@@ -180,6 +185,7 @@ def positions(what: str, given: Any, ssps: Iterable[SystemStreamPartition]) -> d
         raise DatasetError(
             f"{what}: its position is {given!r}: expected the next offset of each partition.",
             'Give a mapping, as {"lake.accounts.0": "123", …}.',
+            dataset=spec.name,
         )
     for name, offset in pairs:
         if not _is_offset(offset):
@@ -194,11 +200,12 @@ def positions(what: str, given: Any, ssps: Iterable[SystemStreamPartition]) -> d
             f"{what}: its position must give the next offset of every partition of the stream, each once: "
             f"{'; '.join(problems) or 'a partition stands twice'}.",
             "Record the offset at which the stream goes on for each partition, also for those without records.",
+            dataset=spec.name,
         )
     return offsets
 
 
-def calling(what: str, function: str, call: Callable[[], Any]) -> Any:
+def calling(spec: AdjunctDataset, what: str, function: str, call: Callable[[], Any]) -> Any:
     """Return what a user's function returns. Raises DatasetError for an error of its own; Adjunct's pass through."""
     try:
         return call()
@@ -206,7 +213,10 @@ def calling(what: str, function: str, call: Callable[[], Any]) -> Any:
         raise
     except Exception as error:
         raise DatasetError(
-            f"{what}: its {function} failed: {type(error).__name__}: {first_line(error)}", "Correct the function."
+            f"{what}: its {function} failed: {type(error).__name__}: {first_line(error)}",
+            "Correct the function.",
+            dataset=spec.name,
+            function=function,
         ) from error
 
 
@@ -243,15 +253,15 @@ def freeze_position(declared: Any, what: str, position: Any, other: str) -> None
     object.__setattr__(declared, "position", tuple(sorted((str(name), str(offset)) for name, offset in pairs)))
 
 
-def _reading(what: str, read: Callable[[], Any]) -> Any:
+def _reading(spec: AdjunctDataset, what: str, read: Callable[[], Any]) -> Any:
     from pyspark.errors import PySparkException
 
     try:
         return read()
     except PySparkException as error:
         raise DatasetError(
-            f"{what} can't be read: {first_line(error)}", "Correct the declaration, or its source."
-        ) from (error)
+            f"{what} can't be read: {first_line(error)}", "Correct the declaration, or its source.", dataset=spec.name
+        ) from error
 
 
 def _for_spark(url: str) -> str:

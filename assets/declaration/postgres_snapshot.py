@@ -82,6 +82,7 @@ class PostgresSnapshot:
             raise ConfigurationError(
                 "a PostgreSQL snapshot needs dsn_env, query, and exactly one of position_query and position.",
                 'Write PostgresSnapshot(dsn_env="ACCOUNTS_DSN", query="SELECT …", position_query="SELECT …").',
+                argument="position_query",
             )
         if "://" in self.dsn_env or "=" in self.dsn_env:
             raise ConfigurationError(
@@ -101,13 +102,13 @@ class PostgresSnapshot:
         settings = connection_settings(what, self.dsn_env, {})
         given: Any = self.position
         if callable(self.position):
-            given = calling(what, "position function", self.position)
+            given = calling(spec, what, "position function", self.position)
         connection = connect_blocking(what, settings)
-        tables = self._read(connection, schema, what, where(settings))
+        tables = self._read(connection, spec, schema, what, where(settings))
         try:
             if self.position_query is not None:
-                given = self._recorded(connection, what, where(settings))
-            return Snapshot(tables, positions(what, given, ssps), connection.close)
+                given = self._recorded(connection, spec, what, where(settings))
+            return Snapshot(tables, positions(spec, what, given, ssps), connection.close)
         except BaseException:
             connection.close()
             raise
@@ -115,7 +116,9 @@ class PostgresSnapshot:
     def describe(self) -> str:
         return f"PostgreSQL query ({self.query})"
 
-    def _recorded(self, connection: psycopg.Connection[Any], what: str, place: str) -> list[tuple[Any, Any]]:
+    def _recorded(
+        self, connection: psycopg.Connection[Any], spec: AdjunctDataset, what: str, place: str
+    ) -> list[tuple[Any, Any]]:
         import psycopg
 
         assert self.position_query is not None
@@ -127,10 +130,13 @@ class PostgresSnapshot:
             raise DatasetError(
                 f"{what}: its position_query answers {rows[0]!r}: expected rows of (partition, offset).",
                 "Select the number of each partition, and the offset at which the stream goes on.",
+                dataset=spec.name,
             )
         return [(row[0], row[1]) for row in rows]
 
-    def _read(self, connection: psycopg.Connection[Any], schema: Schema, what: str, place: str) -> Iterator[pa.Table]:
+    def _read(
+        self, connection: psycopg.Connection[Any], spec: AdjunctDataset, schema: Schema, what: str, place: str
+    ) -> Iterator[pa.Table]:
         import psycopg
 
         try:
@@ -142,6 +148,8 @@ class PostgresSnapshot:
                     raise DatasetError(
                         f"{what} answers the columns {', '.join(names)}: {', '.join(missing)} missing.",
                         "Select the columns of the dataset, under their names.",
+                        dataset=spec.name,
+                        column=missing[0],
                     )
                 at = [names.index(name) for name in schema.names]
                 while rows := cursor.fetchmany(self.batch):

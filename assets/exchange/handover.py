@@ -67,6 +67,7 @@ def _files(view: Held) -> list[str]:
             f"stream {view.stream!r}: its files hold records that a replay has replaced, and files can't tell.",
             'Hand it over by pyarrow_dataset, duckdb_view or polars_frame; or take all records (epochs="all"), or '
             "write the latest ones into a file: adjunct stream export --epochs latest.",
+            stream=view.stream,
         )
     return _paths(view)
 
@@ -195,7 +196,9 @@ def engine(module: str, *, extra: str) -> Any:
         if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
             raise
         raise ConfigurationError(
-            f"{module.partition('.')[0]} is not installed.", f'Install it: pip install "dagster-adjunct[{extra}]".'
+            f"{module.partition('.')[0]} is not installed.",
+            f'Install it: pip install "dagster-adjunct[{extra}]".',
+            package=module.partition(".")[0],
         ) from error
 
 
@@ -213,6 +216,8 @@ def whole_files(view: Held) -> list[StoredFile]:
             "merge them.",
             f"Compact the dataset and hand over the version that this makes: adjunct dataset compact {view.dataset} "
             "--level major. Or read it by frame() or get().",
+            dataset=view.dataset,
+            version=view.version,
         )
     if sealed.stored_rows != sealed.rows:
         raise DatasetError(
@@ -220,6 +225,8 @@ def whole_files(view: Held) -> list[StoredFile]:
             "and other engines would take them for entries.",
             "Declare keep_tombstones=…, so that a major compaction forgets deletions that are old enough, and compact "
             "when the newest is. Or read it by frame() or get().",
+            dataset=view.dataset,
+            version=view.version,
         )
     return files_of(view.store, view.dataset, sealed)
 

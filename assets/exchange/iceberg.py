@@ -36,6 +36,7 @@ from dagster_adjunct.resources.errors import (
     DatasetError,
     ManifestMismatchError,
 )
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.spark.given_session import starter_of
 from dagster_adjunct.resources.streams.lake import file_holds as stream_holds
@@ -83,6 +84,7 @@ class IcebergTable:
                 f"the Iceberg catalogue {self.catalog!r} can't be opened: {error}",
                 f"Configure it for PyIceberg, in .pyiceberg.yaml or by PYICEBERG_CATALOG__{name}__TYPE, …__URI and "
                 "what it needs beside.",
+                setting=f"PYICEBERG_CATALOG__{name}__URI",
             ) from error
 
 
@@ -197,9 +199,8 @@ def _hold(lake: Lake, view: Held, holder: str) -> None:
 
 def _let_go(lake: Lake, name: str, holder: str, keep: Collection[str]) -> tuple[str, ...]:
     """Let go of a dataset's versions, or of a stream's where the name is that of one ("lake.enriched")."""
-    system, _, stream = name.rpartition(".")
-    if system:
-        return stream_holds.let_go(lake, stream, holder=holder, keep=keep)
+    if "." in name:
+        return stream_holds.let_go(lake, split_stream_name(name)[1], holder=holder, keep=keep)
     return let_go(lake, name, holder=holder, keep=keep)
 
 
@@ -242,6 +243,8 @@ def _table(view: Held, catalog: Catalog, identifier: str) -> Table:
             f"the Iceberg table {identifier!r} holds {f'dataset {owner!r}' if owner else 'data of its own'}, which "
             f"registering {_whose(view)} would replace.",
             "Choose another table.",
+            dataset=view.dataset,
+            version=view.version,
         )
     return table
 
@@ -259,6 +262,8 @@ def _check_columns(view: Held, table: Table, identifier: str) -> None:
         raise DatasetError(
             f"{_what(view)} does not fit the Iceberg table {identifier!r}: {'; '.join(wrong)}.",
             "Columns can only be added. Register this version in a new table.",
+            dataset=view.dataset,
+            version=view.version,
         )
 
 
@@ -290,12 +295,14 @@ def _commit(view: Held, table: Table, identifier: str, paths: tuple[str, ...], p
         raise CommitStateUnknownError(
             f"the catalogue did not say whether version {view.version} is in the Iceberg table {identifier!r} now.",
             "Register it again: what is there already is not done twice.",
+            dataset=view.dataset,
         ) from error
     except (CommitFailedException, ValidationException) as error:
         raise CommitConflictError(
             f"the Iceberg table {identifier!r} was changed by somebody else while {_what(view)} was registered "
             f"({error}).",
             "Nothing was registered. Look at what the table holds, and register again.",
+            dataset=view.dataset,
         ) from error
 
 
@@ -311,6 +318,8 @@ def _data_files(view: Held, table: Table, transaction: Transaction, paths: tuple
             f"{_what(view)}: a file can't be read by PyIceberg: {error}.",
             "See that the catalogue's settings reach the lake (s3.endpoint, credentials), and that the version is "
             "whole: adjunct dataset verify.",
+            dataset=view.dataset,
+            version=view.version,
         ) from error
     for stored, file in zip(whole_files(view), found, strict=True):
         if (file.record_count, file.file_size_in_bytes) != (stored.file.rows, stored.file.size):

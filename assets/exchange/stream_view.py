@@ -100,6 +100,7 @@ def stream_view(
             f"stream {name!r}: what is replaced lies in {len(replaced):,} ranges, more than other engines take as "
             f"conditions ({_MOST_CONDITIONS:,}).",
             "Write the latest results into files: adjunct stream export --epochs latest.",
+            stream=f"lake.{name}",
         )
     return StreamView(lake.store, name, state.id, str(commit.number), state.declaration.schema_, files, tuple(replaced))
 

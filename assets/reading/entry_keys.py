@@ -32,6 +32,7 @@ def coerce_key(what: str, fields: Sequence[Field], key: object) -> tuple[Any, ..
             raise SchemaMismatchError(
                 f"{what}: a key names the columns {', '.join(map(str, key))}: expected {', '.join(names)}.",
                 "Give exactly the key columns.",
+                argument="key",
             )
         values: tuple[Any, ...] = tuple(key[name] for name in names)
     elif isinstance(key, tuple | list):
@@ -42,6 +43,7 @@ def coerce_key(what: str, fields: Sequence[Field], key: object) -> tuple[Any, ..
         raise SchemaMismatchError(
             f"{what}: a key of {len(values)} value(s) is given: the key is ({', '.join(names)}).",
             "Give one value a key column, as a tuple in this order or as a dict.",
+            argument="key",
         )
     return tuple(_coerce(what, field, value) for field, value in zip(fields, values, strict=True))
 
@@ -52,6 +54,7 @@ def key_from_text(what: str, fields: Sequence[Field], texts: Sequence[str]) -> t
         raise SchemaMismatchError(
             f"{what}: {len(texts)} key value(s) are given: the key is ({', '.join(f.name for f in fields)}).",
             "Give one value a key column, in this order.",
+            argument="key",
         )
     values = []
     for field, text in zip(fields, texts, strict=True):
@@ -98,7 +101,9 @@ def _timestamp(text: str) -> dt.datetime:
 
 def _coerce(what: str, field: Field, value: object) -> Any:
     if value is None:
-        raise NullKeyError(f"{what}: a key has no {field.name!r}.", "No entry has a null in its key.")
+        raise NullKeyError(
+            f"{what}: a key has no {field.name!r}.", "No entry has a null in its key.", column=field.name
+        )
     try:
         coerced = _CHECKS.get(field.type.partition("(")[0], _text)(field, value)
     except (TypeError, ValueError, OverflowError, InvalidOperation) as error:

@@ -26,7 +26,9 @@ def key_range(what: str, fields: Sequence[Field], prefix: object, start: object,
         return first, None if end is None else _leading(what, fields, end)
     if start is not None or end is not None:
         raise SchemaMismatchError(
-            f"{what}: both a prefix and a range are given.", "Give prefix=, or start= and end=, not both."
+            f"{what}: both a prefix and a range are given.",
+            "Give prefix=, or start= and end=, not both.",
+            argument="prefix",
         )
     if not isinstance(prefix, tuple | list):
         if fields[0].type not in ("string", "binary"):
@@ -34,6 +36,8 @@ def key_range(what: str, fields: Sequence[Field], prefix: object, start: object,
                 f"{what}: key column {fields[0].name!r} is {fields[0].type}, and the prefix {prefix!r} is given: only "
                 "texts and binaries have a beginning.",
                 "Give a tuple of whole values of leading key columns, or start= and end=.",
+                argument="prefix",
+                column=fields[0].name,
             )
         (begin,) = _leading(what, fields, prefix)
         assert isinstance(begin, bytes)

@@ -20,9 +20,12 @@ def unread_version(
     None for any other error, and for files that are none of these versions'.
     """
     found = None if error is None else adjunct_error(error)
-    if found is error or not isinstance(found, ManifestMismatchError):
+    if found is error or not isinstance(found, ManifestMismatchError) or found.url is None:
         return None
     for reader in readers:
-        if any(f"/{generation.folder}/" in found.problem for generation in reader.sealed.generations):
-            return found, reader
+        for generation in reader.sealed.generations:
+            if f"/{generation.folder}/" in found.url:
+                key = f"{generation.folder}/{found.url.rpartition('/')[2]}"
+                about = {"dataset": reader.dataset, "version": reader.version, "key": key}
+                return found.reworded(found.problem, found.next_step, **about), reader
     return None

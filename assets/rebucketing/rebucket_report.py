@@ -79,6 +79,7 @@ def check(log: DatasetLog, manifest: DatasetManifest, partitions: int, reason: s
         raise DatasetError(
             f"{what} can't be repartitioned now: its bootstrap is not finished ({bootstrap.why or 'the first one'}).",
             f"Advance it until it is: adjunct dataset advance {log.name} MODULE:APP. Then repeat it.",
+            dataset=log.name,
         )
     return declared.partitions
 

@@ -152,6 +152,7 @@ class _Rewriting:
                     f"{what}: rewriting generation {generation.id} wrote {new.rows} rows, the manifest lists "
                     f"{generation.rows}.",
                     "Nothing was committed. Check the table: adjunct dataset verify.",
+                    dataset=self.log.name,
                 )
 
     def _drop_others(self, version: SealedVersion | None) -> None:

@@ -76,6 +76,8 @@ def schema_of_rows(spec: AdjunctDataset, stream_schema: Schema) -> Schema:
             f"{what}: order_by is {path!r}, and changes ({following.changes.describe()}) have no such column or "
             f"position: their columns are {', '.join(rows.names)}.",
             "Name one of them; of Debezium's envelopes also source.lsn, source.ts_ms, ts_ms and their like.",
+            dataset=spec.name,
+            column=path,
         )
     return rows
 
@@ -185,6 +187,8 @@ def _extracted(spec: AdjunctDataset, rows: DataFrame, entry_schema: Schema, what
         raise SchemaMismatchError(
             f"{what}: extractor {extractor.describe()} does not pass on {', '.join(lost)}.",
             "Let apply pass on every column that begins with '__', record by record.",
+            dataset=spec.name,
+            column=lost[0],
         )
     if kept:
         return entries

@@ -61,12 +61,15 @@ def _with_position(spec: AdjunctDataset, schema: Schema, what: str) -> Schema:
             f"{what}: it is keyed by offset, which is stored as {' and '.join(BY_OFFSET)}, and records have a column "
             f"{taken[0]!r} of their own.",
             "Rename that column with a Projection, or leave it out with columns=.",
+            dataset=spec.name,
+            column=taken[0],
         )
     if isinstance(spec.extractor, PythonExtractor):
         raise SchemaMismatchError(
             f"{what}: it is keyed by offset, and extractor {spec.extractor.factory} may make several entries of one "
             "record: all but one would be lost.",
             "Name a key of the entries, or use a Projection.",
+            dataset=spec.name,
         )
     return Schema((*_POSITION, *schema.fields))
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.discard_policy import natural_order
-from dagster_adjunct.assets.sources.entries_of_records import entries_of, schema_of_entries
+from dagster_adjunct.assets.sources.entries_of_records import entries_of
 from dagster_adjunct.assets.sources.folder_contents import FolderContents
 from dagster_adjunct.assets.sources.folder_records import FolderRecords
 from dagster_adjunct.assets.sources.folders import Folder, Promise, folders_in, promise_in
@@ -26,8 +26,8 @@ from dagster_adjunct.assets.sources.records_in_process import (
     what_only_spark_extracts,
 )
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
+from dagster_adjunct.assets.sources.versions_of_no_stream import VersionsOfNoStream
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
-from dagster_adjunct.assets.versions.stored_declaration import declaration_of
 from dagster_adjunct.resources.errors import DatasetError, MarkerConflictError, SourceChangedError
 from dagster_adjunct.resources.files import DeclaredFiles, open_tree
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
@@ -41,11 +41,9 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.declaration.dataset_inputs import FileSource
     from dagster_adjunct.assets.sources.folder_contents import Copies
-    from dagster_adjunct.assets.versions.stored_declaration import Declaration
-    from dagster_adjunct.resources.schemas.schema import Schema
 
 
-class FileVersions:
+class FileVersions(VersionsOfNoStream):
     """The versions in the folders of a FileSource, as they lay there when `next` was first asked.
 
     With `partition`, the one version in the folder of exactly that name: also again, where its completion object or its
@@ -53,8 +51,8 @@ class FileVersions:
     """
 
     def __init__(self, spec: AdjunctDataset, files: FileSource, partition: str | None = None) -> None:
-        self._spec, self._source, self._partition = spec, files, partition
-        self._schema = schema_of_entries(spec, files.schema)
+        super().__init__(spec, files.schema)
+        self._source, self._partition = files, partition
         self._tree = open_tree(files.url)
         self._seen: list[Folder] | None = None
         self._notes: tuple[str, ...] = ()
@@ -62,33 +60,14 @@ class FileVersions:
         self._known = FolderContents(self._tree)
 
     @property
-    def spec(self) -> AdjunctDataset:
-        return self._spec
-
-    @property
     def _told(self) -> bool:
         """Whether errors tell what was found: where a column is sensitive, a line may hold any of its values."""
         return not (self._spec.sensitive or getattr(self._spec.extractor, "sensitive", ()))
 
     @property
-    def schema(self) -> Schema:
-        return self._schema
-
-    @property
-    def declaration(self) -> Declaration:
-        return declaration_of(self._spec, self._schema)
-
-    @property
-    def copartitioned(self) -> bool:
-        return False
-
-    @property
     def ordered_by(self) -> tuple[str, ...]:
         """Of one key, the record in the last file counts, and in a file the last record."""
         return (PARTITION, OFFSET)
-
-    def first_manifest(self) -> BoundedManifest:
-        return BoundedManifest(name=self._spec.name, declaration=self.declaration, offsets={})
 
     def next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
         """Return the version in the first complete folder that is not settled, or which one it waits for.
@@ -142,6 +121,8 @@ class FileVersions:
                 f"{what}: the completion object {self._marker(folder)} {promise.problem}.",
                 "Write it empty, or as a JSON object with rows, checksum and valid_from, and deliver under a new "
                 "version name.",
+                dataset=self._spec.name,
+                version=delivery.version,
             )
         if not folder.files and promise.rows != 0:
             place = "/".join(filter(None, [self._source.url.rstrip("/"), folder.path]))
@@ -150,6 +131,8 @@ class FileVersions:
                 "below it, not called _… or .…, or a completion object that says rows 0.",
                 'Deliver the files and complete it again. For an empty version write {"rows": 0} into the completion '
                 "object.",
+                dataset=self._spec.name,
+                version=delivery.version,
             )
         checksum = promised_checksum(promise.checksum, f"{what}: the completion object {self._marker(folder)}")
         records = self._records(what, folder)
@@ -159,6 +142,10 @@ class FileVersions:
                 f"{what}: the completion object {self._marker(folder)} expects {promise.rows} records, the files hold "
                 f"{rows}.",
                 "The version is not published and what is served stays. Deliver the right content under a new name.",
+                dataset=self._spec.name,
+                version=delivery.version,
+                expected=str(promise.rows),
+                found=str(rows),
             )
         if checksum is not None:
             records.check_checksum(checksum, spark if rows else None)

@@ -58,4 +58,6 @@ class FolderRecords:
             raise MarkerConflictError(
                 f"{self.completed_by} expects records with the checksum {expected}, the files hold {checksum}.",
                 "The version is not published and what is served stays. Deliver the right content under a new name.",
+                expected=expected,
+                found=checksum,
             )

@@ -8,15 +8,15 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset_inputs import Computation
-from dagster_adjunct.assets.sources.entries_of_records import entries_of, schema_of_entries
+from dagster_adjunct.assets.sources.entries_of_records import entries_of
 from dagster_adjunct.assets.sources.records_in_process import (
     entries_in_arrow,
     refuse_in_process,
     what_only_spark_extracts,
 )
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
+from dagster_adjunct.assets.sources.versions_of_no_stream import VersionsOfNoStream
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
-from dagster_adjunct.assets.versions.stored_declaration import declaration_of
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -30,43 +30,22 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.declaration.dataset_inputs import QuerySource
-    from dagster_adjunct.assets.versions.stored_declaration import Declaration
 
 
-class QueryVersions:
+class QueryVersions(VersionsOfNoStream):
     """The one version that a QuerySource gives now: named like its partition, else by the time in UTC."""
 
     def __init__(
         self, spec: AdjunctDataset, query: QuerySource, partition: str | None, *, now: Callable[[], datetime]
     ) -> None:
-        self._now = now
-        self._spec, self._query, self._partition = spec, query, partition
-        self._schema = schema_of_entries(spec, query.schema)
+        super().__init__(spec, query.schema)
+        self._query, self._partition, self._now = query, partition, now
         self._given = False
-
-    @property
-    def spec(self) -> AdjunctDataset:
-        return self._spec
-
-    @property
-    def schema(self) -> Schema:
-        return self._schema
-
-    @property
-    def declaration(self) -> Declaration:
-        return declaration_of(self._spec, self._schema)
-
-    @property
-    def copartitioned(self) -> bool:
-        return False
 
     @property
     def ordered_by(self) -> tuple[str, ...]:
         """A query's rows have no order: of several with one key, the one with the greatest values counts."""
         return tuple(name for name in self._schema.names if name not in self._spec.key)
-
-    def first_manifest(self) -> BoundedManifest:
-        return BoundedManifest(name=self._spec.name, declaration=self.declaration, offsets={})
 
     def next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
         """Return the version to compute, once; nothing is computed before it is read."""
@@ -98,7 +77,11 @@ class QueryVersions:
         assert not isinstance(query, str), "SQL is refused"
         answer = query(IN_PROCESS, computation)
         if not isinstance(answer, pa.Table):
-            raise DatasetError(f"{what} returned a {type(answer).__name__}.", "Return an Arrow table without Spark.")
+            raise DatasetError(
+                f"{what} returned a {type(answer).__name__}.",
+                "Return an Arrow table without Spark.",
+                dataset=self._spec.name,
+            )
         columns = [(field.name, field.type) for field in Schema.from_arrow(answer.schema).fields]
         _check_columns(columns, self._query.schema, what)
         rows, zeros = answer.num_rows, [0] * answer.num_rows
@@ -116,11 +99,13 @@ class QueryVersions:
                 answer = spark.sql(_filled_in(self._query.query, computation))
             except PySparkException as error:
                 problem = f"{what} can't be planned: {first_line(error)}"
-                raise DatasetError(problem, "Correct the query, and run it again.") from error
+                raise DatasetError(problem, "Correct the query, and run it again.", dataset=self._spec.name) from error
         else:
             answer = self._query.query(spark, computation)
         if not hasattr(answer, "mapInArrow"):
-            raise DatasetError(f"{what} returned a {type(answer).__name__}.", "Return a Spark DataFrame.")
+            raise DatasetError(
+                f"{what} returned a {type(answer).__name__}.", "Return a Spark DataFrame.", dataset=self._spec.name
+            )
         check_answer(answer, self._query.schema, what)
         marks = {META[0]: F.lit(0), META[1]: F.lit(0).cast("bigint"), META[2]: F.lit(None).cast("timestamp")}
         records = answer.select(
@@ -141,19 +126,20 @@ def check_answer(answer: DataFrame, declared: Schema, what: str) -> None:
 
 def _check_columns(columns: Sequence[tuple[str, str]], declared: Schema, what: str) -> None:
     types = dict(columns)
-    parts = [f"{name} is missing" for name in declared.names if name not in types]
-    parts += [f"{name} ({kind}) is not declared" for name, kind in types.items() if name not in declared.names]
+    parts = [(name, "is missing") for name in declared.names if name not in types]
+    parts += [(name, f"({kind}) is not declared") for name, kind in types.items() if name not in declared.names]
     parts += [
-        f"{field.name} is {types[field.name]}, declared {field.type}"
+        (field.name, f"is {types[field.name]}, declared {field.type}")
         for field in declared.fields
         if field.name in types and types[field.name] != field.type
     ]
     names = [name for name, _ in columns]
-    parts += [f"{name} stands twice" for name in sorted({name for name in names if names.count(name) > 1})]
+    parts += [(name, "stands twice") for name in sorted({name for name in names if names.count(name) > 1})]
     if parts:
         raise DatasetError(
-            f"{what} answers with other columns than are declared: {'; '.join(parts)}.",
+            f"{what} answers with other columns than are declared: {'; '.join(' '.join(each) for each in parts)}.",
             "Select, name and cast them in the query, or declare what it answers.",
+            column=parts[0][0],
         )
 
 

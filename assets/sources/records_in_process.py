@@ -43,6 +43,7 @@ def refuse_in_process(spec: AdjunctDataset, needed: list[str]) -> None:
         raise ConfigurationError(
             f"dataset {spec.name!r} (input {spec.input}) can't be made without Spark: {'; '.join(needed)}.",
             "Pass a Spark session, or what session_scope() gives, instead of IN_PROCESS.",
+            dataset=spec.name,
         )
 
 
@@ -58,17 +59,18 @@ def entries_in_arrow(spec: AdjunctDataset, records: pa.Table, schema: Schema) ->
         assert isinstance(extractor, Projection | PythonExtractor), "others are refused"
         records = extractor.apply_arrow(records, given, what)
     if spec.by_offset or (spec.extractor is not None and not spec.extractor.keeps(spec.key)):
-        _refuse_tombstones(records, what)
+        _refuse_tombstones(spec, records)
     return pa.table({name: records.column(position.get(name, name)) for name in (*schema.names, *META)})
 
 
-def _refuse_tombstones(records: pa.Table, what: str) -> None:
+def _refuse_tombstones(spec: AdjunctDataset, records: pa.Table) -> None:
     deleted = records.filter(records.column(TOMBSTONE))
     if deleted.num_rows:
         offset, partition = (deleted.column(name)[0].as_py() for name in (OFFSET, PARTITION))
         raise SchemaMismatchError(
-            f"{what}: the record at offset {offset} of partition {partition} is a tombstone, and nothing says which "
-            "entry it deletes: the key is not the record's own.",
+            f"dataset {spec.name!r} (input {spec.input}): the record at offset {offset} of partition {partition} is a "
+            "tombstone, and nothing says which entry it deletes: the key is not the record's own.",
             "Key the dataset by columns that the extractor passes on unchanged, or deliver versions without "
             "tombstones.",
+            dataset=spec.name,
         )

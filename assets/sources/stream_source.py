@@ -155,6 +155,10 @@ class StreamSource:
                         f"those before it have {held}.",
                         "The version is not published and what is served stays. Deliver the right content under a new "
                         "version name; producers compute checksums with records_checksum(df, schema).",
+                        dataset=self.spec.name,
+                        version=delivery.version,
+                        expected=checksum,
+                        found=held,
                     )
         return sum(records.values())
 

@@ -220,6 +220,7 @@ def ends_of(
                 "nothing says how many changes it has.",
                 "Give that stream a retention as long as the input's. To go on, declare the dataset without "
                 "transactions= once.",
+                stream=declared.transactions,
             )
     return ended
 
@@ -263,6 +264,7 @@ def said_by(events: Iterable[Mapping[str, Any]], declared: DebeziumEnvelope, wha
                     f"{', '.join(sorted(counts)) or 'no table'}, and none of {declared.collection!r}, of which there "
                     "are.",
                     "Name the table in collection= as Debezium does (SCHEMA.TABLE).",
+                    stream=declared.transactions,
                 )
             expected[event["id"]] = counts[declared.collection]
     return Ended(frozenset(begun), expected)
@@ -274,4 +276,5 @@ def _check_stream(schema: Schema | None, stream: str, what: str) -> None:
         raise SchemaMismatchError(
             f"{what}: its transactions are on {stream}, whose records are {columns}: expected a column value STRING.",
             "Put Debezium's transaction metadata there, as JSON.",
+            stream=stream,
         )

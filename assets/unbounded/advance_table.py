@@ -1,8 +1,8 @@
 """One advance of an unbounded dataset: look at what is there, decide, carry it out.
 
-look        -> Seen       what the manifest, the stream's ends and the declaration say now     table_state.py
-decide      -> Plan       by the recovery table of SAMZA-1278, without any I/O                 recovery.py
-carry out   -> Progress   begin a table (bootstrap.py), apply the changes (apply_changes.py), compact
+look        -> Seen           what the manifest, the stream's ends and the declaration say now     table_state.py
+decide      -> RecoveryPlan   by the recovery table of SAMZA-1278, without any I/O                 recovery.py
+carry out   -> Progress       begin a table (bootstrap.py), apply the changes (apply_changes.py), compact
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dagster_adjunct.assets.unbounded.commit_table import Advance, Progress, con
 from dagster_adjunct.assets.unbounded.compact_table import compact_due
 from dagster_adjunct.assets.unbounded.engine import engine_of
 from dagster_adjunct.assets.unbounded.evolve_columns import evolve
-from dagster_adjunct.assets.unbounded.recovery import Plan, decide
+from dagster_adjunct.assets.unbounded.recovery import RecoveryPlan, decide
 from dagster_adjunct.assets.unbounded.table_report import report_of
 from dagster_adjunct.assets.unbounded.table_state import look
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport, OnStage, Stages, ignore
@@ -53,7 +53,7 @@ def advance_unbounded(
     return carry_out(Advance(context, seen, plan.decision, stages), plan)
 
 
-def carry_out(advance: Advance, plan: Plan, *, applied: Mapping[str, str] = _NONE) -> AdvanceReport:
+def carry_out(advance: Advance, plan: RecoveryPlan, *, applied: Mapping[str, str] = _NONE) -> AdvanceReport:
     """Do what was decided, and apply what has come.
 
     A new table is begun in answer to the startpoints in `applied`, which are ids by partition.
@@ -73,7 +73,7 @@ def carry_out(advance: Advance, plan: Plan, *, applied: Mapping[str, str] = _NON
     return report_of(advance, progress, action)
 
 
-def taken_up(advance: Advance, plan: Plan) -> Progress:
+def taken_up(advance: Advance, plan: RecoveryPlan) -> Progress:
     """Return where the table that was seen goes on, with the columns that are declared now."""
     seen = advance.seen
     assert seen.manifest is not None, "a table that is not there is begun"

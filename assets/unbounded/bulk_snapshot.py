@@ -118,7 +118,9 @@ def check_position(snapshot: Snapshot, source: Source, what: str) -> dict[System
 
     Raises DatasetError and OffsetOutOfRangeError.
     """
-    position = positions(what, {str(ssp): offset for ssp, offset in snapshot.position.items()}, source.ssps)
+    position = positions(
+        source.spec, what, {str(ssp): offset for ssp, offset in snapshot.position.items()}, source.ssps
+    )
     oldest, upcoming = source.system.oldest(source.ssps), source.system.upcoming(source.ssps)
     for ssp, offset in position.items():
         try:
@@ -153,17 +155,18 @@ def fitted(rows: DataFrame, schema: Schema, what: str) -> DataFrame:
 
     types = {field.name: field.dataType.simpleString() for field in rows.schema.fields}
     names = rows.columns
-    wrong = [f"{name} is missing" for name in schema.names if name not in types]
+    wrong = [(name, "is missing") for name in schema.names if name not in types]
     wrong += [
-        f"{field.name} is {types[field.name]}, expected {field.type}"
+        (field.name, f"is {types[field.name]}, expected {field.type}")
         for field in schema.fields
         if field.name in types and not widens(types[field.name], field.type)
     ]
-    wrong += [f"{name} stands twice" for name in schema.names if names.count(name) > 1]
+    wrong += [(name, "stands twice") for name in schema.names if names.count(name) > 1]
     if wrong:
         raise DatasetError(
-            f"{what} has other columns than the dataset: {'; '.join(wrong)}.",
+            f"{what} has other columns than the dataset: {'; '.join(' '.join(each) for each in wrong)}.",
             "Select, name and cast the columns of the snapshot as the dataset has them.",
+            column=wrong[0][0],
         )
     return rows.select(*[column(field.name).cast(field.type).alias(field.name) for field in schema.fields])
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RecoveryPlan:
     """What an advance does first, and the decision behind it as its commits keep it.
 
     "leave" serves the table as it is; "begin" begins a new one, empty or bootstrapped; "evolve" takes on the columns
@@ -39,7 +39,7 @@ class Plan:
     decision: Decision
 
 
-def decide(seen: Seen, *, rebuild: str | None = None, forced: bool = False) -> Plan:
+def decide(seen: Seen, *, rebuild: str | None = None, forced: bool = False) -> RecoveryPlan:
     """Return what to do with the table that was seen; `rebuild` is the reason to build it anew.
 
     `forced` begins a bootstrap even from a stream that does not tell of every key any more. Raises DatasetError for a
@@ -53,7 +53,7 @@ def decide(seen: Seen, *, rebuild: str | None = None, forced: bool = False) -> P
         decision = Decision(action="bootstrap", store="invalid", reason=f"rebuild: {rebuild}", at=seen.at)
         if not forced:
             check_complete(seen, rebuild)
-        return Plan("begin", decision)
+        return RecoveryPlan("begin", decision)
     decision = recover(seen)
     if rebuild is not None:  # there is no table yet, and it is asked for from the oldest offset
         reason = f"rebuild: {rebuild}"
@@ -61,10 +61,10 @@ def decide(seen: Seen, *, rebuild: str | None = None, forced: bool = False) -> P
     if decision.action == "bootstrap" and not forced:
         check_complete(seen, decision.reason)
     if decision.action == "serve-stale":
-        return Plan("leave", decision)
+        return RecoveryPlan("leave", decision)
     if decision.action != "continue":
-        return Plan("begin", decision)
-    return Plan("evolve" if _other_columns(seen) else "apply", decision)
+        return RecoveryPlan("begin", decision)
+    return RecoveryPlan("evolve" if _other_columns(seen) else "apply", decision)
 
 
 def recover(seen: Seen) -> Decision:

@@ -157,7 +157,7 @@ def _incomplete(seen: Seen, forced: frozenset[SystemStreamPartition]) -> Dataset
         check_complete(seen, "a startpoint at the oldest offset of every partition")
     except DatasetError as error:
         step = f"{error.next_step} Forced, the rebuild keeps only the keys that the stream still tells of."
-        return None if forced >= set(seen.source.ssps) else DatasetError(error.problem, step)
+        return None if forced >= set(seen.source.ssps) else error.reworded(error.problem, step)
     return None
 
 
@@ -175,6 +175,7 @@ def _refusal(
         return DatasetError(
             f"{what} has no table yet that a startpoint could go back in.",
             "Advance it a first time; startpoints at the oldest offset of every partition build it from there.",
+            dataset=spec.name,
         )
     if manifest.version is not None and manifest.version.order_by != spec.following.order_by:
         was, wanted = (order or "offset" for order in (manifest.version.order_by, spec.following.order_by))
@@ -182,6 +183,7 @@ def _refusal(
             f"{what} is ordered by {was}, and declared to be ordered by {wanted}: its changes can't be applied again "
             "over the others.",
             f"Build it anew: {rebuild}.",
+            dataset=spec.name,
         )
     for partition in partitions:
         skips = partition.skipped or isinstance(positions[partition.ssp], StartpointUpcoming)
@@ -190,6 +192,7 @@ def _refusal(
                 f"{what}: the startpoint of {partition.ssp} ({partition.startpoint}) is at offset {partition.start}, "
                 f"and its table goes on at {partition.taken}: it would never have the changes between.",
                 "Write a startpoint at or before that offset. To pass over changes on purpose, force it.",
+                dataset=spec.name,
             )
     extractor = spec.extractor
     if extractor is not None and not extractor.keeps(spec.key):
@@ -200,6 +203,7 @@ def _refusal(
                 f"changes of {unforced[0].ssp} from offset {unforced[0].start} on had made: entries that they do not "
                 "make any more would stay.",
                 f"Build it anew: {rebuild}. Forced, they stay.",
+                dataset=spec.name,
             )
     return None
 

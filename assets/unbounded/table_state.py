@@ -202,6 +202,8 @@ def _lost_pointer(log: DatasetLog) -> CommitConflictError | MalformedDocumentErr
         f"dataset {log.name!r} has no {log.log.pointer_key} in {log.lake.url}, and has had {newest.number} commits.",
         "Restore that object from a backup or an older object version; the manifests are intact. To build the "
         "dataset anew, declare it under a new name.",
+        dataset=log.name,
+        document=log.log.pointer_key,
     )
 
 

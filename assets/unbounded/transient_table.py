@@ -7,7 +7,7 @@ no store is ever found     marked for bootstrap: built from the stream's oldest 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
 from dagster_adjunct.assets.sources.decode_changes import refuse_problems
@@ -144,11 +144,11 @@ class TransientTable:
             before.release()
         return self.view
 
-    def check_fresh(self, max_staleness: timedelta, *, now: datetime | None = None) -> None:
+    def check_fresh(self, max_staleness: timedelta) -> None:
         """Raise StaleDatasetError where the table lacks something older: changes of a transaction that is not whole."""
         assert self.view is not None
         system = self._source.system
-        limit = (now or utc_now()) - max_staleness
+        limit = utc_now() - max_staleness
         upcoming = system.upcoming(self._source.ssps)
         for ssp, end in _ends(self.view.ranges).items():
             first = system.offset_for_timestamp(ssp, int(limit.timestamp() * 1000))

@@ -52,6 +52,7 @@ def ranges_of(dataset: str, version: str) -> Ranges:
         raise MalformedDocumentError(
             f"dataset {dataset!r} lives for one run, and {version!r} is no version of it: {problem}.",
             "Run the application with the release that wrote its batch log, or a newer one.",
+            dataset=dataset,
         ) from error
 
 

@@ -25,11 +25,15 @@ SAMPLED = 5
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found: whether it holds, in words, and the counts behind it."""
+    """What a check found: whether it holds, in words, and the counts behind it.
+
+    `without_values` are the same words without any value of a column, for those that are sensitive.
+    """
 
     passed: bool
     message: str = ""
     facts: Mapping[str, Any] | None = None
+    without_values: str = ""
 
 
 def unique_keys(candidate: Candidate) -> Finding:
@@ -128,7 +132,8 @@ def values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) -> Fin
         "sample": [[plain(row["value"]), row["count"]] for row in counted[:SAMPLED]],
     }
     more = f" and {len(counted) - SAMPLED:,} more" if len(counted) > SAMPLED else ""
-    return Finding(False, f"{violations:,} rows have other values of {column!r}: {told}{more}", facts)
+    counted_only = f"{violations:,} rows have other values of {column!r}"
+    return Finding(False, f"{counted_only}: {told}{more}", facts, counted_only)
 
 
 def sql(candidate: Candidate, sql: str) -> Finding:
@@ -144,7 +149,8 @@ def sql(candidate: Candidate, sql: str) -> Finding:
     told = ", ".join(str(tuple(values)) if len(values) > 1 else repr(values[0]) for values in sample)
     more = " …" if violations > len(sample) else ""
     facts = {"violations": violations, "sample_of": what, "sample": sample}
-    return Finding(False, f"{violations:,} rows break it: {what} {told}{more}", facts)
+    counted_only = f"{violations:,} rows break it"
+    return Finding(False, f"{counted_only}: {what} {told}{more}", facts, counted_only)
 
 
 def _broken_rows(candidate: Candidate, sql: str) -> DataFrame:

@@ -85,13 +85,14 @@ class Check:
         """Return what this check says of the candidate. Raises what the function raises."""
         answer = self.function(candidate, *self.arguments)
         if isinstance(answer, Verdict):  # of another validator that the function called
-            answer = Finding(answer.passed, answer.message, answer.facts)
+            answer = Finding(answer.passed, answer.message, answer.facts, answer.without_values)
         elif not isinstance(answer, Finding):
             # numpy and pandas answer with a truth value of their own.
             if not isinstance(answer, bool) and type(answer).__name__ not in ("bool", "bool_"):
                 raise ConfigurationError(
                     f"validator {self.name!r} returned {answer!r}: expected True, False or a Finding.",
                     "Let its function return one of them.",
+                    argument="function",
                 )
             answer = Finding(bool(answer), "it holds" if answer else "it does not hold")
         return Verdict(
@@ -100,6 +101,7 @@ class Check:
             severity=self.severity,
             message=answer.message[:_MESSAGE_LENGTH],
             facts={str(key): plain(value) for key, value in (answer.facts or {}).items()},
+            without_values=answer.without_values[:_MESSAGE_LENGTH],
         )
 
 
@@ -233,17 +235,16 @@ def evaluate(
 
 def _without_values(verdict: Verdict, sensitive: Collection[str]) -> Verdict:
     """Return the verdict without the values that it tells of sensitive columns; what a rule in Python says stays."""
+    judged = verdict.model_copy(update={"without_values": ""})
     of = verdict.facts.get("sample_of")
     if of is None or "sample" not in verdict.facts:
-        return verdict
+        return judged
     hidden = {name.lower() for name in sensitive}
     if not hidden or (of != "rows" and not hidden & {name.strip().lower() for name in str(of).split(",")}):
-        return verdict
+        return judged
     facts = {name: value for name, value in verdict.facts.items() if name != "sample"}
-    beginning = verdict.message.partition(": ")[0]
-    return verdict.model_copy(
-        update={"facts": facts, "message": f"{beginning}: values of sensitive columns are not told"}
-    )
+    message = ": ".join(filter(None, (verdict.without_values, "values of sensitive columns are not told")))
+    return judged.model_copy(update={"facts": facts, "message": message})
 
 
 def _ask(validator: Validator, candidate: Candidate) -> Verdict:
@@ -272,7 +273,9 @@ def _verdict(validator: Validator, candidate: Candidate) -> Verdict:
     verdict: object = validator(candidate)
     if not isinstance(verdict, Verdict):
         raise ConfigurationError(
-            f"validator {validator.name!r} returned {verdict!r}: expected a Verdict.", "Let its call return one."
+            f"validator {validator.name!r} returned {verdict!r}: expected a Verdict.",
+            "Let its call return one.",
+            argument="validators",
         )
     return verdict
 

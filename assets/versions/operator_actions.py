@@ -311,8 +311,10 @@ def _change(action: str, ref: VersionRef, reason: str) -> Change:
 
 def explained(action: str, version: str, reason: str, by: str) -> None:
     """Refuse a change that does not say why, or by whom."""
-    for what, given in (("a reason", reason), ("who does it", by)):
+    for argument, what, given in (("reason", "a reason", reason), ("by", "who does it", by)):
         if not given.strip():
             raise ConfigurationError(
-                f"{action} {version} does not say {what}.".replace("  ", " "), "Pass reason=… and by=…: both are kept."
+                f"{action} {version} does not say {what}.".replace("  ", " "),
+                "Pass reason=… and by=…: both are kept.",
+                argument=argument,
             )

@@ -23,6 +23,7 @@ class Verdict(Document):
     severity: Literal["error", "warn"] = "error"
     message: str = ""
     facts: dict[str, Any] = Field(default_factory=dict)
+    without_values: str = Field(default="", exclude=True)  # the message as it is where values are not to be told
 
 
 class SealedVersion(Document):

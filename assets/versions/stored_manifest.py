@@ -79,7 +79,7 @@ def parse_manifest(name: str, commit: Commit) -> DatasetManifest:
     try:
         manifest = manifest_from(commit.body)
         if manifest.name != name:
-            raise MalformedDocumentError(f"it describes the dataset {manifest.name!r}")
+            raise MalformedDocumentError(f"it describes the dataset {manifest.name!r}", dataset=manifest.name)
     except (ValidationError, AdjunctError) as error:
         raise MalformedDocumentError(
             f"dataset {name!r}: the manifest {commit.manifest_key} can't be read: {problem_with_document(error)}.",

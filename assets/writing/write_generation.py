@@ -83,6 +83,7 @@ def generation_of(
             f"{what}: {counters['conflicting']} record(s) have the key ({', '.join(layout.key)}) of another record and "
             f"say something else, and the dataset is declared with duplicates='error': {listed(keys)}.",
             "Deliver each key once, or declare duplicates='last'.",
+            column=layout.key[0],
         )
     if not counters["conflicting"]:
         del counters["conflicting"]

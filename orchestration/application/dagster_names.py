@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
 
 def dagster_name(name: str) -> str:
-    """Return the name of an application, a dataset or an operator as Dagster takes it: "_" for "-" and "."."""
-    return name.replace("-", "_").replace(".", "_")
+    """Return a name as Dagster takes it: "_" for whatever is no letter, digit or "_", such as "-" and "."."""
+    return re.sub(r"\W", "_", name)

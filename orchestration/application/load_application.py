@@ -29,7 +29,9 @@ def load_application(reference: str) -> Application:
         if error.name is None or f"{module_name}.".startswith(f"{error.name}.") is False:
             raise _broken(module_name, error) from error
         raise ConfigurationError(
-            f"module {module_name!r} is not found (from {here}).", "Run from the folder that holds it."
+            f"module {module_name!r} is not found (from {here}).",
+            "Run from the folder that holds it.",
+            module=module_name,
         ) from error
     except AdjunctError:
         raise
@@ -42,6 +44,7 @@ def load_application(reference: str) -> Application:
             f"{module_name}:{attribute} is {type(application).__name__}, not an Application; the module has "
             f"{', '.join(names) or 'none'}.",
             "Correct the name after the colon.",
+            module=module_name,
         )
     return application
 
@@ -60,4 +63,5 @@ def _broken(module: str, error: Exception) -> ConfigurationError:
     return ConfigurationError(
         f"module {module!r} can't be imported: {problem} at {where}.",
         f"{missing} the import there; ADJUNCT_DEBUG=1 shows the whole traceback.",
+        module=module,
     )

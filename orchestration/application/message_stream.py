@@ -176,7 +176,9 @@ class MessageStream(StreamOverTime):
             taken = self.graph.join_called(name)
             if taken is not None:
                 raise PlanningError(
-                    f"two joins are called {name!r}: {taken} and {operator}.", "Give one another name=."
+                    f"two joins are called {name!r}: {taken} and {operator}.",
+                    "Give one another name=.",
+                    operator=operator,
                 )
         by_time = ByTime(as_of, before_history, on_null_time)
         spec = joined(

@@ -18,7 +18,9 @@ def not_declared(passed: object, where: str, expected: str, application: str) ->
     calls = f"Pass what {_CALLS[expected]} returned."
     operator = getattr(passed, "operator", None)
     if operator is None:
-        return PlanningError(f"{where} got {getattr(passed, 'name', None) or passed!r}, {problem}", calls)
+        return PlanningError(
+            f"{where} got {getattr(passed, 'name', None) or passed!r}, {problem}", calls, application=application
+        )
     joined = expected == "dataset or remote table"
     return PlanningError(
         f"{where} got the records of {operator}: expected a declared {expected}.",
@@ -27,4 +29,6 @@ def not_declared(passed: object, where: str, expected: str, application: str) ->
         "merge()."
         if joined
         else calls,
+        application=application,
+        operator=operator,
     )

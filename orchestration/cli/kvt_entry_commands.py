@@ -125,6 +125,7 @@ def remove(
         raise ConfigurationError(
             f"{len(keys)} keys with {'--version' if version is not None else 'no --family'}: expected one key.",
             "Keys of one family, given by --family, are removed together; a version belongs to one key.",
+            setting="--family" if version is None else "--version",
         )
     wanted = [typed(key_type, key, "key") for key in keys]
     with opened(lake_url, table, key_type, value_type) as writing:

@@ -139,7 +139,9 @@ def typed(kind: str, text: str, what: str) -> Any:
     except (ValueError, binascii.Error, RecursionError) as error:
         expected = {"int": "a whole number", "json": "JSON", "bytes": "base64"}[kind]
         raise ConfigurationError(
-            f"{what} {text!r:.80} is not {expected}: {error}.", f"Write {expected}, or choose another type."
+            f"{what} {text!r:.80} is not {expected}: {error}.",
+            f"Write {expected}, or choose another type.",
+            setting=what,
         ) from error
 
 

@@ -161,7 +161,9 @@ def demo(lake_url: str | None, postgres: str | None, master: str | None) -> None
         module: Any = importlib.import_module("dagster_adjunct.examples.flights.demo")
     except ModuleNotFoundError as error:
         raise ConfigurationError(
-            f"the demo can't be loaded: {error}.", 'Install it: pip install "dagster-adjunct[demo]".'
+            f"the demo can't be loaded: {error}.",
+            'Install it: pip install "dagster-adjunct[demo]".',
+            package=error.name,
         ) from error
     module.run_demo(lake_url=lake_url, postgres=postgres, master=master)
 

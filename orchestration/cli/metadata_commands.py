@@ -41,7 +41,9 @@ def move(
 
     if back == (table is not None):
         raise ConfigurationError(
-            "metadata are moved one way at a time.", "Give either --to-key-value-table SCOPE/NAME or --back."
+            "metadata are moved one way at a time.",
+            "Give either --to-key-value-table SCOPE/NAME or --back.",
+            setting="--back",
         )
     lake = open_lake(lake_url, create=not back)
     if table is None:

@@ -71,6 +71,7 @@ def answer(reference: str, lake: str, reply: str, tree: str) -> None:
             raise ConfigurationError(
                 f"module {module.__name__!r} comes from {places[0] if places else 'nowhere'}, not from the revision.",
                 "Run from the folder that holds the module, as a file of the repository.",
+                module=module.__name__,
             )
         told = {"plan": plan_application(app, systems_for(app, open_lake(lake))).to_json()}
     except AdjunctError as error:

@@ -155,6 +155,7 @@ def clear(
         raise ConfigurationError(
             f"{'PARTITIONs and --all are both given' if everything else 'nothing is named'}: what is to be taken back?",
             "Name partitions, as in lake.flights.3, or give --all.",
+            setting="--all",
         )
     startpoints, why = _startpoints(reference, lake_url), {"by": who(by), "reason": reason}
     done = startpoints.clear(task=task, **why) if everything else startpoints.take_back(partitions, task=task, **why)
@@ -211,6 +212,7 @@ def _position(given: dict[str, str | bool | None]) -> Startpoint:
             f"{_options(chosen, '--') or 'no position'} {'are given' if chosen else 'is given'}: where is reading to "
             "start?",
             "Give one of --oldest, --upcoming, --timestamp T, --offset N.",
+            setting=f"--{chosen[0]}" if chosen else None,
         )
     return parse_position(chosen[0], _value(given[chosen[0]]))
 
@@ -221,7 +223,9 @@ def _until(given: dict[str, str | bool | None]) -> Startpoint | None:
     chosen = _given(given)
     if len(chosen) > 1:
         raise ConfigurationError(
-            f"{_options(chosen, '--until-')} are given: where is the replay to end?", "Give one of them."
+            f"{_options(chosen, '--until-')} are given: where is the replay to end?",
+            "Give one of them.",
+            setting=f"--until-{chosen[0]}",
         )
     return parse_position(chosen[0], _value(given[chosen[0]])) if chosen else None
 

@@ -195,7 +195,9 @@ def _lake_stream(name: str) -> str:
         return name
     system, stream = split_stream_name(name)
     if system != "lake":
-        raise ConfigurationError(f"{name!r} is a stream of {system}; this command knows those of the lake.")
+        raise ConfigurationError(
+            f"{name!r} is a stream of {system}; this command knows those of the lake.", stream=name, system=system
+        )
     return stream
 
 

@@ -143,7 +143,9 @@ def _show_entry_over_time(name: str, key: tuple[str, ...], limit: int, lake_url:
         texts = entry_keys(name, opened.sealed.key, key)
         if len(texts) > 1:
             raise ConfigurationError(
-                f"dataset {name!r}: {len(texts)} keys were given, and one entry is shown over time.", "Give one key."
+                f"dataset {name!r}: {len(texts)} keys were given, and one entry is shown over time.",
+                "Give one key.",
+                dataset=name,
             )
         fields = [opened.schema.field(column) for column in opened.sealed.key]
         every = opened.history_of(key_from_text(f"dataset {name!r}", fields, texts[0]))

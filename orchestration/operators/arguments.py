@@ -24,11 +24,13 @@ def column_names(what: str, value: str | Sequence[str] | None) -> tuple[str, ...
     for name in names:
         if not isinstance(name, str) or not name.strip() or name.startswith("__"):
             raise ConfigurationError(
-                f"{what} names the column {name!r}: expected a name that does not begin with '__'.", "Correct it."
+                f"{what} names the column {name!r}: expected a name that does not begin with '__'.",
+                "Correct it.",
+                column=name,
             )
     double = first_double(names)
     if double:
-        raise ConfigurationError(f"{what} names column {double!r} twice.", "Name it once.")
+        raise ConfigurationError(f"{what} names column {double!r} twice.", "Name it once.", column=double)
     return names
 
 

@@ -212,6 +212,7 @@ def checked_asof_join(
             f"{operator} has as_of={as_of!r}: expected the name of a column of the stream.",
             "Name the column that says when the record was: a timestamp or a date.",
             argument="as_of",
+            operator=operator,
         )
     for argument, value, choices in (
         ("before_history", before_history, ("null", "oldest", "error")),
@@ -222,6 +223,7 @@ def checked_asof_join(
                 f"{operator} has {argument}={value!r}: expected {' or '.join(choices)}.",
                 "Choose one of them.",
                 argument=argument,
+                operator=operator,
             )
     _check_history(operator, dataset)
     return AsOfJoin(

@@ -52,20 +52,18 @@ def add(made: Made, name: str, sources: Sources) -> None:
     made[name] = tuple(dict.fromkeys((*made.get(name, ()), *sources)))
 
 
-def sources_of(
-    expression: str, columns: Mapping[str, Sources], aliases: Mapping[str, Sources] | None = None
-) -> Sources:
-    """Return what an expression is made of; () where it is not known of every column that it names.
-
-    `aliases` are the names that stand before it in one list: they count where no column has them.
-    """
-    return expression_sources(parsed(expression), columns, aliases)
+def sources_of(expression: str, columns: Mapping[str, Sources]) -> Sources:
+    """Return what an expression is made of; () where it is not known of every column that it names."""
+    return expression_sources(parsed(expression), columns)
 
 
 def expression_sources(
     read: Expression, columns: Mapping[str, Sources], aliases: Mapping[str, Sources] | None = None
 ) -> Sources:
-    """Return what an expression is made of that has been read; see `sources_of`."""
+    """Return what an expression is made of that has been read; see `sources_of`.
+
+    `aliases` are the names that stand before it in one list: they count where no column has them.
+    """
     known = {name.lower(): sources for name, sources in (*(aliases or {}).items(), *columns.items())}
     found: list[Sources] = []
     for name in read.columns:

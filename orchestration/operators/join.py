@@ -246,4 +246,6 @@ def _stored_columns(dataset: AdjunctDataset, catalog: Catalog) -> Columns:
     try:
         return stored_schema(dataset, records).names
     except SchemaMismatchError as error:
-        raise PlanningError(error.problem, "Correct key=, columns= or the extractor of the dataset.") from error
+        raise PlanningError(
+            error.problem, "Correct key=, columns= or the extractor of the dataset.", dataset=dataset.name
+        ) from error

@@ -40,6 +40,7 @@ def check_how(operator: str, how: str, rate: float | None) -> None:
             f"{operator} has min_match_rate={rate!r}: expected 0 to 1.",
             "It is a fraction: 0.95 is 95 %.",
             argument="min_match_rate",
+            operator=operator,
         )
 
 
@@ -91,6 +92,7 @@ def selected(operator: str, select: Sequence[str] | None, prefix: str) -> tuple[
             f"{operator}: select={select!r} is one string: expected a list.",
             f"Write select=[{select!r}].",
             argument="select",
+            operator=operator,
         )
     chosen = []
     for item in select:
@@ -101,6 +103,7 @@ def selected(operator: str, select: Sequence[str] | None, prefix: str) -> tuple[
                 f"{operator}: select names {item!r}: expected a column, or 'column as name'.",
                 "Compute other values with map() after the join.",
                 argument="select",
+                operator=operator,
             )
         chosen.append(Selected(name, alias or prefix + name))
     double = first_double([item.name for item in chosen])

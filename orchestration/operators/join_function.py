@@ -96,6 +96,7 @@ def checked_join_function(
             f"{operator} has a function, and select= or prefix=, which say what a join without one adds.",
             "Leave them out: the function gets the whole entry, and schema= says what it adds.",
             argument="select",
+            operator=operator,
         )
     checked_function(operator, function, schema, "record", "entry")
     assert function is not None

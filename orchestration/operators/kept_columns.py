@@ -11,15 +11,17 @@ from dagster_adjunct.resources.schemas.schema import Field, Schema, check_key_ty
 def check_kept(operator: str, types: Mapping[str, str | None], names: Iterable[str], key: Sequence[str]) -> None:
     """Raise PlanningError for columns that state can't have, and for a key that can't be compared exactly."""
     known = {name: types[name] for name in dict.fromkeys((*key, *names)) if types.get(name) is not None}
+    what = f"{operator} keeps records until their time, and can't keep these"
     for name, kind in known.items():
         try:
-            schema = Schema((Field(name, str(kind)),))
-            check_key_types(schema, [name] if name in key else [], operator)
+            schema = _one_column(name, str(kind), what)
+            check_key_types(schema, [name] if name in key else [], what)
         except SchemaMismatchError as error:
-            problem = error.problem.removeprefix(f"{operator}: ")
-            raise PlanningError(
-                f"{operator} keeps records until their time, and can't keep these: {problem}",
-                error.next_step,
-                operator=operator,
-                column=name,
-            ) from error
+            raise PlanningError(error.problem, error.next_step, operator=operator, column=name) from error
+
+
+def _one_column(name: str, kind: str, what: str) -> Schema:
+    try:
+        return Schema((Field(name, kind),))
+    except SchemaMismatchError as error:
+        raise error.reworded(f"{what}: {error.problem}", error.next_step) from error

@@ -155,6 +155,7 @@ def _results(call: RecordCall, arguments: tuple[Any, ...]) -> Iterator[Record]:
             f"{call.operator}: {called(call.function)} returned {type(given).__name__} for a record: expected any "
             "number of dictionaries, one for each record that it makes.",
             "Return a list of dictionaries, or yield them.",
+            operator=call.operator,
         )
     names = call.made.names
     for result in given if call.several else (given,):
@@ -165,6 +166,7 @@ def _results(call: RecordCall, arguments: tuple[Any, ...]) -> Iterator[Record]:
                 f"{call.operator}: a result of {called(call.function)} has {found}; its schema says "
                 f"{', '.join(names)}.",
                 "Return a dictionary of exactly these, None where there is no value; or correct schema=.",
+                operator=call.operator,
             )
         yield dict(result)
 

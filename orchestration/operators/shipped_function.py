@@ -40,5 +40,6 @@ def shipped_function(operator: str, function: Callable[..., Any]) -> ShippedFunc
             f"{operator}: {called(function)} can't be sent to tasks: {type(error).__name__}: {error}.",
             "Have it make what it needs itself, connections and locks above all, at its first call, say.",
             argument="function",
+            operator=operator,
         ) from error
     return ShippedFunction(pickled, tuple(place or str(Path.cwd()) for place in sys.path))

@@ -73,6 +73,7 @@ def facts_of(catalog: Catalog, stream: str, what: str) -> StreamFacts:
         raise PlanningError(
             f"{what} reads stream {stream!r}, which does not exist: " + (missing or f"streams there: {there}."),
             "Correct the name, or create the stream by appending to it.",
+            stream=stream,
         )
     return facts
 

@@ -41,7 +41,7 @@ def checked_stream_join(
         pairs = tuple((each, each) for each in column_names(f"{operator}: on=", on))
     if not pairs:
         raise ConfigurationError(
-            f"{operator}: on= names no column.", "Name what is equal in both streams.", argument="on"
+            f"{operator}: on= names no column.", "Name what is equal in both streams.", argument="on", operator=operator
         )
     column_names(f"{operator}: on=", [right for _, right in pairs])
     key = tuple(left for left, _ in pairs)
@@ -52,6 +52,7 @@ def checked_stream_join(
             f"({', '.join(key)}).",
             "Name columns of the key, so that all records of a key lie together; or leave it out for all of them.",
             argument="partition_by",
+            operator=operator,
         )
     return StreamJoin(name, pairs, lying, before, after, how, selected(operator, select, prefix), prefix)
 
@@ -65,5 +66,6 @@ def _bound(operator: str, within: Within) -> tuple[timedelta, timedelta]:
             "Write how far apart the times may be: within=timedelta(minutes=10), say; or (before, after) of the left "
             "record's time.",
             argument="within",
+            operator=operator,
         )
     return bound[0], bound[1]

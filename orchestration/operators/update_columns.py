@@ -130,7 +130,9 @@ def checked_update(
     double = first_double(update.columns)
     if double is not None:
         raise ConfigurationError(
-            f"{what} changes column {double!r} twice.", "Name a column in one of set, add, append and remove."
+            f"{what} changes column {double!r} twice.",
+            "Name a column in one of set, add, append and remove.",
+            column=double,
         )
     keyed = [name for name in update.columns if name in key]
     if keyed:

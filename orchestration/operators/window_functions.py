@@ -139,6 +139,7 @@ class _Call:
                 f"{made.returns}.",
                 "Return one value of that type, or None; or correct returns=.",
                 column=name,
+                operator=self.operator,
             ) from (None if self.sensitive else error)
 
 

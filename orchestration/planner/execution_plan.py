@@ -69,7 +69,12 @@ class ExecutionPlan:
         for operator in self.operators:
             if operator.id == operator_id:
                 return operator
-        raise PlanningError(f"the plan of {self.application!r} has no operator {operator_id!r}.", "Check the id.")
+        raise PlanningError(
+            f"the plan of {self.application!r} has no operator {operator_id!r}.",
+            "Check the id.",
+            application=self.application,
+            operator=operator_id,
+        )
 
     def task(self, name: str) -> Task:
         """Return the task of this name, as in "Partition 3", or "Task 3" where tasks own several partitions."""
@@ -80,6 +85,7 @@ class ExecutionPlan:
             f"the plan of {self.application!r} has no task {name!r}; it has {len(self.tasks)}, from "
             f"{next((task.name for task in self.tasks), None)!r} on.",
             "Check the name.",
+            application=self.application,
         )
 
     def partitions_at(self, operator_id: str) -> int:

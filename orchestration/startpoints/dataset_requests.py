@@ -184,6 +184,7 @@ def _unreadable(name: str, task: str, handed: FanOut) -> MalformedDocumentError:
     return MalformedDocumentError(
         f"dataset {name!r} was handed a startpoint that can't be read, and is left as it is. {why[0] if why else ''}",
         f"Take it back (adjunct startpoint clear MODULE:APP {min(ssps).qualified_stream} --reason …), or upgrade.",
+        dataset=name,
     )
 
 

@@ -65,4 +65,5 @@ def one_task_of_all(request: StartpointRequest) -> ConfigurationError:
         "start elsewhere.",
         "Ask for it without a task, and all of them start there; what waits is taken back with "
         f"adjunct startpoint clear MODULE:APP {request.ssp} --reason ….",
+        stream=request.ssp.qualified_stream,
     )

@@ -156,10 +156,10 @@ def _why_gone(lake: Lake, manifest: DatasetManifest | None, version: str, *, hel
         return "the dataset was deleted"
     try:
         check_not_doomed(manifest, version)
-    except VersionDiscardedError as error:
+    except VersionDiscardedError:
         if held and is_readable(lake, manifest, version):
             return None
-        return error.problem.removeprefix(f"dataset {manifest.name!r}: ").rstrip(".")
+        return "it was discarded"
     return None
 
 

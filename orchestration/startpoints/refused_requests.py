@@ -21,6 +21,7 @@ def check_followed(previews: Sequence[Preview]) -> None:
         raise ConfigurationError(
             f"the startpoint can't be followed as things are, and nothing is written. {wrong[0].error}{more}",
             "See what each would do with --dry-run; in Python: preview(…).",
+            stream=wrong[0].request.ssp.qualified_stream,
         )
     if all(shown.request.until is not None and shown.offsets == 0 for shown in previews):
         first, others = previews[0], "" if len(previews) == 1 else ", nor in the other partitions"
@@ -28,6 +29,7 @@ def check_followed(previews: Sequence[Preview]) -> None:
             f"{first.request.ssp}: nothing lies between the startpoint (offset {first.start}) and the end of the "
             f"replay (offset {first.end}){others}; nothing is written.",
             "Choose an end that lies after the start.",
+            stream=first.request.ssp.qualified_stream,
         )
 
 
@@ -41,4 +43,5 @@ def check_kinds(replaced: Sequence[tuple[Held, StartpointRequest]]) -> None:
                 f"{what} would take the place of {other}: {held.summary()}.",
                 "Let a run apply that first, take it back (adjunct startpoint clear), or replace it with --replace; "
                 "in Python: replace=True.",
+                stream=request.ssp.qualified_stream,
             )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.startpoints.startpoint_request import OnUnresolved, StartpointRequest
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.names import split_partitions, split_stream_name
 from dagster_adjunct.resources.streams.interface.startpoint import (
     GREATEST_MS,
     LEAST_MS,
@@ -79,7 +79,7 @@ def expand_partitions(
     counts: dict[str, int] = {}
     partitions: dict[SystemStreamPartition, None] = {}
     for text in texts:
-        qualified, numbers = _split(text)
+        qualified, numbers = split_partitions(text)
         _check_read(app, qualified)
         system, stream = split_stream_name(qualified)
         if qualified not in counts:
@@ -160,12 +160,6 @@ def _ms(text: str) -> int:
             argument="timestamp",
         )
     return since_1970
-
-
-def _split(text: str) -> tuple[str, str | None]:
-    """Return the stream of a text, and what it says of its partitions."""
-    parts = text.strip().split(".", 2)
-    return ".".join(parts[:2]), parts[2] if len(parts) == 3 else None
 
 
 def _numbers(text: str, spans: str, count: int) -> list[int]:

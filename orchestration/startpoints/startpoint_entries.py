@@ -20,7 +20,7 @@ from dagster_adjunct.resources.errors import MalformedDocumentError
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.startpoints.startpoint_request import Target
     from dagster_adjunct.orchestration.startpoints.unreadable_requests import Unreadable
-    from dagster_adjunct.resources.metadata import Namespace, Snapshot
+    from dagster_adjunct.resources.metadata import Namespace, NamespaceSnapshot
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 
@@ -42,7 +42,7 @@ class StartpointEntries:
         if not chosen:
             return
 
-        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], None]:
+        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
             changes: dict[str, Any] = {}
             for task, (ssps, ids) in chosen.items():
                 key = task_key(task)
@@ -61,7 +61,7 @@ class StartpointEntries:
         They count as fanned out first: a coordinator that has read one, and has not committed yet, decides again.
         """
 
-        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], set[Target]]:
+        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], set[Target]]:
             state = self.stored.state(snapshot.items())
             pending = [request for held in state.tasks.values() for request in held.pending.values()]
             handed = {(request.target, request.sequence) for request in pending}
@@ -78,7 +78,7 @@ class StartpointEntries:
     def delete_as_it_is(self, key: str, value: object, *, by: str) -> bool:
         """Delete the entry of a request where it still is this value; return whether it was."""
 
-        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], bool]:
+        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool]:
             there = snapshot.get(key) == value
             return {key: None} if there else {}, there
 
@@ -87,7 +87,7 @@ class StartpointEntries:
     def remove_unreadable(self, unread: Unreadable, by: str) -> bool:
         """Remove what can't be read of a fan-out where it is still as it was found; return whether it was."""
 
-        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], bool]:
+        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool]:
             entry = snapshot.get(unread.key)
             if entry is not None and entry == unread.value:
                 return {unread.key: None}, True
@@ -106,7 +106,7 @@ class StartpointEntries:
         if not sequences:
             return
 
-        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], None]:
+        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
             there = {key: snapshot.get(key) for key in sequences}
             return {key: None for key, found in there.items() if found and sequence_of(found) == sequences[key]}, None
 

@@ -43,7 +43,7 @@ from dagster_adjunct.resources.streams.interface.system_stream_partition import 
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.resources.metadata import Snapshot
+    from dagster_adjunct.resources.metadata import NamespaceSnapshot
     from dagster_adjunct.resources.objects.lake import Lake
 
 REQUESTS = "startpoints"
@@ -117,7 +117,7 @@ class StartpointManager:
             return
         writers = sorted({request.by for request in wanted.values()})
 
-        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], None]:
+        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
             changes = {}
             self._checked(snapshot)
             for key, request in wanted.items():
@@ -139,6 +139,7 @@ class StartpointManager:
                 f"nothing is written: what waits there can't be read, and would be lost. {error.problem}",
                 "Take it back first (adjunct startpoint clear MODULE:APP PARTITION --reason …; in Python "
                 "delete_startpoint), or upgrade where a newer version wrote it.",
+                application=self.application,
             ) from error
 
     def check_on(self) -> None:
@@ -251,7 +252,7 @@ class StartpointManager:
         }
         reserved = frozenset(named_only)
 
-        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], tuple[int | None, Decision]]:
+        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], tuple[int | None, Decision]]:
             has_taken = taken or self._applied()  # anew where another coordinator came between
             before = self._stored.state(snapshot.items())
             # After the fan-outs, never before: a request that is still there now was not handed out and forgotten
@@ -318,7 +319,7 @@ class StartpointManager:
 
     # -- inside
 
-    def _checked(self, snapshot: Snapshot) -> Snapshot:
+    def _checked(self, snapshot: NamespaceSnapshot) -> NamespaceSnapshot:
         """Return the snapshot; an empty one may be that of a mistyped name."""
         if not self._is_known and snapshot.version == 0:
             from dagster_adjunct.orchestration.batchlog.known_applications import check_known
@@ -345,6 +346,7 @@ def _request(request: object) -> StartpointRequest:
     raise ConfigurationError(
         f"{request!r:.200} is no StartpointRequest, and can't be written as one.",
         "Write StartpointRequest(ssp=…, startpoint=…, by=…, reason=…).",
+        argument="request",
     )
 
 

@@ -183,6 +183,7 @@ def check_partition(ssp: object, what: str) -> SystemStreamPartition:
     raise InvalidNameError(
         f"{what} is for {ssp!r:.200}, which is no SystemStreamPartition.",
         'Write SystemStreamPartition("lake", "flights", 3), or SystemStreamPartition.parse("lake.flights.3").',
+        argument="ssp",
     )
 
 
@@ -192,6 +193,7 @@ def check_task(task: str) -> str:
         raise InvalidNameError(
             f"task name {task!r} can't be kept: expected a text of 1 to {_TASK_LENGTH} characters.",
             "Name the task as the plan does, as in 'Partition 3'.",
+            argument="task",
         )
     return task
 

@@ -142,4 +142,5 @@ def _located(
         'Filter them out, or let them be counted and left out: send_to(…, on_null_key="skip").',
         dataset=error.dataset,
         table=error.table,
+        operator=operator,
     )

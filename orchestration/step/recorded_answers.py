@@ -64,6 +64,7 @@ class RecordedAnswers:
                 f"of it, which asked for something else: {_shown(about)}; this one asks for {_shown(self._about)}.",
                 "Let that version end the batch, then deploy this one; or abandon it: adjunct checkpoint abandon.",
                 application=self.application,
+                operator=self.operator,
             )
         return table
 

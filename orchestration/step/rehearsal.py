@@ -137,9 +137,10 @@ class Rehearsal(Batch):
         try:
             return self._analysed(operator)
         except PermanentError as error:
-            if operator.id in error.problem or isinstance(error, OperatorFailedError):
+            if getattr(error, "operator", None) is not None:
                 raise
-            raise error.reworded(f"{operator.id}: {error.problem}", error.next_step) from error
+            about = {"operator": operator.id} if hasattr(error, "operator") else {}
+            raise error.reworded(f"{operator.id}: {error.problem}", error.next_step, **about) from error
 
     def call(self, operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
         try:

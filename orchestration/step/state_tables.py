@@ -72,6 +72,7 @@ class StateTable:
                     "another one, and only one of those would be kept.",
                     "Something before this operator makes several records of one without an order among them, as "
                     "explode in map, select or with_columns does, or a function: use flat_map there.",
+                    dataset=self.writes.name,
                 )
             for name, count in done.items():
                 self.counted[name] = self.counted.get(name, 0) + count

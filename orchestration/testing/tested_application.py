@@ -311,7 +311,9 @@ def _key_columns(columns: Sequence[str], key: Hashable) -> dict[str, Any]:
 def _known(kind: str, name: str, known: Mapping[str, object]) -> str:
     if name not in known:
         raise ConfigurationError(
-            f"the application has no {kind} {name!r}; it has {', '.join(known) or 'none'}.", "Correct the name."
+            f"the application has no {kind} {name!r}; it has {', '.join(known) or 'none'}.",
+            "Correct the name.",
+            argument=kind,
         )
     return name
 

@@ -99,6 +99,7 @@ def move_metadata(
             raise ConfigurationError(
                 f"the metadata of {lake.url} are in {found.words()}; expected among its objects.",
                 "Move them back first: adjunct metadata move --back.",
+                url=lake.url,
             )
         return MetadataMove(named, False, 0, strays=tuple(strays(store, routed_keys(found))))
     _check_idle(lake)
@@ -113,6 +114,7 @@ def move_metadata(
         raise ConfigurationError(
             f"the key-value table {named} is {found_table.state.value}: expected one that can be written.",
             "Name a table that does not exist yet.",
+            table=named,
         )
     place = MetadataPlace(
         scope=scope,

@@ -110,6 +110,7 @@ def declared_column(name: str, declared: str) -> Column:
             "string, smallint, int, bigint, float, double, boolean, timestamp, date, decimal(p,s), binary, json, "
             "array<type> and SQL's usual names for them.",
             "Use one of these.",
+            column=name,
         )
     return column
 
@@ -131,6 +132,7 @@ def not_unique(table: str, key: Sequence[str]) -> SchemaMismatchError:
         f"{table} has no primary key or unique index on {', '.join(key)} that tells apart whatever differs, so records "
         "can't be told apart.",
         "Add one, without a collation by which different texts are equal, or correct the key.",
+        table=table,
     )
 
 
@@ -148,7 +150,7 @@ def check_identifier(what: str, name: str) -> str:
     if isinstance(name, str) and 0 < len(name.encode()) <= 63 and name.isprintable():
         return name
     raise ConfigurationError(
-        f"{what} name {name!r} can't be used: expected 1 to 63 bytes of printable text.", "Rename it."
+        f"{what} name {name!r} can't be used: expected 1 to 63 bytes of printable text.", "Rename it.", argument=what
     )
 
 

@@ -216,6 +216,7 @@ def _no_client(label: str, error: Exception) -> ConfigurationError:
     return ConfigurationError(
         f"{label}: boto3 can't make a client ({type(error).__name__}: {error}).",
         "Give region=…, or set AWS_REGION; look at boto3's own configuration.",
+        table=label,
     )
 
 

@@ -83,6 +83,7 @@ class ItemCodec:
             raise SchemaMismatchError(
                 f"{self.label} got {key!r} as a key; {' and '.join(self.key)} must not be null.",
                 "Filter such records out before they reach the table.",
+                table=self.label,
             )
         for (name, tag), part, largest in zip(self.key.items(), parts, _LARGEST_KEYS, strict=False):
             stored = item[name] = self._value(name, part)
@@ -143,20 +144,22 @@ class ItemCodec:
             raise SchemaMismatchError(
                 f"{self.label}: an item can't be read as its columns are declared ({error}).",
                 "Correct the item, or the columns.",
+                table=self.label,
             ) from error
 
     def value(self, name: str, value: Any) -> AttributeValue:
         """The attribute value of what isn't null, for a column."""
         return self._value(name, value)
 
-    def check_size(self, item: Item, what: str = "a record") -> None:
+    def check_size(self, item: Item) -> None:
         """Refuse an item that DynamoDB would refuse for its size."""
         size = sum(len(name.encode()) + size_of(value) for name, value in item.items())
         if size > LARGEST_ITEM:
             key = {name: item[name] for name in self.key if name in item}
             raise SchemaMismatchError(
-                f"{self.label}: {what} of the key {key} has {size:,} bytes; DynamoDB takes {LARGEST_ITEM:,}.",
+                f"{self.label}: a record of the key {key} has {size:,} bytes; DynamoDB takes {LARGEST_ITEM:,}.",
                 "Keep large values elsewhere and put where they are into the record, or split it.",
+                table=self.label,
             )
 
     def _fields(self, key: KeyItem, record: Record) -> Item:
@@ -176,6 +179,8 @@ class ItemCodec:
                 raise SchemaMismatchError(
                     f"{self.label}: the record for key {key} has {record[name]!r} as its {name}.",
                     "A record must carry its own key, or leave the key's columns out.",
+                    table=self.label,
+                    column=name,
                 )
         return item
 
@@ -193,6 +198,8 @@ class ItemCodec:
                     f"{self.label}: a column can't be named {name!r}; expected text that does not begin with "
                     f"{OWN_PREFIX!r}.",
                     "Rename it.",
+                    table=self.label,
+                    column=name,
                 )
             encode = encode_any
         try:
@@ -240,7 +247,9 @@ class ItemCodec:
 
     def _no_mapping(self, value: Any) -> SchemaMismatchError:
         return SchemaMismatchError(
-            f"{self.label} got a {type(value).__name__}; expected a mapping of columns to values.", "Send dicts."
+            f"{self.label} got a {type(value).__name__}; expected a mapping of columns to values.",
+            "Send dicts.",
+            table=self.label,
         )
 
 

@@ -242,6 +242,7 @@ class TableRequests:
                 f"{self.label}: a write names so many columns that its expression has {words:,} characters; DynamoDB "
                 f"takes {_LONGEST_EXPRESSION:,}.",
                 "Put what belongs together into one column of type json, or write fewer columns at once.",
+                table=self.label,
             )
         send: Any = self.client.put_item if "Item" in request else self.client.update_item
         try:

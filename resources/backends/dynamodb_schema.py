@@ -100,6 +100,7 @@ def _checked(label: str, description: Any, declared: Mapping[str, str | None]) -
         raise SchemaMismatchError(
             f"{label} has the key {_told(stored)}; declared is {_told(declared)} (partition key first, then sort key).",
             "Correct the key and the types of its columns, or use another table.",
+            table=label,
         )
     return stored
 

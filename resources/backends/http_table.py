@@ -162,6 +162,7 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
                 raise SchemaMismatchError(
                     f"{self._label}: the key {key!r} makes {segment!r} of a segment of its path.",
                     "Filter such keys out before they reach the table.",
+                    table=self._label,
                 )
         return "/".join(segments)
 
@@ -173,6 +174,7 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
             raise SchemaMismatchError(
                 f"{self._label}: a record can't be written as JSON: {error}.",
                 "Convert its values before they are written, or override encode().",
+                table=self._label,
             ) from error
 
     def decode(self, body: bytes) -> Record:
@@ -181,12 +183,15 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
             record = json.loads(body)
         except ValueError as error:
             raise TableError(
-                f"{self._label}: an answer is no JSON: {body[:200]!r}.", "Look at the service, or override decode()."
+                f"{self._label}: an answer is no JSON: {body[:200]!r}.",
+                "Look at the service, or override decode().",
+                table=self._label,
             ) from error
         if not isinstance(record, dict):
             raise TableError(
                 f"{self._label}: an answer is a {type(record).__name__}, expected an object: {body[:200]!r}.",
                 "Look at the path, or override decode().",
+                table=self._label,
             )
         return record
 
@@ -270,6 +275,7 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
                 raise TableError(
                     f"{self._label} got {extra!r} as an argument; expected an HttpExtra.",
                     "Give query parameters and headers as HttpExtra(params={…}, headers={…}).",
+                    table=self._label,
                 )
             params += cast("Iterable[tuple[str, str]]", extra.params)
             headers |= dict(extra.headers)
@@ -282,6 +288,8 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
             raise ConfigurationError(
                 f"{self._label} needs the package httpx, which can't be imported here ({error}).",
                 "Install it: pip install 'dagster-adjunct[http]', on executors too.",
+                package="httpx",
+                table=self._label,
             ) from error
         secrets = {header: os.environ.get(name, "") for header, name in self.secret_headers.items()}
         for header, value in secrets.items():
@@ -364,5 +372,6 @@ def _text(label: str, part: object) -> str:
         raise SchemaMismatchError(
             f"{label} got {part!r} ({type(part).__name__}) in a key; expected text, whole numbers, dates or times.",
             "Convert it, or override path_of().",
+            table=label,
         )
     return str(part)

@@ -56,6 +56,8 @@ def require_driver(label: str) -> None:
         raise ConfigurationError(
             f"{label} needs the driver psycopg, which can't be imported here ({error}).",
             "Install it: pip install 'dagster-adjunct[postgres]', on executors too.",
+            package="psycopg",
+            table=label,
         ) from error
 
 
@@ -207,7 +209,9 @@ def translated(error: psycopg.Error, label: str, place: str) -> AdjunctError:
         )
     if isinstance(error, psycopg.DataError | psycopg.ProgrammingError):
         return SchemaMismatchError(
-            f"{label} at {place}: the values don't fit its columns ({message}).", "Correct the values or the table."
+            f"{label} at {place}: the values don't fit its columns ({message}).",
+            "Correct the values or the table.",
+            table=label,
         )
     return TableError(
         f"{label} at {place} refused the request ({message}).", "Correct the data or the table.", table=label

@@ -38,6 +38,8 @@ def require_client(label: str) -> None:
         raise ConfigurationError(
             f"{label} needs the package redis, which can't be imported here ({error}).",
             "Install it: pip install 'dagster-adjunct[redis]', on executors too.",
+            package="redis",
+            table=label,
         ) from error
 
 

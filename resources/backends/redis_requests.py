@@ -148,6 +148,7 @@ class RedisRequests:
                 raise SchemaMismatchError(
                     f"{self.label}: a mark names the source {mark.source!r}; line ends and tabs part them.",
                     "Name sources as stream partitions are named.",
+                    table=self.label,
                 )
             texts += [mark.source.encode(), mark.position.encode()]
         return texts

@@ -94,6 +94,7 @@ class RowCodec:
             raise SchemaMismatchError(
                 f"{self.table} got {key!r} as a key; {' and '.join(self.key)} must not be null.",
                 "Filter such records out before they reach the table.",
+                table=self.table,
             )
         return row
 
@@ -179,6 +180,8 @@ class RowCodec:
                 raise SchemaMismatchError(
                     f"{self.table}: the record for key {key!r} has {given[name]!r} as its {name}.",
                     "A record must carry its own key, or leave the key's columns out.",
+                    table=self.table,
+                    column=name,
                 )
         return fields
 
@@ -187,6 +190,7 @@ class RowCodec:
             raise SchemaMismatchError(
                 f"{self.table} got a {type(record).__name__}; expected a mapping of columns to values.",
                 "Send dicts.",
+                table=self.table,
             )
         check = self._check
         try:

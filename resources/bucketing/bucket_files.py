@@ -51,6 +51,7 @@ class BucketFile:
             raise MalformedDocumentError(
                 f"a stored file entry reads {str(item)[:200]!r}: {error}.",
                 "Restore the manifest from a backup, or roll back to the commit before.",
+                document="a file entry of a manifest",
             ) from error
 
 
@@ -90,6 +91,7 @@ class Generation:
             raise MalformedDocumentError(
                 f"a stored generation reads {str(item)[:200]!r}: {error!r}.",
                 "Restore the manifest from a backup, or roll back to the commit before.",
+                document="a generation of a manifest",
             ) from error
 
 
@@ -112,7 +114,9 @@ class BucketLayout:
     def __post_init__(self) -> None:
         if not self.bucket_by and self.partitions != 1:
             raise SchemaMismatchError(
-                f"a layout of {self.partitions} buckets names no columns to hash.", "Name a key, or use 1 bucket."
+                f"a layout of {self.partitions} buckets names no columns to hash.",
+                "Name a key, or use 1 bucket.",
+                argument="bucket_by",
             )
 
     @property
@@ -184,4 +188,5 @@ def unpack_footer(text: str) -> bytes:
         raise MalformedDocumentError(
             f"a stored footer reads {text[:60]!r}: {error}.",
             "Restore the manifest from a backup, or roll back to the commit before.",
+            document="a footer in a manifest",
         ) from error

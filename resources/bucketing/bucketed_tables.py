@@ -90,7 +90,10 @@ def _literal(text: str) -> str:
 
 
 def _check_files(spark: SparkSession, name: str, what: str, generations: Sequence[Generation]) -> None:
-    listed = {f"{g.folder.rsplit('/', 1)[-1]}/{file.name}" for g in generations for file in g.files}
+    keys = {
+        f"{g.folder.rsplit('/', 1)[-1]}/{file.name}": f"{g.folder}/{file.name}" for g in generations for file in g.files
+    }
+    listed = set(keys)
     seen = {"/".join(unquote(uri).rsplit("/", 2)[-2:]) for uri in spark.table(name).inputFiles()}
     if listed != seen:
         missing, stray = sorted(listed - seen), sorted(seen - listed)
@@ -99,4 +102,5 @@ def _check_files(spark: SparkSession, name: str, what: str, generations: Sequenc
             f"{'; missing: ' + ', '.join(missing[:3]) if missing else ''}"
             f"{'; not listed: ' + ', '.join(stray[:3]) if stray else ''}.",
             "Remove what is not listed, or restore what is missing; nothing was read.",
+            key=keys[missing[0]] if missing else stray[0],
         )

@@ -154,6 +154,7 @@ class BucketFileWriter:
                     f"{self._options.what}: {nulls} record(s) have no {name!r}, which is part of the key "
                     f"({', '.join(self._layout.key)}).",
                     "Filter them out before, or give them a key.",
+                    column=name,
                 )
         if self._layout.bucket_by:
             from dagster_adjunct.resources.bucketing.hashing import buckets

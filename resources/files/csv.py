@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.files.file_misfits import check_columns, damaged
+from dagster_adjunct.resources.files.file_misfits import check_columns, damaged, declared_as
 from dagster_adjunct.resources.files.text import Watched, opened
 from dagster_adjunct.resources.schemas.schema import arrow_type
 
@@ -45,7 +45,7 @@ def csv_tables(tree: FileTree, file: FoundFile, schema: Schema, where: str) -> I
             raise _explained(error, names, schema, where) from error
         except OSError as error:
             raise damaged(where, error) from error
-        _check_closed(source.tail, last, where)
+        _check_closed(source.tail, names[-1], last, where)
 
 
 def _reader(source: Any, schema: Schema) -> Any:
@@ -79,6 +79,7 @@ def _header(path: Path, name: str, schema: Schema, where: str) -> list[str]:
         raise SchemaMismatchError(
             f"{where} is empty: expected a header line with {', '.join(schema.names)}.",
             "Deliver the file again; a file without records has its header line.",
+            line=1,
         )
     check_columns(names, schema, where)
     return names
@@ -88,20 +89,24 @@ def _explained(error: Exception, names: list[str], schema: Schema, where: str) -
     text = str(error)
     if misfit := _CONVERSION.match(text):
         name = names[int(misfit[1])]
-        row = f" of line {int(misfit[2])}" if misfit[2] else ""
+        line = int(misfit[2]) if misfit[2] else None
+        place = where if line is None else f"{where}, line {line}"
         return SchemaMismatchError(
-            f"{where}: column {name!r}{row} is declared {schema.field(name).type}: {misfit[3].rstrip('.')}.",
+            f"{place}: {declared_as(schema.field(name))}: {misfit[3].rstrip('.')}.",
             "Mend the value, or declare the column as what it holds.",
             column=name,
+            line=line,
         )
     if misfit := _ROW.match(text):
         return SchemaMismatchError(
-            f"{where}: line {misfit[1]}: {misfit[2].rstrip('.')}.", "Mend the line: each has a value for every column."
+            f"{where}, line {misfit[1]}: {misfit[2].rstrip('.')}.",
+            "Mend the line: each has a value for every column.",
+            line=int(misfit[1]),
         )
     return damaged(where, error)
 
 
-def _check_closed(tail: bytes, last: Any, where: str) -> None:
+def _check_closed(tail: bytes, column: str, last: Any, where: str) -> None:
     """Refuse a file that ends inside of a quoted value: the reader takes its end for the closing quote.
 
     Without this, one quote too many would swallow all lines after it into one value.
@@ -115,4 +120,5 @@ def _check_closed(tail: bytes, last: Any, where: str) -> None:
         raise SchemaMismatchError(
             f"{where} ends inside of a quoted value, which begins with {last[:40]!r}.",
             "Deliver the file again, whole, with each quote closed and quotes in values doubled.",
+            column=column,
         )

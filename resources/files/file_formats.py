@@ -12,12 +12,13 @@ Columns may be in any order. Files called .gz, .bz2 or .zst are decompressed, ex
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.files.file_misfits import declared_as
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.schemas.schema import Schema
 
 FileFormat = Literal["parquet", "csv", "jsonl"]
-
-
-# What an error about a file says before it comes to what was found there.
-_PLACE = re.compile(r"(, line \d+)?(: line \d+|: column '[^']*'( of line \d+)? is declared \w+(\(\d+,\d+\))?)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +52,32 @@ class DeclaredFiles:
         `span` chooses the row groups of a Parquet file that begin in these bytes. Raises SchemaMismatchError for
         whatever is not as declared, and SourceChangedError.
         """
-        parts = self._tables(file, span)
-        return parts if self.values else _untold(parts, self.place(file))
+        with self.telling(file):
+            yield from self._tables(file, span)
+
+    @contextmanager
+    def telling(self, file: FoundFile) -> Iterator[None]:
+        """Have errors about a file name it in their fields, and tell nothing of what stands there without `values`."""
+        try:
+            yield
+        except SchemaMismatchError as error:
+            error.file = f"{self.tree.url}/{file.path}"
+            if self.values:
+                raise
+            raise self._untold(error, self.place(file)) from None
+
+    def _untold(self, error: SchemaMismatchError, where: str) -> SchemaMismatchError:
+        name = error.column if error.column in self.schema.names else None  # another may be a value: of no header line
+        place = where if error.line is None else f"{where}, line {error.line}"
+        if name is not None:
+            place = f"{place}: {declared_as(self.schema.field(name))}"
+        return SchemaMismatchError(
+            f"{place}: what was found is not told, because columns are sensitive.",
+            error.next_step,
+            file=error.file,
+            line=error.line,
+            column=name,
+        )
 
     def _tables(self, file: FoundFile, span: tuple[int, int] | None) -> Iterator[tuple[int, pa.Table]]:
         if self.format == "parquet":
@@ -70,14 +91,3 @@ class DeclaredFiles:
         from dagster_adjunct.resources.files.jsonl import jsonl_tables
 
         return jsonl_tables(self.tree, file, self.schema, self.place(file))
-
-
-def _untold(parts: Iterator[tuple[int, pa.Table]], where: str) -> Iterator[tuple[int, pa.Table]]:
-    try:
-        yield from parts
-    except SchemaMismatchError as error:
-        place = _PLACE.match(error.problem.removeprefix(where))
-        raise SchemaMismatchError(
-            f"{where}{place[0] if place else ''}: what was found is not told, because columns are sensitive.",
-            error.next_step,
-        ) from None

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.resources.errors import SchemaMismatchError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.resources.schemas.schema import Schema
+    from dagster_adjunct.resources.schemas.schema import Field, Schema
+
+
+def declared_as(field: Field) -> str:
+    """Return how errors name a column, before they come to what was found in it."""
+    return f"column {field.name!r} is declared {field.type}"
 
 
 def check_columns(columns: list[str], schema: Schema, where: str) -> None:
@@ -22,6 +27,7 @@ def check_columns(columns: list[str], schema: Schema, where: str) -> None:
         raise SchemaMismatchError(
             f"{where}: {'; '.join(parts)}. Declared are {', '.join(f'{f.name} {f.type}' for f in schema.fields)}.",
             "Deliver the files with exactly these columns, or declare what they hold.",
+            column=[*twice, *missing, *extra][0],
         )
 
 

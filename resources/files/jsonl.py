@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.files.file_misfits import damaged
+from dagster_adjunct.resources.files.file_misfits import damaged, declared_as
 from dagster_adjunct.resources.files.text import opened
 from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type
 
@@ -69,7 +69,7 @@ def _parsed(block: bytes, line: int, schema: Schema, where: str) -> pa.Table:
             columns.append(_typed(table.column(field.name), field))
         except (pa.ArrowInvalid, binascii.Error, ValueError) as error:
             raise SchemaMismatchError(
-                f"{where}: column {field.name!r} is declared {field.type}: {str(error).splitlines()[0]}",
+                f"{where}: {declared_as(field)}: {str(error).splitlines()[0]}",
                 "Write dates as 2026-01-31, timestamps as ISO 8601 with a zone, binary values as base64.",
                 column=field.name,
             ) from error
@@ -109,6 +109,7 @@ def _explained(block: bytes, first: int, schema: Schema, where: str, error: Exce
                 f"{where}, line {number}: {problem}. Declared are "
                 f"{', '.join(f'{field.name} {field.type}' for field in schema.fields)}.",
                 "Mend the line: one JSON object with declared fields only.",
+                line=number,
             )
     for field in schema.fields:
         try:
@@ -116,9 +117,10 @@ def _explained(block: bytes, first: int, schema: Schema, where: str, error: Exce
         except pa.ArrowInvalid as found:
             number = first + _first_bad(lines, field)
             return SchemaMismatchError(
-                f"{where}, line {number}: column {field.name!r} is declared {field.type}: {found}",
+                f"{where}, line {number}: {declared_as(field)}: {found}",
                 "Mend the value, or declare the column as what it holds.",
                 column=field.name,
+                line=number,
             )
     return damaged(where, error)
 

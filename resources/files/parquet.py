@@ -76,7 +76,7 @@ def _check_types(stored: pa.Schema, int96: set[str], schema: Schema, where: str)
     import pyarrow as pa
 
     check_columns(stored.names, schema, where)
-    wrong = []
+    wrong: dict[str, str] = {}
     for field in schema.fields:
         kind = stored.field(field.name).type
         if field.name in int96:
@@ -86,10 +86,12 @@ def _check_types(stored: pa.Schema, int96: set[str], schema: Schema, where: str)
         except SchemaMismatchError as error:  # a type that has no name here: nested, or a time without a zone
             raise error.reworded(f"{where}: {error.problem}", error.next_step) from error
         if stored_type != field.type:
-            wrong.append(f"column {field.name!r} is {stored_type}, declared {field.type}")
+            wrong[field.name] = f"column {field.name!r} is {stored_type}, declared {field.type}"
     if wrong:
         raise SchemaMismatchError(
-            f"{where}: {'; '.join(wrong)}.", "Write the files with the declared types, or declare what they hold."
+            f"{where}: {'; '.join(wrong.values())}.",
+            "Write the files with the declared types, or declare what they hold.",
+            column=next(iter(wrong)),
         )
 
 

@@ -83,7 +83,8 @@ def count_records(declared: DeclaredFiles, files: Sequence[FoundFile]) -> int:
         if declared.format == "parquet":
             from dagster_adjunct.resources.files.parquet import count_parquet
 
-            return count_parquet(declared.tree, file, declared.schema, declared.place(file))
+            with declared.telling(file):
+                return count_parquet(declared.tree, file, declared.schema, declared.place(file))
         return sum(table.num_rows for _, table in declared.tables(file))
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:

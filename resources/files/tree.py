@@ -224,9 +224,9 @@ class S3Tree:
             raise changed(self, file, "is gone") from None
 
     def _ask(self, request: str, path: str, send: Callable[[], T]) -> T:
-        from dagster_adjunct.resources.objects.s3_errors import asking, repeated
+        from dagster_adjunct.resources.objects.s3_errors import S3Request, asking, repeated
 
-        what = f"{request} of {path!r} in {self.url}"
+        what = S3Request(request, self.url, path)
         return repeated(lambda: asking(what, send), self.options.attempts)
 
     def _client(self) -> S3Client:
@@ -236,9 +236,10 @@ class S3Tree:
 @lru_cache(maxsize=8)
 def _client_of(process: int, options: S3Options) -> S3Client:
     """Return this process's client: a forked worker must not share its parent's sockets."""
+    from dagster_adjunct.resources.objects.s3_errors import S3Request
     from dagster_adjunct.resources.objects.s3_store import connect
 
-    return connect(options, "opening S3")
+    return connect(options, S3Request("opening S3"))
 
 
 def changed(tree: FileTree, file: FoundFile, what: str) -> SourceChangedError:
@@ -247,6 +248,7 @@ def changed(tree: FileTree, file: FoundFile, what: str) -> SourceChangedError:
         f"{tree.url}/{file.path} {what} after it was listed with {file.size:,} bytes, changed {file.modified:%F %T}.",
         "Run it again: it takes the files as they are then. Write the completion object only when all files are whole, "
         "and remove it before files are replaced.",
+        file=f"{tree.url}/{file.path}",
     )
 
 
@@ -260,6 +262,6 @@ def _named(url: str, file: FoundFile) -> FoundFile:
         file.path.encode()
     except UnicodeEncodeError:
         raise ConfigurationError(
-            f"{url} holds a file whose name is not UTF-8: {file.path!r}.", "Rename it, or move it elsewhere."
+            f"{url} holds a file whose name is not UTF-8: {file.path!r}.", "Rename it, or move it elsewhere.", url=url
         ) from None
     return file

@@ -50,10 +50,14 @@ class KeyRange:
 def family_prefix(family: str) -> bytes:
     """Return what the table keys of a family begin with. Raises SerializationError and KeyTooLongError."""
     if not isinstance(family, str):
-        raise SerializationError(f"a key family is {family!r}: expected text, or None.", "Give a string.")
+        raise SerializationError(
+            f"a key family is {family!r}: expected text, or None.", "Give a string.", family=f"{family!r:.80}"
+        )
     if not family:
         raise SerializationError(
-            "a key family is empty.", "Give it at least one character, or None for keys that have no family."
+            "a key family is empty.",
+            "Give it at least one character, or None for keys that have no family.",
+            family=family,
         )
     try:
         encoded = family.encode()
@@ -61,11 +65,14 @@ def family_prefix(family: str) -> bytes:
         raise SerializationError(
             f"the key family {family!r} is no text: it has half of a surrogate pair at {error.start}.",
             "Give what UTF-8 can hold.",
+            family=f"{family!r:.80}",
         ) from None
     if len(encoded) > LONGEST:
         raise KeyTooLongError(
             f"a key family has {len(encoded):,} bytes of UTF-8; a family and a key may have {LONGEST:,} together.",
             "Use a shorter one, such as a hash of it.",
+            family=family[:80],
+            size=len(encoded),
         )
     return _LENGTH.pack(len(encoded)) + encoded
 
@@ -77,6 +84,7 @@ def table_key(prefix: bytes, key: bytes) -> bytes:
             f"a key of {len(key):,} bytes" + (f" in a family of {len(prefix) - 2:,}" if prefix else "") + " is too "
             f"long: expected at most {LONGEST:,} together.",
             "Use a shorter one, such as a hash of it.",
+            size=len(key) + max(len(prefix) - 2, 0),
         )
     return prefix + key if prefix else _LENGTH.pack(-len(key)) + key
 
@@ -104,16 +112,10 @@ def split_table_keys(stored: Sequence[bytes]) -> tuple[Iterable[str | None], Seq
     return families, keys
 
 
-def hashed_part(stored: bytes) -> bytes:
-    """Return what of a table key its partition follows from: the family's prefix, else all of it."""
-    (length,) = _LENGTH.unpack_from(stored)
-    return stored if length <= 0 else stored[: 2 + length]
-
-
 def partition_of(prefix: bytes, partitions: int) -> int:
-    """Return the partition, from 0, of what has this hashed part: n equal ranges of the high 52 bits of Murmur3.
+    """Return the partition, from 0, of a family's prefix, or of a table key without a family.
 
-    It is the x64 variant of 128 bits with seed 0, whose first word counts.
+    They are n equal ranges of the high 52 bits of Murmur3: of the first word of its x64 variant of 128 bits, seed 0.
     """
     # By name: mmh3 (5.3.1) passes over a fourth argument that is given by its place, and the hash would be signed.
     high = mmh3.hash64(prefix, 0, True, signed=False)[0] >> (64 - HASH_BITS)

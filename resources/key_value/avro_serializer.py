@@ -42,7 +42,9 @@ class AvroSerializer:
             fastavro.schemaless_writer(written, schema, _by_keys(value), strict=True)
         except (*_UNFIT, fastavro.validation.ValidationError) as error:
             raise SerializationError(
-                f"{value!r:.80} does not fit the Avro schema: {error}.", "Give what the schema describes."
+                f"{value!r:.80} does not fit the Avro schema: {error}.",
+                "Give what the schema describes.",
+                serializer=type(self).__name__,
             ) from None
         stored = written.getvalue()
         read = self.from_bytes(stored)
@@ -50,6 +52,7 @@ class AvroSerializer:
             raise SerializationError(
                 f"{value!r:.80} would not be read as it was written, but as {read!r:.80}.",
                 "Give what the schema's types can hold: times with their zone and no finer than theirs, lists.",
+                serializer=type(self).__name__,
             )
         return stored
 
@@ -70,7 +73,9 @@ class AvroSerializer:
             _fastavro().json_writer(written, _parsed(self.schema), [value])
         except _UNFIT as error:
             raise SerializationError(
-                f"{value!r:.80} does not fit the Avro schema: {error}.", "Give what the schema describes."
+                f"{value!r:.80} does not fit the Avro schema: {error}.",
+                "Give what the schema describes.",
+                serializer=type(self).__name__,
             ) from None
         return written.getvalue()
 
@@ -121,6 +126,8 @@ def _fastavro() -> ModuleType:
         import fastavro
     except ImportError as error:
         raise ConfigurationError(
-            f"Avro needs fastavro, which can't be imported: {error}.", 'Run pip install "dagster-adjunct[avro]".'
+            f"Avro needs fastavro, which can't be imported: {error}.",
+            'Run pip install "dagster-adjunct[avro]".',
+            package="fastavro",
         ) from error
     return fastavro

@@ -42,4 +42,5 @@ def backend_in(lake: Lake, description: Mapping[str, Any]) -> dict[str, Any]:
     raise ConfigurationError(
         f"a key-value table of {lake.url} lies in {dict(description)!r}, which this lake does not have.",
         "Open the lake where the table was made, or upgrade dagster-adjunct.",
+        url=lake.url,
     )

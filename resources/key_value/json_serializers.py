@@ -31,11 +31,14 @@ class JsonSerializer:
                 value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
             ).encode()
         except (TypeError, ValueError, RecursionError) as error:
-            raise SerializationError(f"{value!r:.80} can't be JSON: {error}.", "Give what JSON has.") from None
+            raise SerializationError(
+                f"{value!r:.80} can't be JSON: {error}.", "Give what JSON has.", serializer=type(self).__name__
+            ) from None
         if type(value) is not str and not _is_json(value):
             raise SerializationError(
                 f"{value!r:.80} would not be read as it was written: JSON has no tuples, and only texts as keys.",
                 "Give lists, and dictionaries whose keys are texts.",
+                serializer=type(self).__name__,
             )
         return stored
 
@@ -67,11 +70,17 @@ class ModelSerializer(Generic[M]):
 
     def to_bytes(self, value: M) -> bytes:
         if not isinstance(value, self.model):
-            raise SerializationError(f"{value!r:.80} is no {self.model.__name__}.", f"Give a {self.model.__name__}.")
+            raise SerializationError(
+                f"{value!r:.80} is no {self.model.__name__}.",
+                f"Give a {self.model.__name__}.",
+                serializer=type(self).__name__,
+            )
         try:
             stored = value.model_dump_json(by_alias=True, round_trip=True, warnings=False).encode()
         except (PydanticSerializationError, UnicodeEncodeError) as error:
-            raise SerializationError(f"{value!r:.80} can't be JSON: {error}.", "Give what JSON has.") from None
+            raise SerializationError(
+                f"{value!r:.80} can't be JSON: {error}.", "Give what JSON has.", serializer=type(self).__name__
+            ) from None
         try:
             read = self.model.model_validate_json(stored)
         except ValidationError as error:
@@ -91,6 +100,7 @@ class ModelSerializer(Generic[M]):
             f"{value!r:.80} would not be read as it was written: {how}.",
             f"Give a {self.model.__name__} that its JSON describes: finite numbers (or "
             'ser_json_inf_nan="strings" in its configuration), no excluded field, and aliases that are read, too.',
+            serializer=type(self).__name__,
         )
 
 

@@ -27,5 +27,6 @@ def serializer_named(name: str) -> Serializer[Any]:
         raise ConfigurationError(
             f"no serializer is named {name!r}: expected {', '.join(_SERIALIZERS)}.",
             "Write one of them; others are given as objects, where Python opens the table.",
+            argument="name",
         )
     return _SERIALIZERS[name]

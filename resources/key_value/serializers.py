@@ -33,11 +33,14 @@ class TextSerializer:
         try:
             return value.encode()
         except AttributeError:
-            raise SerializationError(f"{value!r:.80} is no text.", "Give a string.") from None
+            raise SerializationError(
+                f"{value!r:.80} is no text.", "Give a string.", serializer=type(self).__name__
+            ) from None
         except UnicodeEncodeError as error:
             raise SerializationError(
                 f"{value!r:.80} is no text: it has half of a surrogate pair at {error.start}.",
                 "Give what UTF-8 can hold.",
+                serializer=type(self).__name__,
             ) from None
 
     def from_bytes(self, stored: bytes) -> str:
@@ -55,7 +58,7 @@ class BytesSerializer:
         if type(value) is bytes:
             return value
         if not isinstance(value, bytes | bytearray | memoryview):
-            raise SerializationError(f"{value!r:.80} is no bytes.", "Give bytes.")
+            raise SerializationError(f"{value!r:.80} is no bytes.", "Give bytes.", serializer=type(self).__name__)
         return bytes(value)
 
     def from_bytes(self, stored: bytes) -> bytes:
@@ -69,7 +72,9 @@ class IntegerSerializer:
     def to_bytes(self, value: int) -> bytes:
         if isinstance(value, bool) or not isinstance(value, int) or not -_SIGN <= value < _SIGN:
             raise SerializationError(
-                f"{value!r:.80} is no whole number of 64 bits.", "Give an integer from -2**63 to 2**63 - 1."
+                f"{value!r:.80} is no whole number of 64 bits.",
+                "Give an integer from -2**63 to 2**63 - 1.",
+                serializer=type(self).__name__,
             )
         return (value + _SIGN).to_bytes(8, "big")
 
@@ -112,4 +117,5 @@ def unreadable(stored: bytes, what: str, why: str) -> SerializationError:
     return SerializationError(
         f"{len(stored):,} stored bytes ({stored!r:.60}) are not {what}: {why}.",
         "Open the table with the serializer that wrote them.",
+        serializer=what,
     )

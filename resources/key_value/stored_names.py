@@ -12,10 +12,10 @@ from dagster_adjunct.resources.key_value.table_names import TableName
 from dagster_adjunct.resources.key_value_errors import ScopeNotFoundError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.resources.metadata import Snapshot
+    from dagster_adjunct.resources.metadata import NamespaceSnapshot
 
 
-def check_scope(snapshot: Snapshot, scope: str) -> None:
+def check_scope(snapshot: NamespaceSnapshot, scope: str) -> None:
     """Raise ScopeNotFoundError where there is no such scope."""
     stored = snapshot.get(scope)
     if stored is None:
@@ -27,7 +27,7 @@ def check_scope(snapshot: Snapshot, scope: str) -> None:
     parsed(StoredScope, stored, f"scope {scope!r} of key-value tables")
 
 
-def found_table(snapshot: Snapshot, table: TableName) -> StoredTable | None:
+def found_table(snapshot: NamespaceSnapshot, table: TableName) -> StoredTable | None:
     """Return a table's entry, None where there is none. Raises MalformedDocumentError."""
     stored = snapshot.get(table.key)
     return None if stored is None else parsed(StoredTable, stored, str(table))
@@ -38,7 +38,7 @@ def stored_form(table: StoredTable | None) -> dict[str, Any] | None:
     return None if table is None else table.model_dump(mode="json")
 
 
-def tables_of(snapshot: Snapshot, scope: str, after: str | None) -> Iterator[TableInfo]:
+def tables_of(snapshot: NamespaceSnapshot, scope: str, after: str | None) -> Iterator[TableInfo]:
     """Yield the tables of a scope by name, from behind `after` on; also those that can't be read."""
     start = f"{scope}/" if after is None else behind(f"{scope}/{after}")
     for key, stored in snapshot.items(start):

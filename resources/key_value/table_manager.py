@@ -54,7 +54,7 @@ from dagster_adjunct.resources.objects.lake_document import read_lake_document
 if TYPE_CHECKING:
     from dagster_adjunct.resources.key_value.serializers import Serializer
     from dagster_adjunct.resources.key_value.table_segment import SegmentBackend
-    from dagster_adjunct.resources.metadata import Snapshot
+    from dagster_adjunct.resources.metadata import NamespaceSnapshot
 
 NAMESPACE = "key-value-tables"
 _BY = "key-value-table-manager"
@@ -101,7 +101,7 @@ class KeyValueTableManager:
         check_table_name("scope", scope)
         made = StoredScope(created_at=self.lake.now()).model_dump(mode="json")
 
-        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], bool]:
+        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool]:
             is_new = snapshot.get(scope) is None
             return ({scope: made} if is_new else {}), is_new
 
@@ -111,7 +111,7 @@ class KeyValueTableManager:
         """Delete a scope that has no tables; return False where there is none. Raises ScopeNotEmptyError."""
         check_table_name("scope", scope)
 
-        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], bool | list[TableInfo]]:
+        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool | list[TableInfo]]:
             if snapshot.get(scope) is None:
                 return {}, False
             tables = list(islice(tables_of(snapshot, scope, None), 3))
@@ -224,7 +224,7 @@ class KeyValueTableManager:
         self._check_no_metadata(scope, name, "deleted")
         table = TableName.checked(scope, name)
 
-        def changes(snapshot: Snapshot) -> tuple[dict[str, Any], bool]:
+        def changes(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool]:
             check_scope(snapshot, scope)
             there = snapshot.get(table.key) is not None
             return ({table.key: None} if there else {}), there
@@ -268,7 +268,7 @@ class KeyValueTableManager:
                 return decision.answer
 
     def _commit(self, table: TableName, decide: Callable[[StoredTable | None], Decision]) -> Decision:
-        def changes(snapshot: Snapshot) -> tuple[dict[str, Any], Decision]:
+        def changes(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], Decision]:
             check_scope(snapshot, table.scope)
             found = found_table(snapshot, table)
             decision = decide(found)
@@ -300,7 +300,7 @@ class KeyValueTableManager:
             )
             raise
 
-        def changes(snapshot: Snapshot) -> tuple[dict[str, Any], StoredTable | None]:
+        def changes(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], StoredTable | None]:
             found = found_table(snapshot, name)
             after = finished(found, table)
             return ({} if after == found else {name.key: stored_form(after)}), after
@@ -317,6 +317,8 @@ class KeyValueTableManager:
             raise ConfigurationError(
                 f"{place.words()} holds the metadata of the lake {self.lake.url}: it is not {done}.",
                 "Move them back first: adjunct metadata move --back.",
+                table=f"{scope}/{name}",
+                url=self.lake.url,
             )
 
     def _existing(self, table: TableName) -> StoredTable:

@@ -21,6 +21,7 @@ def check_table_name(kind: str, name: str) -> str:
             f"{kind} name {name!r:.300} is not allowed: expected 1 to {LONGEST_NAME} letters, digits, '.', '-' or '_', "
             "not beginning with '_'.",
             "Rename it.",
+            name=f"{name!s:.300}",
         )
     return name
 

@@ -105,7 +105,7 @@ class ObjectSegments:
         """Swap the pointers for such that refuse writes."""
 
         def seal(core: SegmentCore) -> None:
-            if _settled(core.pointer, Status.SEALED) is Status.DELETED:
+            if _settled(table, core.pointer, Status.SEALED) is Status.DELETED:
                 raise core.gone()
 
         self._of_each(table, partitions, seal)
@@ -115,7 +115,7 @@ class ObjectSegments:
 
         def delete(core: SegmentCore) -> None:
             with suppress(ObjectNotFoundError):
-                _settled(core.pointer, Status.DELETED)
+                _settled(table, core.pointer, Status.DELETED)
             store = core.pointer.store
             store.delete_many([item.key for item in store.list(core.objects.key(""))])
 
@@ -143,7 +143,7 @@ class ObjectSegments:
         return SegmentCore(table, PointerObject(store, f"{prefix}/CURRENT"), RunObjects(store, prefix, self._cache))
 
 
-def _settled(pointer: PointerObject, status: Status) -> Status:
+def _settled(table: TableId, pointer: PointerObject, status: Status) -> Status:
     """Give a segment this status, unless it has it or is beyond it, and return the one that it has then."""
     standing = pointer.read()
     for _ in range(_ATTEMPTS):
@@ -156,9 +156,9 @@ def _settled(pointer: PointerObject, status: Status) -> Status:
         try:
             standing = pointer.swap(standing, after, is_in=lambda later: later.status >= status).standing
         except ReplyLostError as error:
-            raise TableUnavailableError(error.problem, "Do it again.") from error
+            raise TableUnavailableError(error.problem, "Do it again.", table=str(table)) from error
     raise TableUnavailableError(
-        f"others were always first to replace {pointer.key!r} in {pointer.store.url}.", "Do it again."
+        f"others were always first to replace {pointer.key!r} in {pointer.store.url}.", "Do it again.", table=str(table)
     )
 
 

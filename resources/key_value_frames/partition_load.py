@@ -97,6 +97,7 @@ class PartitionLoad:
             f"key-value table {self._table}: the frame has two rows of the key {key!r:.60}{of_family}{same}, and "
             "nothing says which of them is the last.",
             "Name a column that tells with order_by=, or leave one row of each key.",
+            table=str(self._table),
         )
 
 

@@ -89,6 +89,7 @@ class RowDocuments:
             raise SchemaMismatchError(
                 f"{self._label} holds {stored[:60]!r} under the key {key!r}; expected a record as a JSON object.",
                 "Remove it, or read the table as what it is.",
+                table=self._label,
             )
         return document
 

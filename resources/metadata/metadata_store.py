@@ -61,7 +61,7 @@ class MetadataStore:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class NamespaceSnapshot:
     """A namespace as it was at one commit: `version` counts its commits from 1 and is 0 before the first.
 
     Its pages are read when they are needed. What it returns is shared: make new values, don't change these.
@@ -96,11 +96,11 @@ class Namespace:
         self._log = lake.commit_log(prefix, KIND)
         self._cache = _Cache()
 
-    def read(self) -> Snapshot:
+    def read(self) -> NamespaceSnapshot:
         """Return the namespace as it stands now."""
         return self._snapshot(self._log.current())
 
-    def transact(self, decide: Callable[[Snapshot], tuple[Mapping[str, Any], T]], *, by: str) -> T:
+    def transact(self, decide: Callable[[NamespaceSnapshot], tuple[Mapping[str, Any], T]], *, by: str) -> T:
         """Commit the changes that `decide` makes of the namespace as it is, and return what else it decided.
 
         `decide(snapshot)` gives the new values by key (None removes the entry) and any result. After every conflict
@@ -129,11 +129,11 @@ class Namespace:
         kept = self._log.manifest_key(max(commit.number - _MANIFESTS_KEPT, 0), "")[: -len(".json")]
         return [key for key in keys if (key not in pages if "/pages/" in key else key < kept)]
 
-    def _snapshot(self, commit: Commit | None) -> Snapshot:
+    def _snapshot(self, commit: Commit | None) -> NamespaceSnapshot:
         if commit is None:
-            return Snapshot(0, NamespaceDocument(), self._page)
+            return NamespaceSnapshot(0, NamespaceDocument(), self._page)
         where = f"the namespace {commit.manifest_key!r} in {self._store.url}"
-        return Snapshot(commit.number, NamespaceDocument.parse(commit.body, where), self._page)
+        return NamespaceSnapshot(commit.number, NamespaceDocument.parse(commit.body, where), self._page)
 
     def _page(self, page: Page) -> Entries:
         entries = self._cache.get(page.key)

@@ -118,4 +118,5 @@ def _size(entry: tuple[str, Any]) -> int:
         raise ConfigurationError(
             f"the entry {entry[0]!r} can't be written as JSON: {error}.",
             "Use strings, numbers, booleans, lists and dictionaries only.",
+            key=entry[0],
         ) from error

@@ -50,6 +50,7 @@ def claim_table(table: KeyValueObjects, lake_id: str, named: str) -> None:
         raise ConfigurationError(
             f"{named} holds {'the metadata of another lake' if owner else 'something else'}: expected an empty one.",
             "Name a table that does not exist yet.",
+            table=named,
         )
 
 
@@ -103,6 +104,8 @@ def copy_into(
             f"{named} holds {len(over):,} objects that an earlier move left there and that are deleted by now, such as "
             f"{over[0]!r}.",
             "Name a table that does not exist yet, or go on without: adjunct metadata move --back.",
+            table=named,
+            key=over[0],
         )
     return copied
 
@@ -145,6 +148,8 @@ def copy_back(store: ObjectStore, table: KeyValueObjects, routed: RoutedKeys, ar
             f"{', '.join(refused)} in {store.url}: somebody who had opened the lake before its metadata were moved has "
             "committed there, and not to the table, which stays where the metadata are.",
             "Move these objects elsewhere by hand, and repeat this.",
+            url=store.url,
+            key=refused[0],
         )
     return len(keys)
 

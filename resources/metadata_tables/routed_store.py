@@ -128,6 +128,8 @@ class RoutedStore:
             raise ConfigurationError(
                 f"Spark can't read {key!r} of {self.url}: it is kept in a key-value table.",
                 "Read it with ObjectStore.get().",
+                url=self.url,
+                key=key,
             )
         return self.objects.spark_uri(key)
 

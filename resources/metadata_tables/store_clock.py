@@ -83,4 +83,5 @@ class StoreClock:
             f"the store {self._store.url} took {steady - began:.1f} seconds to tell the time, {_LOOKS} times: expected "
             f"at most {_SLOW:.0f}, or leases could not be dated.",
             "Try again later.",
+            url=self._store.url,
         )

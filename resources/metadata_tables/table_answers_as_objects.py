@@ -22,10 +22,11 @@ def as_of_a_store() -> Iterator[None]:
     try:
         yield
     except (TableUnavailableError, OutcomeUnknownError) as error:
-        raise StoreUnavailableError(error.problem, error.next_step) from error
+        raise StoreUnavailableError(error.problem, error.next_step, table=error.table) from error
     except (KeyValueTableSealedError, KeyValueTableNotFoundError) as error:
         raise MetadataMovedError(
             f"the lake's metadata are not in this key-value table any more: {error.problem}",
             "Open the lake again, in a new process. Where a move has been interrupted, repeat it: adjunct metadata "
             "move --back.",
+            table=error.table,
         ) from error

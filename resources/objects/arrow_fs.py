@@ -36,6 +36,7 @@ def location(store: ObjectStore, key: str) -> str:
         raise ConfigurationError(
             f"the lake {store.url} is in this process's memory, where no other engine reads.",
             "Use a lake in a folder or on S3.",
+            url=store.url,
         )
     return f"{store.url}/{key}"
 

@@ -213,6 +213,7 @@ class CommitLog:
                 raise ConfigurationError(
                     f"commit id {new_id!r} was used before in {self.prefix}, at number {number}.",
                     "Give every attempt an id of its own.",
+                    argument="commit_id",
                 ) from None
         etag = self._swap(parent, expected, pointer)
         return Commit(number, new_id, manifest.parent, key, manifest.created_at, by, body, etag)
@@ -279,7 +280,9 @@ class CommitLog:
         while commit.number > pointer.number:
             parent = self._parent_of(commit)
             if parent is None:
-                raise ObjectNotFoundError(f"commits before {commit.manifest_key!r} were collected.")
+                raise ObjectNotFoundError(
+                    f"commits before {commit.manifest_key!r} were collected.", key=commit.manifest_key
+                )
             commit = parent
         return commit.id == pointer.commit
 

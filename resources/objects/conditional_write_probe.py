@@ -52,4 +52,6 @@ def _accepts(write: object, refusal: type[AdjunctError]) -> bool:
 
 
 def _refusal(store: ObjectStore, what: str) -> ConditionalWritesUnsupportedError:
-    return ConditionalWritesUnsupportedError(f"store {store.url} does not honour conditional writes: {what}.", _INSTEAD)
+    return ConditionalWritesUnsupportedError(
+        f"store {store.url} does not honour conditional writes: {what}.", _INSTEAD, url=store.url
+    )

@@ -123,6 +123,7 @@ def encode(document: Document) -> bytes:
         raise ConfigurationError(
             f"a {type(document).__name__.lower()} can't be written as JSON: {error}.",
             "Use strings, numbers, booleans, None, lists and dictionaries only.",
+            argument="body",
         ) from error
     return text.encode()
 
@@ -138,6 +139,7 @@ def decode(cls: type[D], data: bytes, where: str, next_step: str) -> D:
                 f"{where} was moved to {moved.to}.",
                 "Open the lake again, in a new process. Where the move has been interrupted, repeat it: adjunct "
                 "metadata move.",
+                moved_to=moved.to,
             ) from None
         format_found, newest = _format_of(data), ROUTED_FORMAT if cls is LakeDocument else FORMAT
         if isinstance(format_found, int) and format_found > newest:

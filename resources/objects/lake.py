@@ -97,6 +97,8 @@ class Lake:
             raise ConfigurationError(
                 f"the clock of the lake {self.url} says {now}, which names no zone.",
                 "Give one that does: clock=lambda: datetime.now(UTC).",
+                argument="clock",
+                url=self.url,
             )
         return now
 
@@ -189,7 +191,9 @@ def _make(store: ObjectStore) -> None:
     if made is not None:  # another process was first
         if made.metadata is not None:
             raise MetadataMovedError(
-                f"the lake at {store.url} was made meanwhile, with its metadata in a key-value table.", "Open it again."
+                f"the lake at {store.url} was made meanwhile, with its metadata in a key-value table.",
+                "Open it again.",
+                url=store.url,
             )
         return
     probe_conditional_writes(store)

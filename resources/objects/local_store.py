@@ -215,6 +215,8 @@ class LocalStore:
             raise ConfigurationError(
                 f"Spark can't read {path!r}: it takes '*', '[', '{{' and '\\' in a path for a pattern.",
                 "Move the lake to a folder without these characters.",
+                url=self.url,
+                key=key,
             )
         return f"file:{path}"
 
@@ -248,6 +250,7 @@ class LocalStore:
         return StoreUnavailableError(
             f"the file system of {self.url} failed at {what}: {reason}.",
             "See whether the disk is full or failing, then run it again.",
+            url=self.url,
         )
 
     def _open(self, key: str) -> BufferedReader:
@@ -323,6 +326,7 @@ class LocalStore:
                 raise ConditionalWritesUnsupportedError(
                     f"the file system of {self.url} can't create files atomically: hard links fail ({error.strerror}).",
                     "Put the lake on a local disk, NFSv4 or s3://.",
+                    url=self.url,
                 ) from error
             return self._settled(path)
 
@@ -345,6 +349,8 @@ class LocalStore:
             raise ConfigurationError(
                 f"object {key!r} can't be stored in {self.url}: a part of its key is itself an object there.",
                 "Choose keys of which none is a folder of another.",
+                url=self.url,
+                key=key,
             ) from None
 
     def _refuse_folder(self, path: Path, key: str) -> None:
@@ -352,6 +358,8 @@ class LocalStore:
             raise ConfigurationError(
                 f"object {key!r} can't be stored in {self.url}: other objects have it as their folder.",
                 "Choose keys of which none is a folder of another.",
+                url=self.url,
+                key=key,
             )
 
     def _settled(self, path: Path) -> str:

@@ -138,6 +138,8 @@ class InMemoryStore:
         raise ConfigurationError(
             f"Spark can't read {check_key(key)!r} of {self.url}: it lives in this process only.",
             "Use a folder or s3:// as the lake.",
+            url=self.url,
+            key=key,
         )
 
     def staging_dir(self) -> Path:

@@ -195,6 +195,7 @@ def check_key(key: str) -> str:
             f"object key {key!r} is not safe: expected segments of letters, digits and '_.=+@-' joined by '/', "
             f"none beginning with a dot or longer than 200 characters, {_KEY_LENGTH} in all.",
             "Build keys from checked names.",
+            name=f"{key!s:.300}",
         )
     return key
 
@@ -223,10 +224,12 @@ def check_endpoint(endpoint: str | None) -> None:
             "the URL of the S3 endpoint holds a login, which S3 does not use and logs would show.",
             "Write it like https://s3.example.com:9000; credentials belong to boto3's own chain (AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY, AWS_PROFILE, …).",
+            argument="endpoint",
         )
     if not _ENDPOINT.fullmatch(endpoint):
         raise ConfigurationError(
             f"the S3 endpoint {endpoint.partition('?')[0]!r} is no URL of a server: expected http:// or https://, "
             "a host and maybe a port.",
             "Write it like https://s3.example.com:9000 (ADJUNCT_S3_ENDPOINT, else AWS_ENDPOINT_URL_S3).",
+            argument="endpoint",
         )

@@ -39,6 +39,7 @@ class PageRef:
             raise MalformedDocumentError(
                 f"page reference {value!r} is malformed: {error!r}; expected key, count and sha256.",
                 "Restore the manifest that holds it from a backup or an older object version.",
+                document="a page reference of a manifest",
             ) from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from botocore.exceptions import (
@@ -49,8 +50,22 @@ class UploadGoneError(StoreUnavailableError):
     """The multipart upload is not there (any more): look whether it was completed, else begin again."""
 
 
-def translate(error: Exception, what: str) -> AdjunctError:
-    """Return the Adjunct error for a botocore error; `what` names the request, the key and the store.
+@dataclass(frozen=True, slots=True)
+class S3Request:
+    """A request as errors name it: "GET of 'a/b' in s3://bucket/lake". One for several keys names the first."""
+
+    request: str
+    url: str | None = None  # of the store
+    key: str | None = None
+    more: int = 0  # keys beside the first
+
+    def __str__(self) -> str:
+        more = f" and {self.more} more" if self.more else ""
+        return self.request if self.key is None else f"{self.request} of {self.key!r}{more} in {self.url}"
+
+
+def translate(error: Exception, what: S3Request) -> AdjunctError:
+    """Return the Adjunct error for a botocore error.
 
     `StoreBusyError` says that nothing was done; plain `StoreUnavailableError` that nobody knows.
     """
@@ -58,44 +73,58 @@ def translate(error: Exception, what: str) -> AdjunctError:
         return _translate_answer(error, what)
     if isinstance(error, EndpointError | HTTPClientError | IncompleteReadError):
         return StoreUnavailableError(
-            f"{what} got no answer: {_short(error)}", "Check the endpoint and the network, then run it again."
+            f"{what} got no answer: {_short(error)}",
+            "Check the endpoint and the network, then run it again.",
+            url=what.url,
+            key=what.key,
         )
     if isinstance(error, BotoCoreError):
         return ConfigurationError(
             f"{what} could not be sent: {_short(error)}",
             "Check boto3's credentials, region and endpoint (AWS_PROFILE, AWS_REGION, ADJUNCT_S3_ENDPOINT, …).",
+            url=what.url,
+            key=what.key,
         )
-    return StoreUnavailableError(f"{what} failed: {_short(error)}", "Run it again.")
+    return StoreUnavailableError(f"{what} failed: {_short(error)}", "Run it again.", url=what.url, key=what.key)
 
 
-def _translate_answer(error: ClientError, what: str) -> AdjunctError:
+def _translate_answer(error: ClientError, what: S3Request) -> AdjunctError:
     code = str(error.response.get("Error", {}).get("Code", ""))
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     answer = f"{what} was answered {status} {code}"
     if code in _THROTTLED or status == 429:
-        return StoreBusyError(f"{answer}.", "Lower the request rate, then run it again.")
+        return StoreBusyError(f"{answer}.", "Lower the request rate, then run it again.", url=what.url, key=what.key)
     if status == 409:
-        return StoreBusyError(f"{answer}: concurrent writers.", "Run it again.")
+        return StoreBusyError(f"{answer}: concurrent writers.", "Run it again.", url=what.url, key=what.key)
     if status == 412:
-        return PreconditionFailedError(f"{answer}.", "Read the object again and decide again.")
+        return PreconditionFailedError(f"{answer}.", "Read the object again and decide again.", key=what.key)
     if code == "NoSuchBucket":
-        return ConfigurationError(f"{answer}: the bucket does not exist.", "Create it, or correct the URL.")
+        return ConfigurationError(
+            f"{answer}: the bucket does not exist.", "Create it, or correct the URL.", url=what.url
+        )
     if code == "NoSuchUpload":
-        return UploadGoneError(f"{answer}.", "Run it again.")
+        return UploadGoneError(f"{answer}.", "Run it again.", url=what.url, key=what.key)
     if status == 404:
-        return ObjectNotFoundError(f"{answer}.", "Check the URL, and whether the object was deleted.")
+        return ObjectNotFoundError(f"{answer}.", "Check the URL, and whether the object was deleted.", key=what.key)
     if status == 501 or code == "NotImplemented":
         return ConditionalWritesUnsupportedError(
-            f"{answer}: the store lacks it.", "Use a store that has conditional writes, or upgrade this one."
+            f"{answer}: the store lacks it.",
+            "Use a store that has conditional writes, or upgrade this one.",
+            url=what.url,
         )
     if status in (401, 403):
         return ConfigurationError(
-            f"{answer}: these credentials may not do it.", "Check the credentials, the bucket's policy and the clock."
+            f"{answer}: these credentials may not do it.",
+            "Check the credentials, the bucket's policy and the clock.",
+            url=what.url,
+            key=what.key,
         )
     if status >= 500 or status == 0 or code in ("RequestTimeout", "RequestTimeTooSkewed"):
-        return StoreUnavailableError(f"{answer}.", "Run it again.")
+        return StoreUnavailableError(f"{answer}.", "Run it again.", url=what.url, key=what.key)
     message = str(error.response.get("Error", {}).get("Message", ""))
-    return ConfigurationError(f"{answer}: {message}", "Check the URL and the ADJUNCT_S3_… settings.")
+    return ConfigurationError(
+        f"{answer}: {message}", "Check the URL and the ADJUNCT_S3_… settings.", url=what.url, key=what.key
+    )
 
 
 def ends_before(error: ClientError) -> bool:
@@ -103,7 +132,7 @@ def ends_before(error: ClientError) -> bool:
     return error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 416
 
 
-def asking(what: str, request: Callable[[], T]) -> T:
+def asking(what: S3Request, request: Callable[[], T]) -> T:
     """Send one request and return its result, or raise what the answer means."""
     try:
         return request()

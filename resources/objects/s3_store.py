@@ -6,6 +6,7 @@ import os
 import tempfile
 import threading
 import uuid
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,6 +30,7 @@ from dagster_adjunct.resources.objects.object_store import (
     check_prefix,
 )
 from dagster_adjunct.resources.objects.s3_errors import (
+    S3Request,
     StoreBusyError,
     UploadGoneError,
     asking,
@@ -194,7 +196,7 @@ class S3Store:
         for start in range(0, len(all_of_them), 1000):
             some = all_of_them[start : start + 1000]
             objects = [{"Key": self._at(key)["Key"]} for key in some]
-            what = self._what("DELETE", f"{some[0]} and {len(some) - 1} more")
+            what = replace(self._what("DELETE", some[0]), more=len(some) - 1)
             repeated(partial(self._delete_objects, what, objects), self._options.attempts)
 
     # -- for Spark and writers
@@ -206,7 +208,9 @@ class S3Store:
         folder = Path(tempfile.gettempdir()) / f"adjunct-staging-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.stat().st_uid != os.getuid():
-            raise ConfigurationError(f"folder {folder} belongs to another user.", "Set TMPDIR to a folder of your own.")
+            raise ConfigurationError(
+                f"folder {folder} belongs to another user.", "Set TMPDIR to a folder of your own.", setting="TMPDIR"
+            )
         return folder
 
     # -- inside
@@ -227,7 +231,7 @@ class S3Store:
                         return str(head["ETag"])
                     raise self._exists(key) from None
                 if isinstance(error, PreconditionFailedError):  # deleted between the two requests
-                    raise StoreBusyError(error.problem, error.next_step) from error
+                    raise StoreBusyError(error.problem, error.next_step, url=self.url, key=key) from error
                 raise
 
         return repeated(attempt, self._options.attempts)
@@ -245,7 +249,7 @@ class S3Store:
         except ObjectNotFoundError:
             return None
 
-    def _delete_objects(self, what: str, objects: Sequence[Any]) -> None:
+    def _delete_objects(self, what: S3Request, objects: Sequence[Any]) -> None:
         answer = asking(
             what,
             lambda: self._client().delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True}),
@@ -253,9 +257,11 @@ class S3Store:
         for error in answer.get("Errors", []):
             refusal = f"{what}: {error.get('Key')} was answered {error.get('Code')}."
             if error.get("Code") == "AccessDenied":
-                raise ConfigurationError(refusal, "Allow s3:DeleteObject on the lake's prefix.")
+                raise ConfigurationError(
+                    refusal, "Allow s3:DeleteObject on the lake's prefix.", url=self.url, key=error.get("Key")
+                )
             if error.get("Code") != "NoSuchKey":
-                raise StoreUnavailableError(refusal, "Run it again.")
+                raise StoreUnavailableError(refusal, "Run it again.", url=self.url, key=error.get("Key"))
 
     def _encryption(self) -> dict[str, Any]:
         settings = {"ServerSideEncryption": self._options.sse, "SSEKMSKeyId": self._options.sse_kms_key_id}
@@ -264,8 +270,8 @@ class S3Store:
     def _at(self, key: str) -> Any:
         return {"Bucket": self._bucket, "Key": self._prefix + check_key(key)}
 
-    def _what(self, request: str, key: str) -> str:
-        return f"{request} of {key!r} in {self.url}"
+    def _what(self, request: str, key: str) -> S3Request:
+        return S3Request(request, self.url, key)
 
     def _exists(self, key: str) -> ObjectExistsError:
         return ObjectExistsError(
@@ -283,11 +289,11 @@ class S3Store:
         with self._lock:
             # Forked workers make their own: a shared socket would mix two processes' answers.
             if self._connected is None or self._connected[0] != os.getpid():
-                self._connected = (os.getpid(), connect(self._options, f"opening {self.url}"))
+                self._connected = (os.getpid(), connect(self._options, S3Request(f"opening {self.url}", self.url)))
             return self._connected[1]
 
 
-def connect(options: S3Options, what: str) -> S3Client:
+def connect(options: S3Options, what: S3Request) -> S3Client:
     """Return a new client without repeats of its own; `what` says in errors what it is for."""
     import boto3
     from botocore.config import Config
@@ -313,6 +319,8 @@ def connect(options: S3Options, what: str) -> S3Client:
         raise ConfigurationError(
             f"{what}: boto3 is told an S3 endpoint that is no URL of a server (not shown here, it may hold a login).",
             "Write it like https://s3.example.com:9000 (AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, boto3's configuration).",
+            setting="AWS_ENDPOINT_URL_S3",
+            url=what.url,
         ) from None
     check_endpoint(client.meta.endpoint_url)
     return client

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import AdjunctError
-from dagster_adjunct.resources.objects.s3_errors import asking, repeated
+from dagster_adjunct.resources.objects.s3_errors import S3Request, asking, repeated
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +22,7 @@ _THREADS = 4
 
 
 def multipart(
-    client: S3Client, path: Path, at: dict[str, Any], extra: dict[str, Any], options: S3Options, what: str
+    client: S3Client, path: Path, at: dict[str, Any], extra: dict[str, Any], options: S3Options, what: S3Request
 ) -> str:
     """Send the file in parts, create the object if it is absent, and return its ETag.
 
@@ -52,7 +52,7 @@ def multipart(
 
 
 def _send_parts(
-    client: S3Client, path: Path, size: int, part_size: int, at: dict[str, Any], options: S3Options, what: str
+    client: S3Client, path: Path, size: int, part_size: int, at: dict[str, Any], options: S3Options, what: S3Request
 ) -> list[Any]:
     file = os.open(path, os.O_RDONLY)
 

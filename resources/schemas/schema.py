@@ -47,6 +47,7 @@ class Field:
                 f"column name {self.name!r} can't be used: expected a name that does not begin with '__', "
                 "which is kept for the record's own position and marks.",
                 "Rename the column.",
+                column=self.name,
             )
         normal = _ALIASES.get(self.type.strip().lower(), self.type.strip().lower()).replace(" ", "")
         if normal not in TYPES and not _DECIMAL.fullmatch(normal):
@@ -68,7 +69,9 @@ class Schema:
         names = [field.name.lower() for field in self.fields]  # Spark's names ignore case
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise SchemaMismatchError(f"columns {twice} stand twice in a schema.", "Rename one of each.")
+            raise SchemaMismatchError(
+                f"columns {twice} stand twice in a schema.", "Rename one of each.", column=twice[0]
+            )
 
     @classmethod
     def of(cls, columns: Mapping[str, str] | None = None, /, **more: str) -> Schema:
@@ -135,6 +138,7 @@ class Schema:
             raise MalformedDocumentError(
                 f"a stored schema reads {str(items)[:200]!r}: expected a list of name and type ({error}).",
                 "Restore the document from a backup, or roll back to the commit before.",
+                document="a schema",
             ) from error
 
     def ddl(self) -> str:
@@ -270,6 +274,7 @@ def conform(table: pa.Table, schema: Schema, what: str) -> pa.Table:
             f"{what}: columns {missing} are missing and {extra} are not expected; the schema is "
             f"{', '.join(f'{f.name} {f.type}' for f in schema.fields)}.",
             "Send records with exactly these columns.",
+            column=[*missing, *extra][0],
         )
     columns = []
     for field in schema.fields:

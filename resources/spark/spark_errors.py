@@ -168,7 +168,8 @@ def _cut_off(text: str) -> AdjunctError | None:
     if not cut:
         return None
     what = f"Spark's read of {unread['file']}" if unread else "Spark's request to the store"
-    return StoreUnavailableError(f"{what} was broken off: {cut['cause'].rstrip('.')}.", "Run it again.")
+    problem = f"{what} was broken off: {cut['cause'].rstrip('.')}."
+    return StoreUnavailableError(problem, "Run it again.", url=unread["file"] if unread else None)
 
 
 def _damaged(text: str) -> AdjunctError | None:
@@ -179,6 +180,7 @@ def _damaged(text: str) -> AdjunctError | None:
         f"Spark can't read {unread['file']}: {damaged['cause']}.",
         "The object is missing or damaged: restore it from a backup, or serve an earlier version (adjunct dataset "
         "rollback). adjunct dataset verify names every such object of a version.",
+        url=unread["file"],
     )
 
 

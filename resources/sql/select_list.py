@@ -28,8 +28,6 @@ def checked_list(
     texts: Sequence[str],
     columns: Sequence[str] | None,
     types: Mapping[str, str | None] | None = None,
-    *,
-    side: str = "the stream",
 ) -> tuple[Item, ...]:
     """Return what a list of expressions makes of records with these columns; see `checked_expression`.
 
@@ -38,7 +36,7 @@ def checked_list(
     items: list[Item] = []
     before: dict[str, str | None] = {}
     for text in texts:
-        kind = checked_expression(operator, text, columns, types, side=side, aliases=before)
+        kind = checked_expression(operator, text, columns, types, aliases=before)
         expression = resolved(parsed(text), columns)
         items.append(Item(expression, kind))
         if expression.alias is not None:

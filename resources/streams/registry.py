@@ -29,7 +29,7 @@ def register_system(name: str, factory: Factory) -> None:
     check_name("system", name)
     if _systems.setdefault(name, factory) is not factory:
         raise ConfigurationError(
-            f"stream system {name!r} is registered already.", "Register the second one under another name."
+            f"stream system {name!r} is registered already.", "Register the second one under another name.", system=name
         )
 
 
@@ -39,5 +39,6 @@ def open_system(name: str, lake: Lake) -> StreamSystem:
         raise ConfigurationError(
             f"there is no stream system {name!r}: there are {', '.join(sorted(_systems))}.",
             "Check the name before the dot, or call register_system first.",
+            system=name,
         )
     return _systems[name](lake)

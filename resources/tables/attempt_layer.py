@@ -70,6 +70,7 @@ class AttemptLayer:
             f"table {self.table}: a {operation.kind.value} {entries} {key!r} had no answer after {self.timeout:g} s "
             "and was given up.",
             "See what the store is busy with, or allow more: RetryPolicy(timeout=…).",
+            table=self.table,
         )
         late.__cause__ = TimeoutError()
         return Problem(State.UNKNOWN, late)

@@ -50,4 +50,5 @@ def no_key(store: str, key: Any, names: Sequence[str]) -> SchemaMismatchError:
     return SchemaMismatchError(
         f"{store} got {key!r} as a key; expected a tuple of {', '.join(names)}.",
         "Give the key's values in that order.",
+        table=store,
     )

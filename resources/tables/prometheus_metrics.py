@@ -35,6 +35,7 @@ class PrometheusTables:
             raise ConfigurationError(
                 "PrometheusTables needs prometheus_client, which is not installed.",
                 "Install it: pip install 'dagster-adjunct[metrics]'.",
+                package="prometheus_client",
             ) from error
         self._totals: dict[str, TableMetrics] = {}
         self._adding = threading.Lock()

@@ -117,6 +117,7 @@ class Marks:
                 f"{key[0] if len(key) == 1 else tuple(key)!r}, and their expressions give others each time they are "
                 "computed: when a batch is run again, nobody could tell which of them the table has.",
                 "Leave out rand(), uuid() and the like before this table, or have one record of a key in a message.",
+                operator=self._what,
             )
         return ordinal + 1
 

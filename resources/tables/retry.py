@@ -83,12 +83,15 @@ class RetryPolicy:
     unknown: Literal["retry", "fail"] = field(default="retry", kw_only=True)
 
     def __post_init__(self) -> None:
-        times = (self.first_wait, self.max_wait, self.max_total)
         whole = isinstance(self.attempts, int) and not isinstance(self.attempts, bool)
-        if not whole or self.attempts < 1 or not all(time >= 0 for time in times) or not isfinite(self.first_wait):
+        wrong = [] if whole and self.attempts >= 1 else ["attempts"]
+        wrong += [name for name in ("first_wait", "max_wait", "max_total") if not getattr(self, name) >= 0]
+        wrong += [] if isfinite(self.first_wait) else ["first_wait"]
+        if wrong:
             raise ConfigurationError(
                 f"{self} can't work: expected at least one attempt, a whole number, and no negative or endless wait.",
                 "Correct the policy.",
+                argument=wrong[0],
             )
         if self.timeout is not None and not (self.timeout > 0 and isfinite(self.timeout)):
             raise ConfigurationError(
@@ -115,6 +118,7 @@ class RetryPolicy:
             raise TableError(
                 f"retry_if of a retry policy raised {type(wrong).__name__} ({wrong}) about {problem.error!r:.160}.",
                 "Correct it: it gets a problem, and returns whether its entry may be sent again.",
+                function="retry_if",
             ) from wrong
 
     def wait(self, attempts: int, spent: float, asked: float = 0.0) -> float | None:

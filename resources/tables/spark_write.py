@@ -132,7 +132,7 @@ def _repeatable(df: DataFrame) -> bool:
 
 
 def check_record_columns(columns: Sequence[str], table: str, key: Sequence[str], *, updates: bool, what: str) -> None:
-    """Raise SchemaMismatchError where records lack the table's key, or are no updates; `what` says whose they are."""
+    """Raise SchemaMismatchError where records lack the table's key, or are no updates; `what` is the operator."""
     needed = [*key, *([UPDATE] if updates else [])]
     missing = [name for name in needed if name not in columns]
     if missing:
@@ -142,6 +142,9 @@ def check_record_columns(columns: Sequence[str], table: str, key: Sequence[str],
             "Give updates their form first: .map(*update_message(key=…, update=…, default=…))."
             if updates
             else f"The table's key is {', '.join(key)}: keep it, or rename a column to it.",
+            table=table,
+            operator=what,
+            column=missing[0],
         )
 
 

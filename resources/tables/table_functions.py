@@ -141,6 +141,7 @@ class TableWriteFunction(TableFunction, Generic[K, V, U]):
         raise TableError(
             f"{type(self).__name__} has no partial updates, and one was asked for.",
             "Put whole records, or override update() in the function.",
+            function=type(self).__name__,
         )
 
     async def put_if_absent(self, key: K, value: V, *args: object) -> bool:
@@ -148,6 +149,7 @@ class TableWriteFunction(TableFunction, Generic[K, V, U]):
         raise TableError(
             f"{type(self).__name__} can't put a record only where there is none, and was asked to.",
             "Override put_if_absent() in the function.",
+            function=type(self).__name__,
         )
 
     async def put_all(self, entries: Sequence[tuple[K, V]], *args: object) -> None:
@@ -211,6 +213,7 @@ def problem_told(function: TableFunction, error: BaseException, *, sent: bool = 
             f"{type(function).__name__} raised {type(wrong).__name__} ({wrong}) when it was asked whether "
             f"{type(error).__name__} ({error}) may pass.",
             "Correct its is_retriable(): it is asked about every error, and about what caused it.",
+            function=type(function).__name__,
         )
         said.__cause__ = error
         return Problem(State.REFUSED, said)

@@ -90,9 +90,8 @@ async def pump(
     parts: Callable[[Any], Sequence[Part]],
     send: Callable[[Part], Any],
     done: Callable[[Part, Outcomes], bool],
-    at_once: int = AT_ONCE,
 ) -> None:
-    """Send all batches, at most `at_once` of them under way; stop pulling where `done` says that it is no use.
+    """Send all batches, at most `AT_ONCE` of them under way; stop pulling where `done` says that it is no use.
 
     Operations are begun in order, and the table keeps those of one key in the order of the calls.
     """
@@ -110,7 +109,7 @@ async def pump(
             batch = await loop.run_in_executor(None, next, batches, _END)
             if batch is _END:
                 break
-            if len(going) >= at_once:
+            if len(going) >= AT_ONCE:
                 await asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED)
             finished = {task for task in going if task.done()}
             going -= finished

@@ -549,7 +549,9 @@ def test_files_that_are_not_as_declared_are_named_with_dataset_version_and_colum
     place.put("v1/part 0.csv", "tailnum,seats\nN1,2\nN2,two\n")
     place.put("v1/_SUCCESS")
     source, delivery = delivered(dataset(place))
-    with pytest.raises(SchemaMismatchError, match=r"'planes', version 'v1'.*part 0\.csv.*'seats'.*line 3.*'two'"):
+    with pytest.raises(
+        SchemaMismatchError, match=r"'planes', version 'v1'.*part 0\.csv, line 3: column 'seats'.*'two'"
+    ):
         source.check(delivery, no_spark)
 
 

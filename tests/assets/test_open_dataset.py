@@ -7,11 +7,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from pyspark.errors import PySparkException
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.exchange.handover import parquet_files, polars_frame, pyarrow_dataset
 from dagster_adjunct.assets.reading.open_dataset import Dataset, current_versions, open_dataset
+from dagster_adjunct.assets.reading.spark_reads import unread_version
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions.leases import all_leases
 from dagster_adjunct.resources.errors import (
@@ -136,6 +139,24 @@ def test_a_file_that_is_lost_while_spark_reads_is_told_as_damage_and_other_error
         read(lambda _: 1 // 0)
     with pytest.raises(ManifestMismatchError, match="Spark can't read"):
         read(lose_files)
+
+
+def test_the_damaged_version_is_that_of_the_file_and_not_one_that_the_cause_names(plain: World) -> None:
+    publish(plain, 1)
+    publish(plain, 2)
+    readers = [StoredVersions(plain.lake, "planes").version(name) for name in ("v1", "v2")]
+    one, two = (reader.sealed.generations[0] for reader in readers)
+    said = (
+        "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file "
+        f"file:///lake/{two.folder}/{two.files[0].name}.  SQLSTATE: KD001\n"
+        f"Caused by: java.io.EOFException: unlike /{one.folder}/{one.files[0].name}\n\tat a.B.c(B.java:1)\n"
+    )
+    unread = unread_version(PySparkException(said), readers)
+    assert unread is not None
+    assert unread[1] is readers[1]
+    about = {"dataset": "planes", "version": readers[1].version, "key": f"{two.folder}/{two.files[0].name}"}
+    assert unread[0].facts | about == unread[0].facts
+    assert unread_version(PySparkException(said), readers[:1]) is None
 
 
 # -- by other engines, and by key

@@ -448,6 +448,11 @@ def test_rules_in_sql_count_what_breaks_them_and_tell_some_keys(on_spark: Candid
     assert sorted(verdicts["with_names"].facts["sample"]) == [["N3"], ["N4"]]
     assert verdicts["numbers"].message.startswith("NumberFormatException: [CAST_INVALID_INPUT]")
     assert verdicts["values_in_maker"].message == "1 rows have other values of 'maker': 'CESSNA' (1)"
+    hidden = {verdict.name: verdict.message for verdict in evaluate(rules[2::3], on_spark, ["maker", "tailnum"])}
+    assert hidden == {
+        "none_lost": "1 rows break it: values of sensitive columns are not told",
+        "values_in_maker": "1 rows have other values of 'maker': values of sensitive columns are not told",
+    }
     assert spark.table("version").count() == 3
     rows = spark.sql("SHOW TABLES").collect()
     assert [row.tableName for row in rows if row.isTemporary] == ["version"]
@@ -588,14 +593,24 @@ def test_a_warning_with_a_mistake_is_on_record_with_the_version_that_it_let_pass
 def test_values_of_sensitive_columns_are_in_no_verdict() -> None:
     def tells(of: str) -> Callable[[Candidate], Finding]:
         facts = {"violations": 1, "sample_of": of, "sample": [["ann@example.com"]]}
-        return lambda candidate: Finding(False, "1 rows break it: email 'ann@example.com'", facts)
+        return lambda candidate: Finding(False, "'ann@example.com': 1 rows break it", facts, "1 rows break: it")
 
     rules = [custom("known", tells("email")), custom("whole", tells("rows")), custom("other", tells("id"))]
     nothing: Any = None
     known, whole, other = evaluate(rules, nothing, sensitive=["Email"])
     for verdict in (known, whole):
         assert "ann@" not in verdict.model_dump_json()
-        assert verdict.message == "1 rows break it: values of sensitive columns are not told"
+        assert verdict.message == "1 rows break: it: values of sensitive columns are not told"
         assert verdict.facts["violations"] == 1
     assert "ann@" in other.message
     assert "ann@" in evaluate(rules, nothing)[0].message
+    for verdict in (known, other):
+        assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict, "it is what is read back"
+
+
+def test_a_rule_that_has_no_words_without_values_says_nothing_where_columns_are_sensitive() -> None:
+    facts = {"sample_of": "email", "sample": [["ann@example.com"]]}
+    rule = custom("known", lambda candidate: Finding(False, "ann@example.com: is not known", facts))
+    nothing: Any = None
+    (verdict,) = evaluate([rule], nothing, sensitive=["email"])
+    assert (verdict.message, verdict.facts) == ("values of sensitive columns are not told", {"sample_of": "email"})

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_adjunct import Application, application_state
-from dagster_adjunct.errors import OperatorFailedError, PlanningError, SchemaMismatchError, TableAccessError
+from dagster_adjunct.errors import (
+    ConfigurationError,
+    OperatorFailedError,
+    PlanningError,
+    SchemaMismatchError,
+    TableAccessError,
+)
 from dagster_adjunct.resources.backends import SqliteTable
 from dagster_adjunct.resources.tables import RemoteTable
 from dagster_adjunct.resources.tables.partial_update import UpdateContract
@@ -103,20 +109,20 @@ def test_a_function_that_fails_over_no_records_is_told_with_its_line(
 
 def test_records_that_a_table_can_not_take_are_told_before_a_batch(step_world: StepWorld, tmp_path: Path) -> None:
     things = step_world.table()
-    nowhere = SqliteTable(tmp_path / "other.sqlite", "nothing", "k")
+    nowhere = SqliteTable(tmp_path / "send-to-table-2-absent.sqlite", "nothing", "k")  # which the error tells, too
     absent = RemoteTable("absent", key="k", read_function=nowhere, write_function=nowhere)
     cases: list[tuple[Callable[[Any, Any], Any], type[Exception], str]] = [
         (
             lambda s, app: s.map(lambda f: f.drop("k")).send_to(app.table(things)),
             SchemaMismatchError,
-            "table things have no 'k'",
+            "^send-to-table-3-things: records for table things have no 'k'",
         ),
         (
             lambda s, app: s.map(lambda f: f).send_to(app.table(things), UpdateContract.UPDATE_ONLY),
             SchemaMismatchError,
             "table things have no 'update'",
         ),
-        (lambda s, app: s.send_to(app.table(absent)), TableAccessError, "send-to-table-2-absent: "),
+        (lambda s, app: s.send_to(app.table(absent)), TableAccessError, "^send-to-table-2-absent: "),
     ]
     world_of(step_world)
     for describe, kind, said in cases:
@@ -131,3 +137,14 @@ def world_of(world: StepWorld) -> Application:
     world.stream("numbers", "k", 2, k="string", v="int")
     world.send("numbers", ("a", 1))
     return Application("app")
+
+
+def test_an_error_that_names_its_operator_is_told_with_it_once(step_world: StepWorld) -> None:
+    lock = threading.Lock()
+    app = world_of(step_world)
+    app.input_stream("lake.numbers").sink(lambda batch, context: lock.acquire()).send_to(
+        app.output_stream("lake.out", partitions=2, key="k")
+    )
+    with pytest.raises(ConfigurationError, match=r"^sink-2: <lambda>\(\) can't be sent to tasks") as told:
+        step_world.run(app)
+    assert told.value.operator == "sink-2"

@@ -92,5 +92,6 @@ def test_facts_of_another_release_are_passed_over() -> None:
     document = {"error": "NoSuchError", "problem": "no.", "next_step": "", "facts": {"moon": 1}}
     assert (type(from_document(document)), from_document(document).facts) == (AdjunctError, {})
     assert ConfigurationError("no.", argument="key").argument == "key"
-    about = {"argument", "setting", "application", "dataset", "stream", "table"}
-    assert {field.name for field in fields(ConfigurationError)} == {"problem", "next_step", *about}
+    about = {"argument", "setting", "application", "dataset", "stream", "table", "operator", "column"}
+    outside = {"system", "topic", "backend", "url", "key", "module", "package"}
+    assert {field.name for field in fields(ConfigurationError)} == {"problem", "next_step", *about, *outside}

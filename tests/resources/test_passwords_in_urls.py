@@ -8,15 +8,15 @@ import traceback
 import pytest
 from pydantic import ValidationError
 
+from dagster_adjunct.resources.adjunct_error import without_passwords
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
     StoreUnavailableError,
-    without_passwords,
 )
 from dagster_adjunct.resources.objects import LakeSettings, open_lake
 from dagster_adjunct.resources.objects.object_store import S3Options
-from dagster_adjunct.resources.objects.s3_errors import asking
+from dagster_adjunct.resources.objects.s3_errors import S3Request, asking
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,9 @@ def test_what_botocore_says_of_an_endpoint_out_of_reach_shows_no_login() -> None
         raise EndpointConnectionError(endpoint_url="http://me:hunter2@127.0.0.1:1/bucket")
 
     with pytest.raises(StoreUnavailableError, match=r"http://\*\*\*@127\.0\.0\.1:1") as error:
-        asking("GET of 'a'", request)
+        asking(S3Request("GET", "s3://b", "a"), request)
     assert "hunter2" not in str(error.value)
+    assert error.value.facts == {"url": "s3://b", "key": "a"}
 
 
 @pytest.mark.parametrize("variable", ["ADJUNCT_S3_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"])

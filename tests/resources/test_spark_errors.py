@@ -76,11 +76,13 @@ def test_a_read_that_the_network_broke_off_is_transient_and_names_the_file(cause
     found = adjunct_error(Py4JJavaError(f"{READ}{inner}Caused by: {cause}\n\tat a.B.c(B.java:1)\n"))
     assert isinstance(found, StoreUnavailableError)
     assert found.problem == f"Spark's read of {FILE} was broken off: {cause.split(': ', 1)[1]}."
+    assert found.url == FILE
 
 
 def test_a_damaged_file_and_missing_credentials_are_not_taken_for_a_broken_network() -> None:
     damaged = adjunct_error(Py4JJavaError(f"{READ}Caused by: java.io.EOFException: too short\n\tat a.B.c(B.java:1)\n"))
     assert isinstance(damaged, ManifestMismatchError)
+    assert damaged.url == FILE
     said = "software.amazon.awssdk.core.exception.SdkClientException: Unable to load credentials"
     assert adjunct_error(Py4JJavaError(f"{READ}Caused by: {said}\n")) is None
 

@@ -50,6 +50,7 @@ def readers(schemas: Schemas, what: str) -> dict[int | None, Callable[[bytes], A
         raise ConfigurationError(
             f"{what}: its changes are in Avro, and fastavro is not installed ({error}).",
             'Install it wherever tasks run: pip install "dagster-adjunct[avro]".',
+            package="fastavro",
         ) from error
 
     def reader(text: str, which: int | None) -> Callable[[bytes], Any]:
@@ -58,7 +59,9 @@ def readers(schemas: Schemas, what: str) -> dict[int | None, Callable[[bytes], A
         except (SchemaParseException, UnknownType, LookupError, TypeError, ValueError) as error:
             name = "avro_schema" if which is None else f"avro_schema {which}"
             raise ConfigurationError(
-                f"{what}: {name} is no Avro schema: {type(error).__name__}: {error}.", "Correct it."
+                f"{what}: {name} is no Avro schema: {type(error).__name__}: {error}.",
+                "Correct it.",
+                argument="avro_schema",
             ) from error
 
         def read(data: bytes) -> Any:

@@ -307,5 +307,6 @@ def _without(records: Schema, columns: set[str | None], what: str) -> Schema:
         raise SchemaMismatchError(
             f"{what}: the record has no columns but {', '.join(records.names)}, which only say what happened.",
             "Name the right columns in the change format.",
+            column=next(iter(records.names), None),
         )
     return Schema(kept)

@@ -92,6 +92,8 @@ class Projection:
             raise ConfigurationError(
                 f"a projection computes {unknown[0]!r}, which is not among its columns {', '.join(declared)}.",
                 "Name it in columns, with its type, or leave it out of select.",
+                argument="select",
+                column=unknown[0],
             )
 
     @property
@@ -107,6 +109,7 @@ class Projection:
                     raise SchemaMismatchError(
                         f"{what}: the projection declares {field.name} as {field.type}, the record has {given.type}.",
                         f"Declare it as {given.type}, or say in select how it is cast.",
+                        column=field.name,
                     )
         return declared
 
@@ -173,6 +176,7 @@ class Projection:
                     f"{what}: the projection declares {field.name} as {field.type}, and "
                     f"{self._computed.get(field.name, field.name)!r} gives {kind}.",
                     f"Declare it as {kind}, or cast it in the expression, where everybody sees it.",
+                    column=field.name,
                 )
             value = expression if self.keeps((field.name,)) else F.when(~tombstone, expression)
             columns.append(value.cast(field.type).alias(field.name))
@@ -226,6 +230,7 @@ class PythonExtractor:
                     f"{what}: extractor {self.factory} passes {name} on unchanged as {field.type}, the record has "
                     f"{given.type}.",
                     f"Declare it as {given.type}.",
+                    column=name,
                 )
         return declared
 
@@ -306,4 +311,5 @@ def _unplanned(what: str, part: str, expression: str, error: Exception) -> Datas
     return DatasetError(
         f"{what}: {part} of the projection, {expression!r}, can't be planned: {first_line(error)}",
         "Correct it: Spark SQL over the record's columns, without aggregates.",
+        function=expression,
     )

@@ -161,6 +161,7 @@ def _called(
         raise DatasetError(
             f"{where}: extractor {extractor.factory} failed: {type(error).__name__}: {text}{_line(error)}.",
             "Correct the function or the record, and run it again: nothing was published.",
+            function=extractor.factory,
         ) from error
     if not iterable:
         raise _mistaken(
@@ -253,6 +254,7 @@ def _mistaken(factory: str, where: str, what_it_does: str, declared: str) -> Dat
     return DatasetError(
         f"{where}: extractor {factory} {what_it_does}, declared is {declared}.",
         "Correct the function, or declare what it returns, and run it again: nothing was published or rejected.",
+        function=factory,
     )
 
 

@@ -122,9 +122,10 @@ class Regenerating:
             except ManifestMismatchError as error:
                 if not self._in_use_now(folder):
                     continue  # compacted and discarded meanwhile: the commit fails, and is decided again
-                raise ManifestMismatchError(
+                raise error.reworded(
                     f"{error.problem} So it can't be said whether it holds a key, and nothing was erased.",
                     f"Restore that object, or rebuild the dataset ({self.log.name}), and run the erasure again.",
+                    dataset=self.log.name,
                 ) from error
         earlier = {retired.folder for retired in manifest.retired} - self.clean - self.holding
         files_of_earlier = [item for folder in sorted(earlier) for item in self.log.lake.store.list(f"{folder}/")]

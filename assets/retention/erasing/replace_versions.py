@@ -101,10 +101,12 @@ class Replacing:
                 return  # discarded meanwhile, with its objects
             if isinstance(error, DatasetError):
                 raise
-            raise ManifestMismatchError(
+            raise error.reworded(
                 f"{error.problem} So it can't be said whether it holds a key, and nothing was erased.",
                 f"Restore that object, or give the version up (withdraw, drop and discard {ref.id}), and run the "
                 "erasure again.",
+                dataset=self.log.name,
+                version=ref.id,
             ) from error
         if replacement is None:
             self.clean.add(ref.document)

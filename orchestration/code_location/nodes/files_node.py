@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 from dagster import AssetKey
 
 from dagster_adjunct.assets.declaration.dataset_inputs import FileSource
+from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.code_location.nodes.asset_subject import AssetSubject
 from dagster_adjunct.orchestration.code_location.nodes.node_kind import NodeKind
 
@@ -22,7 +22,7 @@ class FilesNode(NodeKind):
 
     def asset_key(self, subject: AssetSubject) -> AssetKey:
         path = subject.name.partition("://")[2] or subject.name
-        return AssetKey(["files", *(re.sub(r"\W", "_", part) for part in path.split("/") if part not in ("", "."))])
+        return AssetKey(["files", *(dagster_name(part) for part in path.split("/") if part not in ("", "."))])
 
     def dagster_kinds(self, subject: AssetSubject) -> set[str]:
         return {subject.storage}

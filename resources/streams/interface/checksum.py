@@ -70,6 +70,7 @@ def promised_checksum(text: str | None, what: str) -> str | None:
             "The version is not published and what is served stays. Compute the checksum with records_checksum(df, "
             "schema) of this release and deliver under a new version name. For a checksum of your own, that only you "
             "compare, write its kind before it (crc64:…).",
+            expected=text,
         )
     return text.lower()
 

@@ -36,6 +36,7 @@ def parse_offset(text: str, what: str) -> int:
     raise OffsetOutOfRangeError(
         f"{what}: {text!r:.80} is no offset there: expected decimal digits, the first of several not 0, as in '42'.",
         "Use offsets as this system gave them out.",
+        offset=f"{text!s:.80}",
     )
 
 

@@ -160,6 +160,7 @@ def check_startpoint(value: object, what: str = "a startpoint") -> Startpoint:
         f"{what} is {value!r:.80}, no startpoint: expected one of {kinds}.",
         "Write it as in StartpointOldest(), StartpointTimestamp(timestamp_ms=1767225600000) or StartpointSpecific("
         "offset='42').",
+        argument="startpoint",
     )
 
 
@@ -227,6 +228,8 @@ def resolve_startpoint_to_offset(system: StreamSystem, ssp: SystemStreamPartitio
             f"{ssp}: stream system {system.name!r} can't start at a startpoint of kind {startpoint.kind!r}; it can at: "
             f"{', '.join(able) or 'none'}.",
             "Write a startpoint of a kind that the system has.",
+            system=system.name,
+            stream=ssp.qualified_stream,
         )
     offset = startpoint.apply(ssp, _Resolver(system))
     return check_offset(system, ssp, offset, f"asked where the startpoint {describe_startpoint(startpoint)} starts")
@@ -243,6 +246,8 @@ def check_offset(system: StreamSystem, ssp: SystemStreamPartition, answer: objec
         f"{ssp}: stream system {system.name!r}, {asked}, has answered {answer!r}, which is no offset: expected a text.",
         "Mend the system: every offset is a text that is not empty, and a question that it can't answer is an "
         "OffsetOutOfRangeError.",
+        system=system.name,
+        stream=ssp.qualified_stream,
     )
 
 
@@ -293,6 +298,7 @@ def check_id(what: str, value: object) -> None:
         raise ConfigurationError(
             f"{what} id {value!r:.80} is no id: expected a text of 1 to {ID_LENGTH} characters.",
             f"Leave the id out: every {what} gets one of its own.",
+            argument="id",
         )
 
 

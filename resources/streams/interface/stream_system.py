@@ -302,4 +302,4 @@ class StreamSystem(ABC):
         return [SystemStreamPartition(self.name, stream, p) for p in range(self.info(stream).partitions)]
 
     def _unable(self, what: str, next_step: str) -> ConfigurationError:
-        return ConfigurationError(f"stream system {self.name!r} can't {what}.", next_step)
+        return ConfigurationError(f"stream system {self.name!r} can't {what}.", next_step, system=self.name)

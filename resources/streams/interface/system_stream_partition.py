@@ -25,6 +25,8 @@ class SystemStreamPartition:
                 f"partition {self.partition!r} of {self.system}.{self.stream} is no partition number: "
                 "expected an integer from 0.",
                 "Number the partitions of a stream from 0.",
+                name=str(self.partition),
+                stream=f"{self.system}.{self.stream}",
             )
 
     @classmethod
@@ -40,6 +42,7 @@ class SystemStreamPartition:
             raise InvalidNameError(
                 f"stream partition {text!r} can't be read: expected SYSTEM.STREAM.NUMBER.",
                 "Write it as in lake.flights.3.",
+                name=f"{text!s:.300}",
             )
         return cls(parts[0], parts[1], int(parts[2]))
 

@@ -216,12 +216,16 @@ def failure(error: KafkaError, settings: KafkaSettings, what: str) -> AdjunctErr
     code, reason = error.code(), f"{error.name()}: {error.str()}"
     if code in (error.UNKNOWN_TOPIC_OR_PART, error._UNKNOWN_TOPIC, error._UNKNOWN_PARTITION):
         return StreamNotFoundError(
-            f"{settings.where} does not have {what} ({reason}).", "See whether the topic was deleted."
+            f"{settings.where} does not have {what} ({reason}).",
+            "See whether the topic was deleted.",
+            system=settings.name,
         )
     if error.retriable() or code in _passing(error):
         return no_answer(settings, what, reason)
     return ConfigurationError(
-        f"{settings.where} refused {what} ({reason}).", "See the settings and the access rules of the cluster."
+        f"{settings.where} refused {what} ({reason}).",
+        "See the settings and the access rules of the cluster.",
+        system=settings.name,
     )
 
 

@@ -87,7 +87,7 @@ class Avro:
         declared = fields_of(self.schema)
 
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
-            given = [to_avro(column, kind, f"{what}: column {name!r}")
+            given = [to_avro(column, kind, name, f"{what}: column {name!r}")
                      for column, (name, kind) in zip(columns, declared, strict=True)]  # fmt: skip
             names = [name for name, _ in declared]
             made: list[bytes] = []
@@ -100,6 +100,7 @@ class Avro:
                     raise SchemaMismatchError(
                         f"{what}: a record does not fit its Avro schema ({type(error).__name__}).",
                         "Look at nested columns, which must hold JSON of the declared form, and at enums.",
+                        stream=what,
                     ) from error
                 made.append(out.getvalue())
             return made
@@ -112,7 +113,9 @@ class Avro:
 
 def _needed(subject: str, what: str) -> str:
     if not subject:
-        raise ConfigurationError(f"{what}: no subject is known for its Avro schema.", "Give it: Avro(subject=…).")
+        raise ConfigurationError(
+            f"{what}: no subject is known for its Avro schema.", "Give it: Avro(subject=…).", argument="subject"
+        )
     return subject
 
 

@@ -32,6 +32,7 @@ def parsed(text: str, references: Sequence[str] = ()) -> Any:
         raise ConfigurationError(
             f"a Kafka stream is in Avro, and fastavro is not installed ({error}).",
             'Install it wherever tasks run: pip install "dagster-adjunct[kafka]".',
+            package="fastavro",
         ) from error
     named: dict[str, Any] = {}
     try:
@@ -54,7 +55,9 @@ def fields_of(text: str) -> list[tuple[str, Any]]:
     schema = expand_schema(json.loads(text))  # a type that is used again is there by its name only
     if not isinstance(schema, dict) or schema.get("type") != "record":
         raise ConfigurationError(
-            "an Avro format declares a schema that is no record, so that it has no columns.", "Declare the record's."
+            "an Avro format declares a schema that is no record, so that it has no columns.",
+            "Declare the record's.",
+            argument="schema",
         )
     return [(field["name"], field["type"]) for field in schema["fields"]]
 
@@ -165,7 +168,7 @@ def _in_json(value: Any) -> Any:
     return str(value)
 
 
-def to_avro(column: pa.Array, declared: Any, what: str) -> list[Any]:
+def to_avro(column: pa.Array, declared: Any, name: str, what: str) -> list[Any]:
     """Return the values of a column as fastavro takes them. Raises SchemaMismatchError."""
     import pyarrow as pa
 
@@ -174,6 +177,7 @@ def to_avro(column: pa.Array, declared: Any, what: str) -> list[Any]:
         raise SchemaMismatchError(
             f"{what} is null in {column.null_count} records, and its Avro schema has no null there.",
             "Fill it, or declare it as a union with null.",
+            column=name,
         )
     name, logical = _named(declared)
     if logical == "timestamp-millis":  # fastavro would cut
@@ -181,7 +185,9 @@ def to_avro(column: pa.Array, declared: Any, what: str) -> list[Any]:
             column = column.cast(pa.timestamp("ms", tz="UTC"), safe=True)
         except pa.ArrowInvalid as error:
             raise SchemaMismatchError(
-                f"{what} holds microseconds, and its Avro schema milliseconds.", "Truncate it, or declare micros."
+                f"{what} holds microseconds, and its Avro schema milliseconds.",
+                "Truncate it, or declare micros.",
+                column=name,
             ) from error
     values: list[Any] = column.to_pylist()
     if name == "string" and logical is None:
@@ -199,7 +205,7 @@ def to_avro(column: pa.Array, declared: Any, what: str) -> list[Any]:
         return [None if value is None else parse(value) for value in values]
     except (*UNFIT, AttributeError) as error:
         form = "JSON of its Avro type" if is_mixed(declared) else "an ISO time"
-        raise SchemaMismatchError(f"{what} holds a text that is not {form}.", "Correct it.") from error
+        raise SchemaMismatchError(f"{what} holds a text that is not {form}.", "Correct it.", column=name) from error
 
 
 def _from_json(value: Any, declared: Any) -> Any:

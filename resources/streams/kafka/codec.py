@@ -74,5 +74,7 @@ def as_schema(given: Schema | str, what: str) -> Schema:
     """Return a schema that was given as one, or as DDL."""
     schema = Schema.from_ddl(given, what) if isinstance(given, str) else given
     if not isinstance(schema, Schema) or not schema.fields:
-        raise SchemaMismatchError(f"{what} declares no columns.", 'Write them like "tailnum STRING, seats INT".')
+        raise SchemaMismatchError(
+            f"{what} declares no columns.", 'Write them like "tailnum STRING, seats INT".', argument="schema"
+        )
     return schema

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import ValidationError
 
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
-from dagster_adjunct.resources.metadata import MetadataStore, Snapshot
+from dagster_adjunct.resources.metadata import MetadataStore, NamespaceSnapshot
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.stored_documents import StoredDocument, first_problem
 from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings, KafkaTopic, check_topic_name
@@ -95,7 +95,7 @@ class Declarations:
             return
         made = self._new(stream, declare(stream, schema, tuple(key), partitions, None, None, None))
 
-        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], None]:
+        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
             there = self._read(snapshot, stream)
             if there is None:
                 return {stream: made.model_dump(mode="json")}, None
@@ -114,10 +114,13 @@ class Declarations:
             raise ConfigurationError(
                 f"{self._settings.where}: stream {stream!r} would be topic {topic!r}, which is stream {other!r}.",
                 f"Use stream {other!r}, or another name.",
+                system=self._settings.name,
+                stream=f"{self._settings.name}.{stream}",
+                topic=topic,
             )
         return _Created(topic=topic, declaration=declaration)
 
-    def _read(self, snapshot: Snapshot, stream: str) -> _Created | None:
+    def _read(self, snapshot: NamespaceSnapshot, stream: str) -> _Created | None:
         stored = snapshot.get(stream)
         if stored is None:
             return None
@@ -131,4 +134,5 @@ class Declarations:
             raise MalformedDocumentError(
                 f"{self._where}: the entry of stream {stream!r} can't be read ({first_problem(error)}).",
                 "Upgrade dagster-adjunct if a newer version wrote it; otherwise restore the lake's metadata.",
+                stream=f"{self._settings.name}.{stream}",
             ) from None

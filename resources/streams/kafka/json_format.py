@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.streams.kafka.codec import FAIL, Reader, Writer, as_schema, check_malformed
 from dagster_adjunct.resources.streams.kafka.json_at_once import at_once
 from dagster_adjunct.resources.streams.kafka.record_values import (
@@ -99,7 +99,7 @@ class Json:
 
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
             texts = [
-                _texts(column, field.type, f"{what}: column {field.name!r}", self.timestamps)
+                _texts(column, field, f"{what}: column {field.name!r}", self.timestamps)
                 for column, field in zip(columns, fields, strict=True)
             ]
             named = [[head + text for text in column] for head, column in zip(heads, texts, strict=True)]
@@ -118,15 +118,18 @@ def _no_number(text: str) -> Any:
 _quote: Callable[[str], str] = json.JSONEncoder(ensure_ascii=False).encode
 
 
-def _texts(column: pa.Array, kind: str, what: str, timestamps: str | None) -> list[str]:
+def _texts(column: pa.Array, field: Field, what: str, timestamps: str | None) -> list[str]:
     """Return the values of a column as JSON."""
     import pyarrow as pa
 
+    kind = field.type
     if kind in ("float", "double"):
         values = column.to_pylist()
         if any(value is not None and not math.isfinite(value) for value in values):
             raise SchemaMismatchError(
-                f"{what} holds NaN or an infinity, which JSON has no form for.", "Write null there, or declare Avro."
+                f"{what} holds NaN or an infinity, which JSON has no form for.",
+                "Write null there, or declare Avro.",
+                column=field.name,
             )
         return ["null" if value is None else repr(value) for value in values]
     if kind == "timestamp" and timestamps is not None:

@@ -89,6 +89,9 @@ class KafkaSettings:
                     f"streams {other!r} and {stream!r} of Kafka system {self.name!r} are both topic "
                     f"{topic.topic or stream!r}: a topic is one stream.",
                     "Leave one of them out.",
+                    argument="topics",
+                    system=self.name,
+                    topic=topic.topic or stream,
                 )
 
     @property
@@ -101,6 +104,8 @@ def check_topic_name(name: str) -> str:
     """Return the name if Kafka can have a topic of it. Raises ConfigurationError."""
     if not _TOPIC.fullmatch(name) or name in (".", ".."):
         raise ConfigurationError(
-            f"{name!r} can't be a Kafka topic: expected 1 to 249 letters, digits, '.', '_' or '-'.", "Rename it."
+            f"{name!r} can't be a Kafka topic: expected 1 to 249 letters, digits, '.', '_' or '-'.",
+            "Rename it.",
+            topic=name,
         )
     return name

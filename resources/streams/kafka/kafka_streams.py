@@ -169,18 +169,20 @@ class KafkaStreams(NumberedOffsets):
         Offsets may be missing within a range. A task fails with OffsetOutOfRangeError where retention or a topic that
         was created again has taken records since the ranges were checked.
         """
-        from dagster_adjunct.resources.streams.kafka.source import Plan, records_frame
+        from dagster_adjunct.resources.streams.kafka.source import KafkaRead, records_frame
 
         if check_epochs(epochs):
             raise ConfigurationError(
                 f'stream system {self.name!r} can\'t read epochs="latest": a topic does not tell which ranges were '
                 "read again, and so not of which records a replay has made nothing any more.",
                 "Send the results to a stream of the lake, too; or compare headers (adjunct-source, adjunct-epoch).",
+                argument="epochs",
+                system=self.name,
             )
         spark = session_of(spark)
         facts, wanted = self._ranges(ranges)
         stream = f"{self.name}.{facts.stream}"
-        return records_frame(spark, Plan(self.settings, facts.declared, stream, tuple(wanted)))
+        return records_frame(spark, KafkaRead(self.settings, facts.declared, stream, tuple(wanted)))
 
     def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
         """Return the markers at or after these offsets; the records from there on are read for them."""

@@ -28,7 +28,7 @@ from dagster_adjunct.resources.streams.kafka.task_producer import (
     Append,
     Record,
     Sender,
-    Span,
+    SentSpan,
     Target,
     records_of,
 )
@@ -60,7 +60,7 @@ class Mark(StoredDocument):
 Marks = Mapping[int, tuple[Mark, int]]
 
 
-def transact(append: Append, batches: Iterable[pa.RecordBatch]) -> tuple[list[Span], bool]:
+def transact(append: Append, batches: Iterable[pa.RecordBatch]) -> tuple[list[SentSpan], bool]:
     """Append the batches in one transaction; return where they lie, and whether they were in already.
 
     Raises ProducerConflictError for other records under a sequence that is in, CommitConflictError where another
@@ -146,16 +146,16 @@ def _read_marks(target: Target, producer: str, isolation: str, seconds: float) -
     return {partition: mark for partition, mark in marks.items() if mark[0].topic == target.identity}
 
 
-def spans_of(marks: Marks, sequence: int) -> list[Span]:
+def spans_of(marks: Marks, sequence: int) -> list[SentSpan]:
     """Return where the records of this sequence lie; nothing where a later one has been written over it."""
     return [
-        Span(partition, mark.first, after, mark.rows)
+        SentSpan(partition, mark.first, after, mark.rows)
         for partition, (mark, after) in sorted(marks.items())
         if mark.sequence == sequence and mark.first is not None
     ]
 
 
-def _commit_offsets(sender: Sender, append: Append, spans: list[Span], mark: Mark, before: int) -> None:
+def _commit_offsets(sender: Sender, append: Append, spans: list[SentSpan], mark: Mark, before: int) -> None:
     """Put the marks and the consumed offsets into the transaction; `before` is where partition 0 stood."""
     from confluent_kafka import TopicPartition
 
@@ -239,6 +239,7 @@ def _parsed(text: str, target: Target) -> Mark:
             f"{target}: the mark of its producer reads {text[:200]!r}, which is none of this release of Adjunct "
             f"({first_problem(error)}).",
             "Append with the version that wrote it, or a newer one; or reset the offsets of that group.",
+            stream=str(target),
         ) from error
 
 

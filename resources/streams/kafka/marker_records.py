@@ -55,6 +55,7 @@ def marker_in(message: Message, ssp: SystemStreamPartition) -> Marker:
             f"{ssp}: the end-of-dataset marker at offset {message.offset()} says {(header or b'')[:200]!r}: "
             f"{first_problem(error)}.",
             'Write markers as {"version": "v7"}, and with "rows", "checksum" and "valid_from" as they are known.',
+            stream=ssp.qualified_stream,
         ) from error
     return Marker(ssp, str(message.offset()), body.version, body.rows, body.checksum, valid_from=body.valid_from)
 

@@ -35,7 +35,7 @@ from dagster_adjunct.resources.streams.kafka.task_producer import (
     KEY,
     Append,
     Sender,
-    Span,
+    SentSpan,
     Target,
     records_of,
 )
@@ -55,7 +55,7 @@ _LOOK_SECONDS = 0.02
 _SPANS = "`partition` INT, `first` BIGINT, `next` BIGINT, `rows` BIGINT, `duplicate` BOOLEAN"
 _ORDER = "__order_"
 
-Sent = tuple[list[Span], bool]
+Sent = tuple[list[SentSpan], bool]
 
 
 def append(
@@ -138,6 +138,8 @@ def append_markers(
             f"marker {version!r}: partitions {unfit} are none of {stream!r}, which has {facts.partitions}, or have no "
             "row count.",
             "Name partitions that the stream has, with a count for each of them or none at all.",
+            argument="partitions",
+            stream=f"{system.name}.{stream}",
         )
     markers = {p: marker_text(version, None if rows is None else rows[p], checksum, valid_from) for p in chosen}
     what = _append(system, facts, producer, sequence, markers, {})
@@ -217,7 +219,7 @@ def _collected(
         rows = map_in_arrow(frame, task, _SPANS).collect()
     if not rows:
         return None
-    spans = [Span(row[0], row[1], row[2], row[3]) for row in rows if row[0] is not None]
+    spans = [SentSpan(row[0], row[1], row[2], row[3]) for row in rows if row[0] is not None]
     return spans, any(row[4] for row in rows)
 
 
@@ -245,6 +247,8 @@ def _append(
             f"{system.name}.{facts.stream} can't have end-of-dataset markers: topic {facts.topic!r} is compacted "
             "(cleanup.policy), which takes no record without a key and would drop them.",
             "Deliver versions through a topic that is not compacted.",
+            stream=f"{system.name}.{facts.stream}",
+            topic=facts.topic,
         )
     offsets: dict[str, dict[int, int]] = {}
     if facts.declared.transactional:
@@ -278,7 +282,7 @@ def _result(system: KafkaStreams, append: Append, sent: Sent, before: Mapping[in
         after = system.admin.upcoming(target.topic, range(target.partitions))
     untold = {span.partition for span in spans if span.first is None or span.next is None}
     known = [
-        Span(s.partition, before[s.partition], after[s.partition], s.rows) if s.partition in untold else s
+        SentSpan(s.partition, before[s.partition], after[s.partition], s.rows) if s.partition in untold else s
         for s in spans
     ]
     told = _told(known, duplicate=False)
@@ -286,7 +290,7 @@ def _result(system: KafkaStreams, append: Append, sent: Sent, before: Mapping[in
     return replace(told, first={**told.first, **empty}, next={**told.next, **empty})
 
 
-def _told(spans: Sequence[Span], *, duplicate: bool) -> AppendResult:
+def _told(spans: Sequence[SentSpan], *, duplicate: bool) -> AppendResult:
     first: dict[int, int] = {}
     after: dict[int, int] = {}
     for span in spans:

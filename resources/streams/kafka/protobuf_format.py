@@ -129,13 +129,16 @@ class Protobuf:
     def _head(self, registry: SchemaRegistry, subject: str, descriptor: Any, what: str) -> bytes:
         if not subject:
             raise ConfigurationError(
-                f"{what}: no subject is known for its Protobuf schema.", "Give it: Protobuf(subject=…)."
+                f"{what}: no subject is known for its Protobuf schema.",
+                "Give it: Protobuf(subject=…).",
+                argument="subject",
             )
         registered = registry.latest(subject)
         if registered.kind != "PROTOBUF":
             raise SchemaMismatchError(
                 f"{what}: the registry's subject {subject!r} is {registered.kind}, not Protobuf.",
                 "Name the right subject.",
+                url=registry.url,
             )
         return header(registered.id) + indexes_bytes(indexes_of(descriptor))
 

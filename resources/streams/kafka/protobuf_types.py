@@ -32,6 +32,7 @@ def message_class(descriptor_set: bytes, name: str) -> Any:
         raise ConfigurationError(
             f"a Kafka stream is in Protobuf, and protobuf is not installed ({error}).",
             'Install it wherever tasks run: pip install "dagster-adjunct[kafka]".',
+            package="protobuf",
         ) from error
     pool = descriptor_pool.DescriptorPool()
     try:
@@ -42,6 +43,7 @@ def message_class(descriptor_set: bytes, name: str) -> Any:
         raise ConfigurationError(
             f"the Protobuf descriptor set has no message {name!r} that can be used: {str(error)[:200]}.",
             "Make it with protoc --include_imports --descriptor_set_out=FILE, and give the message's full name.",
+            argument="message",
         ) from error
 
 

@@ -32,7 +32,7 @@ class Raw:
 
     def __post_init__(self) -> None:
         if self.malformed != FAIL:
-            raise ConfigurationError("raw bytes are never malformed.", "Leave malformed out.")
+            raise ConfigurationError("raw bytes are never malformed.", "Leave malformed out.", argument="malformed")
 
     def columns(self) -> Schema:
         return Schema.of(value="binary")
@@ -124,7 +124,10 @@ class KeyText:
         for field in self.columns().fields:
             if field.type in ("float", "double"):
                 raise ConfigurationError(
-                    f"key column {field.name!r} is {field.type}, which has no single text.", "Declare it DECIMAL."
+                    f"key column {field.name!r} is {field.type}, which has no single text.",
+                    "Declare it DECIMAL.",
+                    argument="key",
+                    column=field.name,
                 )
 
     def columns(self) -> Schema:

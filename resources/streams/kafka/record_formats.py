@@ -57,6 +57,7 @@ def schema_of(topic: KafkaTopic) -> Schema:
                 f"Kafka column {name!r} is {here} in the key ({key.describe()}) and {there} in the value "
                 f"({value.describe()}).",
                 "Declare it alike in both, or under two names.",
+                column=name,
             )
     fields += value.columns().fields
     bad = list(dict.fromkeys(side.malformed for side in (key, value) if side is not None and side.malformed != FAIL))
@@ -142,6 +143,7 @@ def _unreadable(
         f"{bad[row]}. It is {_shown(data[row] or b'')}.{more}",
         "Correct the producer, and go on behind the message by a startpoint; or declare malformed=COLUMN in the format "
         f"of the {which}, which keeps the bytes of such messages in that column.",
+        stream=stream,
     )
 
 

@@ -95,7 +95,7 @@ def encoder(topic: KafkaTopic, stream: str) -> Batches:
         if write_key is not None and key is not None:
             out[KEY] = pa.array(write_key([flat[name] for name in key.columns().names]), pa.binary())
         if topic.headers is not None:
-            out[HEADERS] = _headers_of(flat[topic.headers], f"{stream}: column {topic.headers!r}")
+            out[HEADERS] = _headers_of(flat[topic.headers], topic.headers, stream)
         return pa.RecordBatch.from_pydict(out | {k: v for k, v in around.items() if k not in out})
 
     return run
@@ -125,10 +125,11 @@ def _check_columns(given: Schema, written: Schema, stream: str) -> None:
         raise SchemaMismatchError(
             f"{stream}: the records to append do not have its columns: {written.difference(given)}.",
             f"Select exactly {written.ddl()}.",
+            stream=stream,
         )
 
 
-def _headers_of(texts: pa.Array, what: str) -> pa.Array:
+def _headers_of(texts: pa.Array, name: str, stream: str) -> pa.Array:
     """Return the headers that JSON texts name; the opposite of `_headers_json`."""
     import pyarrow as pa
 
@@ -142,6 +143,9 @@ def _headers_of(texts: pa.Array, what: str) -> pa.Array:
             )
         except (ValueError, TypeError) as error:
             raise SchemaMismatchError(
-                f"{what} holds a text that is no list of headers.", 'Write it like [["name","base64"]].'
+                f"{stream}: column {name!r} holds a text that is no list of headers.",
+                'Write it like [["name","base64"]].',
+                column=name,
+                stream=stream,
             ) from error
     return pa.array(made, kind)

@@ -78,6 +78,7 @@ class SchemaRegistry:
             raise SchemaMismatchError(
                 f"schema registry {self.url} has no subject {subject!r}.",
                 "Register its schema there, or name the right subject.",
+                url=self.url,
             )
         return _registered(self, int(body["id"]), body)
 
@@ -96,6 +97,7 @@ def _schema(registry: SchemaRegistry, number: int) -> RegisteredSchema:
         raise SchemaMismatchError(
             f"schema registry {registry.url} has no schema {number}.",
             "Ask the topic's producers which registry is theirs.",
+            url=registry.url,
         )
     return _registered(registry, number, body)
 
@@ -107,7 +109,9 @@ def _register(registry: SchemaRegistry, subject: str, text: str) -> int:
     body = _ask(registry, "POST", path, request) or _ask(registry, "POST", f"{path}/versions", request)
     if body is None:
         raise ConfigurationError(
-            f"schema registry {registry.url} takes no schemas at {path}/versions.", "Check the registry's URL."
+            f"schema registry {registry.url} takes no schemas at {path}/versions.",
+            "Check the registry's URL.",
+            url=registry.url,
         )
     return int(body["id"])
 
@@ -122,6 +126,7 @@ def _registered(registry: SchemaRegistry, number: int, body: Mapping[str, Any]) 
                 f"schema {number} of {registry.url} builds on {reference['subject']!r}, version "
                 f"{reference['version']}, which is not there.",
                 "Register it again.",
+                url=registry.url,
             )
         below = _registered(registry, int(under["id"]), under)
         texts += [text for text in (*below.references, below.text) if text not in texts]
@@ -147,19 +152,24 @@ def _ask(registry: SchemaRegistry, method: str, path: str, body: Mapping[str, st
             raise ConfigurationError(
                 f"{what}: its certificate is not trusted ({type(error).__name__}).",
                 "Give the authority's: ca_location.",
+                url=registry.url,
+                argument="ca_location",
             ) from error
         except OSError as error:  # requests' own errors are OSErrors
             trouble = type(error).__name__
         else:
             if answer.status_code < 500 and answer.status_code != 429:
-                return _understood(answer, what, path)
+                return _understood(answer, registry, path)
             trouble = f"HTTP {answer.status_code}"
         if pause is not None:
             time.sleep(pause)
-    raise StreamUnavailableError(f"{what} does not answer ({trouble}).", "See whether it is up; then repeat.")
+    raise StreamUnavailableError(
+        f"{what} does not answer ({trouble}).", "See whether it is up; then repeat.", url=registry.url
+    )
 
 
-def _understood(answer: Any, what: str, path: str) -> Any:
+def _understood(answer: Any, registry: SchemaRegistry, path: str) -> Any:
+    what = f"schema registry {registry.url}"
     try:
         body = answer.json()
     except ValueError:
@@ -174,8 +184,11 @@ def _understood(answer: Any, what: str, path: str) -> Any:
         raise SchemaMismatchError(
             f"{what} refuses the schema for {path}: {reason or answer.status_code}.",
             "Make it compatible with the versions before, or relax the subject's compatibility.",
+            url=registry.url,
         )
     step = (
         "Check the login or token." if answer.status_code in (401, 403) else "Check its URL and that it is a registry."
     )
-    raise ConfigurationError(f"{what} answers {path} with HTTP {answer.status_code}. {reason}".rstrip(), step)
+    raise ConfigurationError(
+        f"{what} answers {path} with HTTP {answer.status_code}. {reason}".rstrip(), step, url=registry.url
+    )

@@ -118,6 +118,7 @@ class Refusals:
     """
 
     def __init__(self, settings: ClientSettings) -> None:
+        self._system = settings.name
         self._who = f"Kafka system {settings.name!r} ({settings.bootstrap_servers})"
         self._heard: Any = None
 
@@ -134,10 +135,12 @@ class Refusals:
             raise StreamUnavailableError(
                 f"{self._who}: {reason[:300]}.",
                 "Look whether what the token callback asks can be reached; then repeat.",
+                system=self._system,
             )
         raise ConfigurationError(
             f"{self._who} refused the connection: {self._heard.name().lstrip('_')}: {reason[:300]}.",
             "Check security.protocol, the SASL mechanism and credentials, and the certificates; repeating won't help.",
+            system=self._system,
         )
 
 
@@ -166,6 +169,8 @@ def new_client(kind: Kind, settings: ClientSettings, own: Mapping[str, Any], ref
         raise ConfigurationError(
             f"Kafka system {settings.name!r}: the client settings can't be used: {reason}.",
             "Correct client= of kafka_system; the names are those of librdkafka.",
+            system=settings.name,
+            argument="client",
         ) from None  # the cause might show the settings
 
 

@@ -28,6 +28,7 @@ def refused(error: KafkaError, target: Target, key: bytes | None = None, size: i
             f"longer than transaction.timeout.ms ({reason}).",
             "Nothing of this append is visible. Run one application of a name at a time, then append again: what is "
             "in already adds nothing.",
+            stream=str(target),
         )
     if code == error.MSG_SIZE_TOO_LARGE:
         its_size = "" if size is None else f" has {size:,} bytes and"
@@ -41,6 +42,8 @@ def refused(error: KafkaError, target: Target, key: bytes | None = None, size: i
         return StreamUnavailableError(
             f"{target}: Kafka did not take the records ({error.name()}: {reason}).",
             "See whether the brokers are up, then append again.",
+            system=target.settings.name,
+            stream=str(target),
         )
     record = "" if key is None else f" the record with the key {_shown(key)}"
     return PermanentError(

@@ -49,7 +49,7 @@ _GREATEST_MS = 9_223_372_036_854_775
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class KafkaRead:
     """What is to be read of the stream `stream` ("kafka.flights"), and how its messages are understood."""
 
     settings: KafkaSettings
@@ -68,7 +68,7 @@ class _Piece(InputPartition):
     ranges: tuple[TopicRange, ...]
 
 
-def records_frame(spark: SparkSession, plan: Plan) -> DataFrame:
+def records_frame(spark: SparkSession, plan: KafkaRead) -> DataFrame:
     """Return the records of these ranges, without markers, with the topic's columns and those of RECORD_META.
 
     A long range is read by several tasks, short ones together by one. What is read is decided here: reading the frame
@@ -96,7 +96,7 @@ class KafkaSource(DataSource):
 
 
 class _Reader(DataSourceReader):
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: KafkaRead) -> None:
         self.plan = plan
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -108,19 +108,19 @@ class _Reader(DataSourceReader):
         return wrapped(record_batches(self.plan, partition.ranges))
 
 
-def shares(ranges: Sequence[TopicRange], split: int = SPLIT, least: int = LEAST) -> list[tuple[TopicRange, ...]]:
-    """Return what each task is to read: a range, in several parts of up to `split` offsets where it is longer.
+def shares(ranges: Sequence[TopicRange]) -> list[tuple[TopicRange, ...]]:
+    """Return what each task is to read: a range, in several parts of up to `SPLIT` offsets where it is longer.
 
-    Ranges that follow each other go together as long as they have no more than `least` offsets in all: a consumer
+    Ranges that follow each other go together as long as they have no more than `LEAST` offsets in all: a consumer
     takes longer to start than to read so few. Empty ranges are left out.
     """
     shares: list[tuple[TopicRange, ...]] = []
     few: list[TopicRange] = []
     for wanted in ranges:
         width = wanted.end - wanted.start
-        count = -(-width // split)
-        if 0 < width <= least:
-            if sum(earlier.end - earlier.start for earlier in few) + width > least:
+        count = -(-width // SPLIT)
+        if 0 < width <= LEAST:
+            if sum(earlier.end - earlier.start for earlier in few) + width > LEAST:
                 shares.append(tuple(few))
                 few = []
             few.append(wanted)
@@ -130,7 +130,7 @@ def shares(ranges: Sequence[TopicRange], split: int = SPLIT, least: int = LEAST)
     return [*shares, tuple(few)] if few else shares
 
 
-def record_batches(plan: Plan, ranges: Sequence[TopicRange]) -> Iterator[pa.RecordBatch]:
+def record_batches(plan: KafkaRead, ranges: Sequence[TopicRange]) -> Iterator[pa.RecordBatch]:
     """Yield the records of ranges of different partitions, those of each in order."""
     decoded = _decoder(plan)
     for wanted, got in read_ranges(plan.settings, ranges):
@@ -142,7 +142,7 @@ def record_batches(plan: Plan, ranges: Sequence[TopicRange]) -> Iterator[pa.Reco
             yield decoded(_batch(kept, headers, wanted.partition, plan.topic.headers is not None))
 
 
-def _decoder(plan: Plan) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+def _decoder(plan: KafkaRead) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
     """Return what makes records of messages, with the very schema that Spark was told, down to what may be null."""
     import pyarrow as pa
 
@@ -204,6 +204,6 @@ def _epoch(headers: list[tuple[str, bytes | None]] | None) -> int:
     return int(epoch) if epoch and epoch.isdigit() and len(epoch) < 10 else 0
 
 
-def _plan(source: DataSource) -> Plan:
-    plan: Plan = pickle.loads(base64.b64decode(source.options["plan"]))
+def _plan(source: DataSource) -> KafkaRead:
+    plan: KafkaRead = pickle.loads(base64.b64decode(source.options["plan"]))
     return plan

@@ -75,7 +75,7 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class SentSpan:
     """Where one producer's records lie in a partition: from `first` up to `next`, None if the broker did not tell."""
 
     partition: int
@@ -131,7 +131,7 @@ class Sender:
             self._rows[partition] = self._rows.get(partition, 0) - 1
             self.send([(None, None, 0, [*append.headers(), (END_OF_DATASET, marker)])], partition)
 
-    def finish(self) -> list[Span]:
+    def finish(self) -> list[SentSpan]:
         """Wait until the broker has every record; return where they lie. Raises for the first that it refused."""
         deadline = time.monotonic() + self._seconds + _GRACE
         while (left := self._serve(lambda: self.producer.flush(1.0))) and time.monotonic() < deadline:
@@ -140,9 +140,11 @@ class Sender:
             raise StreamUnavailableError(
                 f"{self._target}: {left} records were not delivered within {self._seconds + _GRACE:.0f} s.",
                 "See whether the brokers are up, then append again.",
+                system=self._target.settings.name,
+                stream=str(self._target),
             )
         return [
-            Span(partition, self._first[partition], None if last is None else last + 1, self._rows[partition])
+            SentSpan(partition, self._first[partition], None if last is None else last + 1, self._rows[partition])
             for partition, last in sorted(self._last.items())
         ]
 
@@ -186,7 +188,12 @@ class Sender:
         except KafkaException as error:
             if error.args[0].fatal():
                 return refused(error.args[0], self._target)
-        return StreamUnavailableError(f"{self._target}: the producer ended in an error of its own.", "Append again.")
+        return StreamUnavailableError(
+            f"{self._target}: the producer ended in an error of its own.",
+            "Append again.",
+            system=self._target.settings.name,
+            stream=str(self._target),
+        )
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
@@ -228,6 +235,7 @@ def _times(batch: pa.RecordBatch, what: Target) -> Iterable[int]:
             f"{what}: a record has the time {pc.min(batch.column(TIMESTAMP)).as_py()}, and Kafka keeps times after "
             "1970-01-01 only.",
             "Leave __timestamp null there: the record then has the time of the append.",
+            stream=str(what),
         )
     times: list[int] = pc.fill_null(pc.divide(given, 1000), 0).to_pylist()
     return times

@@ -138,5 +138,6 @@ def _marker_rows(marker: NewMarker, partition: int, delivered: int) -> int:
         raise ConfigurationError(
             f"marker {marker.version!r} has no row count for partition {partition}.",
             "Give a count for every partition that gets the marker, or none at all.",
+            argument="rows",
         )
     return marker.rows[partition]

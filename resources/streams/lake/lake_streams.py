@@ -231,6 +231,8 @@ class LakeStreams(LakeReads):
             raise ConfigurationError(
                 f"marker {version!r}: partitions {list(chosen)} are not all of {stream!r}, which has {count}.",
                 "Name partitions that the stream has.",
+                argument="partitions",
+                stream=f"lake.{stream}",
             )
         marker = NewMarker(version, chosen, None if rows is None else dict(rows), checksum, valid_micros)
         started = self.now_ms()

@@ -107,4 +107,5 @@ def _check(prefix: str, partition: int, expected: int, done: BucketFile | None) 
         raise ManifestMismatchError(
             f"{prefix}: compaction of partition {partition} wrote {written} records, the manifest lists {expected}.",
             "Nothing was committed; the stream is as it was. Report this with the stream's manifest.",
+            key=prefix,
         )

@@ -20,6 +20,7 @@ def one_stream(system: str, ssps: Iterable[SystemStreamPartition]) -> str:
         raise ConfigurationError(
             f"a read names the streams {', '.join(streams) or '(none)'}: expected one of system {system!r}.",
             "Read each stream by itself; their columns differ.",
+            system=system,
         )
     return split_stream_name(streams[0])[1]
 

@@ -248,6 +248,7 @@ def _write(streams: LakeStreams, stream: str, old: Declaration, new: Declaration
             f"{prefix}: repartitioning wrote {written} records of segment {cut.segment.id}, not the {expected} that "
             "are listed.",
             "Nothing was committed; the stream is as it was. Report this with the stream's manifest.",
+            stream=f"lake.{stream}",
         )
     return _Piece(attempt, tuple(FileEntry.of(file) for file in done))
 

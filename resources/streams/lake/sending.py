@@ -76,6 +76,7 @@ def _with_positions_or_without(data: Any, sources: Sources | None, what: str) ->
         raise SchemaMismatchError(
             f"{what}: sources are given, and the records lack {', '.join(missing)}.",
             "Add what each record was made of, or leave the sources out.",
+            column=missing[0],
         )
     if sources is not None or len(missing) == len(POSITION):
         return data

@@ -203,6 +203,7 @@ def frame_content(df: DataFrame, declaration: Declaration, order_by: tuple[str, 
             f"{what}: columns {missing} are missing and {extra} are not expected; the schema is "
             f"{', '.join(f'{f.name} {f.type}' for f in schema.fields)}.",
             "Send records with exactly these columns, each once.",
+            column=next(iter([*missing, *extra]), None),
         )
     columns = []
     for field in schema.fields:

@@ -54,7 +54,7 @@ def declare(
     """Return the declaration, or raise ConfigurationError or SchemaMismatchError saying what can't be."""
     what = f"stream {name!r}"
     if not schema.fields:
-        raise SchemaMismatchError(f"{what} has no columns.", "Name at least one column.")
+        raise SchemaMismatchError(f"{what} has no columns.", "Name at least one column.", stream=f"lake.{name}")
     if len(set(key)) != len(key):
         raise ConfigurationError(
             f"{what}: key columns {list(key)} stand twice.", "Name each once.", argument="key", stream=f"lake.{name}"

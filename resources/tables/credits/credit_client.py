@@ -139,4 +139,5 @@ class _Line:
             f"budget {self._budget.name!r} ({self._budget.tag}): the run's driver, which hands out its credits at "
             f"{self._address.host}:{self._address.port}, is gone.",
             "If the run has ended, so must this task. Else see that tasks reach the driver's host (spark.driver.host).",
+            budget=self._budget.name,
         )

@@ -130,6 +130,7 @@ def _unknown(message: dict[str, Any]) -> TableError:
     return TableError(
         f"budget {message.get('budget')!r} ({message.get('tag')}) is none that this run serves.",
         "Declare the table, with its rate, in the application.",
+        budget=message.get("budget"),
     )
 
 

@@ -30,6 +30,10 @@ def test_unknown_backends_are_named_with_those_that_are_known():
         function_from({"backend": "nosuch"})
     with pytest.raises(ConfigurationError, match="dict is no registered backend"):
         describe({})
+    with pytest.raises(
+        ConfigurationError, match=r"backend of tables 'memory' can't be made of its settings: .*'nosuch'"
+    ):
+        function_from({"backend": "memory", "name": "x", "nosuch": 1})
 
 
 def test_a_name_is_registered_once():

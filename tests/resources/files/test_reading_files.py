@@ -46,11 +46,12 @@ def rows(folder: Path, name: str, format: FileFormat, schema: Schema = PLANES) -
     return found
 
 
-def refused(folder: Path, name: str, format: FileFormat, *parts: str, schema: Schema = PLANES) -> None:
+def refused(folder: Path, name: str, format: FileFormat, *parts: str, schema: Schema = PLANES) -> SchemaMismatchError:
     with pytest.raises(SchemaMismatchError) as caught:
         rows(folder, name, format, schema)
     for part in ("dataset 'planes'", name, *parts):
         assert part in caught.value.problem
+    return caught.value
 
 
 # -- CSV
@@ -101,7 +102,10 @@ def test_a_csv_file_that_is_not_as_declared_is_refused_with_file_line_and_column
     folder: Path, text: str, parts: list[str]
 ) -> None:
     (folder / "bad one.csv").write_text(text)
-    refused(folder, "bad one.csv", "csv", *parts)
+    error = refused(folder, "bad one.csv", "csv", *parts)
+    assert error.file == f"{folder}/bad one.csv"
+    for line in re.findall(r", line (\d+):", error.problem):
+        assert error.line == int(line)
 
 
 @pytest.mark.parametrize("last", ["N2", '"N2"', '""', "", 'N"2', '"N""2"', '"N\n2"'])
@@ -261,12 +265,13 @@ def test_the_parts_of_a_large_parquet_file_hold_each_record_once(folder: Path) -
 @pytest.mark.parametrize(
     ("format", "content", "place"),
     [
-        ("csv", b"tailnum,seats\nN1,2\nN2,hunter2\n", "column 'seats' of line 3 is declared int"),
-        ("csv", b"tailnum,seats\nN1,2\nhunter2\n", "line 3"),
-        ("csv", b"tailnum,hunter2\nN1,2\n", ""),
-        ("jsonl", b'{"tailnum":"N1","seats":"hunter2"}\n', "line 1: column 'seats' is declared int"),
-        ("jsonl", b'{"tailnum":"N1","hunter2":1}\n', "line 1"),
-        ("jsonl", b"hunter2\n", "line 1"),
+        ("csv", b"tailnum,it's\nN1,2\nN2,hunter2\n", ', line 3: column "it\'s" is declared int'),
+        ("csv", b"tailnum,it's\nN1,2\nhunter2\n", ", line 3"),
+        ("csv", b"tailnum,hunter2\nN1,2\n", ': column "it\'s" is declared int'),
+        ("csv", b"it's,tailnum,hunter2\n1,N1,2\n", ""),
+        ("jsonl", b'{"tailnum":"N1","it\'s":"hunter2"}\n', ', line 1: column "it\'s" is declared int'),
+        ("jsonl", b'{"tailnum":"N1","hunter2":1}\n', ", line 1"),
+        ("jsonl", b"hunter2\n", ", line 1"),
     ],
 )
 def test_errors_tell_the_place_and_no_value_where_a_column_is_sensitive(
@@ -274,11 +279,11 @@ def test_errors_tell_the_place_and_no_value_where_a_column_is_sensitive(
 ) -> None:
     (folder / "a").write_bytes(content)
     tree = open_tree(str(folder))
-    schema = PLANES.select(["tailnum", "seats"])
+    schema = Schema.of({"tailnum": "string", "it's": "int"})
     with pytest.raises(SchemaMismatchError) as caught:
         list(DeclaredFiles(tree, format, schema, "it", values=False).tables(tree.list()[0]))
-    assert f"{place}: what was found is not told, because columns are sensitive." in str(caught.value)
-    assert "hunter2" not in str(caught.value)
+    assert f"/a{place}: what was found is not told, because columns are sensitive." in str(caught.value)
+    assert "hunter2" not in f"{caught.value} {caught.value.facts}"
 
 
 # -- which task reads what

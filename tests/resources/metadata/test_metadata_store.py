@@ -17,7 +17,7 @@ from dagster_adjunct.resources.errors import (
     MalformedDocumentError,
     ManifestMismatchError,
 )
-from dagster_adjunct.resources.metadata import MetadataStore, Namespace, Snapshot
+from dagster_adjunct.resources.metadata import MetadataStore, Namespace, NamespaceSnapshot
 from dagster_adjunct.resources.metadata import namespace_document as document_module
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
@@ -105,7 +105,7 @@ def test_a_change_that_meets_another_decides_again(lake: Lake) -> None:
     put(rival, {"n": 1})
     namespace, _ = faulty(lake, Fault("put_if_match", 1, "meanwhile", lambda: put(rival, {"n": 10, "other": 1})))
 
-    def add_one(snapshot: Snapshot) -> tuple[Contents, int]:
+    def add_one(snapshot: NamespaceSnapshot) -> tuple[Contents, int]:
         return {"n": snapshot.get("n") + 1}, snapshot.get("n")
 
     assert namespace.transact(add_one, by="me") == 10

@@ -23,7 +23,7 @@ from dagster_adjunct.resources.streams.interface.system_stream_partition import 
 from dagster_adjunct.resources.streams.kafka import KafkaSettings, KafkaTopic
 from dagster_adjunct.resources.streams.kafka.consume import TopicRange, messages
 from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams
-from dagster_adjunct.resources.streams.kafka.source import shares
+from dagster_adjunct.resources.streams.kafka.source import LEAST, SPLIT, shares
 from tests.resources.streams.kafka.conftest import NewLog, SystemOf
 from tests.resources.streams.kafka.topic_log import Entry, TopicLog, entries_of, ranges_of
 from tests.servers.kafka import KafkaServer
@@ -319,16 +319,17 @@ def test_a_long_range_is_read_by_several_tasks_and_every_record_once(
     assert tuple(found.collect()[0]) == (count - 10, count - 10, 10, 0)
 
 
-WIDTHS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 5000)), max_size=30)
+WIDTH = st.integers(0, 2 * LEAST) | st.integers(0, 6 * SPLIT) | st.sampled_from([LEAST, LEAST + 1, SPLIT, SPLIT + 1])
+WIDTHS = st.lists(st.tuples(st.integers(0, 10**6), WIDTH), max_size=30)
 
 
-@given(WIDTHS, st.integers(1, 800), st.integers(0, 300))
+@given(WIDTHS)
 @settings(deadline=None)
-def test_tasks_share_the_ranges_without_gap_or_overlap(widths: list[tuple[int, int]], split: int, least: int) -> None:
+def test_tasks_share_the_ranges_without_gap_or_overlap(widths: list[tuple[int, int]]) -> None:
     ranges = [TopicRange("t", "id", p, start, start + width, "kafka.t") for p, (start, width) in enumerate(widths)]
     positions = {wanted.partition: wanted.start for wanted in ranges}
-    for share in shares(ranges, split, least):
-        assert sum(part.end - part.start for part in share) <= (least if len(share) > 1 else max(split, least))
+    for share in shares(ranges):
+        assert sum(part.end - part.start for part in share) <= (LEAST if len(share) > 1 else max(SPLIT, LEAST))
         for part in share:
             assert positions[part.partition] == part.start < part.end
             positions[part.partition] = part.end

@@ -1,0 +1,121 @@
+"""Every error is raised with what it is about: at least one of its fields is stated wherever one is made."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from dagster_adjunct import errors
+from dagster_adjunct.errors import AdjunctError
+
+ROOT = Path(__file__).parent.parent
+KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, AdjunctError)]
+WITH_FIELDS = {kind.__name__ for kind in KINDS if len(fields(kind)) > 2}
+# Where nothing is known that a field could hold, and why.
+FILLED = "whoever calls it fills the fields in"
+NOTHING = "what is given has no name here"
+WITHOUT = {
+    ("resources/files/file_misfits.py", "damaged"): FILLED,
+    ("resources/tables/missing_records.py", "outcomes_of_missing"): FILLED,
+    ("resources/tables/own_cancellation.py", "ended_itself"): FILLED,
+    ("resources/tables/table_task.py", "_error"): FILLED,
+    ("resources/tables/partial_update.py", "__post_init__"): FILLED,
+    ("resources/bucketing/order_of_keys.py", "check_order"): "a mistake of ours: it asks for a report",
+    ("resources/bucketing/writer.py", "_check"): "a mistake of ours: it asks for a report",
+    ("resources/bucketing/hashing.py", "spark_hash"): NOTHING,
+    ("resources/bucketing/hashing.py", "_hash_array"): NOTHING,
+    ("resources/bucketing/hashing.py", "_hasher"): NOTHING,
+    ("resources/schemas/schema.py", "from_ddl"): NOTHING,
+    ("resources/key_value/iterator_state.py", "from_bytes"): NOTHING,
+    ("resources/key_value/key_version.py", "from_bytes"): NOTHING,
+    ("resources/spark/spark_errors.py", "_too_deep"): "Spark's text names no operator",
+    ("dagster_adjunct/_arguments.py", "_no_member"): "of a value, not of a parameter",
+    ("dagster_adjunct/_arguments.py", "__new__"): "of a class, not of a parameter",
+    ("dagster_adjunct/_arguments.py", "_misplaced"): "of a call, not of a parameter",
+}
+
+
+def modules() -> Iterator[Path]:
+    for floor in ("resources", "assets", "orchestration"):
+        yield from sorted((ROOT / floor).rglob("*.py"))
+    yield from sorted((ROOT / "dagster_adjunct").glob("*.py"))
+
+
+def made_without_facts(module: Path) -> Iterator[tuple[str, int]]:
+    """Yield the function and line of each call of an error class that states no field."""
+    name = ""
+    unread: list[tuple[ast.AST, str]] = [(ast.parse(module.read_text()), "")]
+    while unread:
+        node, name = unread.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            name = node.name
+        if isinstance(node, ast.Call) and not node.keywords:
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called in WITH_FIELDS:
+                yield name, node.lineno
+        unread += [(child, name) for child in ast.iter_child_nodes(node)]
+
+
+def test_errors_are_made_with_what_they_are_about() -> None:
+    found = {
+        (str(module.relative_to(ROOT)), function): line
+        for module in modules()
+        for function, line in made_without_facts(module)
+    }
+    wrong = [
+        f"{module}:{line}, in {function}"
+        for (module, function), line in found.items()
+        if (module, function) not in WITHOUT
+    ]
+    assert not wrong, "state what the error is about (its fields are in resources/errors.py)"
+    assert set(WITHOUT) == set(found), "an exception that is none any more goes"
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_field_is_given_by_name_and_may_be_unknown(kind: type[AdjunctError]) -> None:
+    assert [field.name for field in fields(kind)[:2]] == ["problem", "next_step"]
+    assert all(field.kw_only and field.default in (None, ()) for field in fields(kind)[2:])
+
+
+WORDS = {"problem", "next_step"}
+READING = {
+    "startswith", "endswith", "removeprefix", "removesuffix", "partition", "rpartition", "split", "find", "index",
+    "match", "search", "fullmatch", "sub",
+}  # fmt: skip
+
+
+def is_of_words(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr in WORDS
+
+
+def decided_by_words(module: Path) -> Iterator[int]:
+    """Yield the lines in which an error's words are searched, compared or taken apart."""
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.Compare):
+            looked_in = [
+                side for op, side in zip(node.ops, node.comparators, strict=True) if isinstance(op, ast.In | ast.NotIn)
+            ]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in READING:
+            looked_in = [node.func.value, *node.args]
+        else:
+            continue
+        if any(is_of_words(inner) for side in looked_in for inner in ast.walk(side)):
+            yield node.lineno
+
+
+def test_nothing_is_decided_by_the_words_of_an_error() -> None:
+    found = [f"{module.relative_to(ROOT)}:{line}" for module in modules() for line in decided_by_words(module)]
+    assert not found, "give the error a field, and read that"
+
+
+def test_what_takes_words_apart_is_found(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text(
+        'a = "x" in error.problem\nb = error.problem.removeprefix("d: ")\nc = PLACE.match(error.problem[2:])\n'
+        'd = error.problem.rstrip(".")\ne = error.operator in names\n'
+    )
+    assert list(decided_by_words(module)) == [1, 2, 3]
