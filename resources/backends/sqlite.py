@@ -34,6 +34,17 @@ from dagster_adjunct.resources.tables.table_functions import StoreFunction
 
 T = TypeVar("T")
 
+# What is wrong with the file or its disk, whatever is asked of it.
+_UNUSABLE = (
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CORRUPT,
+)
+
 
 class _Open:
     """What one event loop has open: a connection that nobody but its thread touches."""
@@ -255,10 +266,10 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
                 "It is tried again; if that goes on, find the long transaction, or raise busy_timeout.",
                 table=self._label,
             )
-        if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+        if code in _UNUSABLE:
             return TableAccessError(
                 f"{self._label} can't be used ({error}).",
-                "Check that it is an SQLite file and may be written.",
+                "Check that it is an SQLite file, whole, and may be written, and that its disk has room.",
                 table=self._label,
             )
         return TableError(

@@ -16,10 +16,11 @@ import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from dagster_adjunct.resources.errors import RecordNotFoundError, TableError, TransientError
+from dagster_adjunct.resources.errors import PermanentError, RecordNotFoundError, TableError, TransientError
 from dagster_adjunct.resources.tables.error_chain import causes, first_cause
 from dagster_adjunct.resources.tables.layer import Capabilities
 from dagster_adjunct.resources.tables.missing_records import outcomes_of_missing, record_not_found
@@ -62,19 +63,27 @@ class TableFunction(ABC):
         """Give back what `open` took. A closed function may be opened again."""
 
     def is_retriable(self, error: BaseException) -> bool:
-        """Whether the request that raised `error` may succeed when it is sent again as it was."""
-        return isinstance(error, TransientError)
+        """Whether the request that raised `error` may succeed when it is sent again as it was.
+
+        By default what says so (TransientError), and what says that nobody answers: OSError, which errors of
+        connections and time-outs are.
+        """
+        return isinstance(error, (TransientError, OSError))
 
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
         """What an error of a request says of its entries. `sent`: the store may have got it, and have acted on it.
 
         A missing record is told by RecordNotFoundError anywhere among the error's causes. An error that passes is known
-        to have had no effect only where nothing was sent.
+        to have had no effect only where nothing was sent. Who makes a PermanentError of an OSError has decided that it
+        does not pass.
         """
         if first_cause(error, RecordNotFoundError) is not None:
             return Problem(State.MISSING, error)
+        decided = False
         for cause in causes(error):
-            if isinstance(cause, TransientError) or self.is_retriable(cause):
+            decided = decided or isinstance(cause, PermanentError)
+            passes = isinstance(cause, TransientError) or self.is_retriable(cause)
+            if passes and not (decided and isinstance(cause, OSError)):
                 return Problem(State.UNKNOWN if sent else State.FAILED, error, _pause(error, cause))
         return Problem(State.REFUSED, error)
 
@@ -213,7 +222,7 @@ def problem_told(function: TableFunction, error: BaseException, *, sent: bool = 
             "Correct its is_retriable(): it is asked about every error, and about what caused it.",
         )
         said.__cause__ = error
-        return Problem(State.REFUSED, said)
+        return Problem(State.REFUSED, said, of_request=True)
 
 
 def _pause(error: BaseException, cause: BaseException) -> float | None:
@@ -325,9 +334,7 @@ async def _one_by_one(
                     # Nothing more of the key is sent: what another writer begins now would get it without this entry.
                     left = problem
                     if problem.state is not State.MISSING:
-                        left = Problem(
-                            State.FAILED if problem.may_pass else State.REFUSED, problem.error, problem.retry_after
-                        )
+                        left = replace(problem, state=State.FAILED if problem.may_pass else State.REFUSED)
                     problems.update(dict.fromkeys(places[done + 1 :], left))
                     return
 

@@ -11,6 +11,7 @@ from typing import Any
 from dagster_adjunct.resources.errors import AdjunctError, TableError
 from dagster_adjunct.resources.tables.arrow_operations import Part
 from dagster_adjunct.resources.tables.error_chain import first_cause
+from dagster_adjunct.resources.tables.of_the_record import is_of_the_record
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 
 AT_ONCE = 4
@@ -51,8 +52,7 @@ class TaskReport:
             problem = problems[place]
             if problem.state is State.SKIPPED:  # its condition did not hold: an answer, which the table counts
                 continue
-            final = problem.state in (State.REFUSED, State.MISSING)
-            if letters is not None and final and len(self.letters) < at_most + 1:
+            if letters is not None and is_of_the_record(problem) and len(self.letters) < at_most + 1:
                 values = entries.values
                 value = None if values is None else values[place]
                 kind = part.operation.kind.value
