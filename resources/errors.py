@@ -117,6 +117,24 @@ def check_whole_number(
         raise ConfigurationError(f"{what}: expected {expected}.", next_step, argument=argument)
 
 
+_ENDLESS = 1e12  # seconds: beyond it clocks and stores can't count
+
+
+def check_seconds(
+    value: object, what: str, *, argument: str, none: bool = False, zero: bool = False, next_step: str = "Change it."
+) -> None:
+    """Raise ConfigurationError, "`what`: expected seconds above 0.", unless `value` is such a number and finite.
+
+    `none`: it may be None; `zero`: it may be 0.
+    """
+    if value is None and none:
+        return
+    number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _ENDLESS
+    if not number or (value == 0 and not zero):
+        expected = ("seconds from 0 on" if zero else "seconds above 0") + (", or None" if none else "")
+        raise ConfigurationError(f"{what}: expected {expected}.", next_step, argument=argument)
+
+
 class InvalidNameError(ConfigurationError):
     """A name that is not safe as part of a path or key."""
 

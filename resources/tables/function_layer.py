@@ -15,7 +15,7 @@ from dagster_adjunct.resources.tables.missing_records import outcomes_of_missing
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 from dagster_adjunct.resources.tables.own_cancellation import ended_itself
-from dagster_adjunct.resources.tables.table_functions import TableFunction, problem_told
+from dagster_adjunct.resources.tables.table_functions import TableFunction, check_args, problem_told
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,7 @@ class FunctionLayer:
                 f"Declare it with {missing}_function=….",
                 table=self.table,
             )
-        if operation.args and not function.capabilities.takes_args:
-            raise ConfigurationError(
-                f"table {self.table}: a {operation.kind.value} came with {len(operation.args)} extra argument(s), and "
-                f"{type(function).__name__} has no use for any.",
-                "Leave them out, or give the table a function of your own that takes them.",
-                table=self.table,
-            )
+        check_args(function, operation, self.table)
         if operation.conditions:
             check_conditions(self.table, function, operation)
         return function

@@ -60,6 +60,10 @@ class _Layers:
     batch: BatchLayer
 
 
+# What a table does not take along; a subclass may have attributes of any other name.
+_OF_THIS_PROCESS = ("_meter", "_reported", "_layers")
+
+
 class RemoteTable(Generic[K, V, U]):
     """Records V by key K in another store, with partial updates U. All requests are async.
 
@@ -144,7 +148,7 @@ class RemoteTable(Generic[K, V, U]):
         self._begin()
         self._layered()  # what can't be composed is said here
 
-    def _begin(self) -> None:
+    def _begin(self) -> None:  # what `_OF_THIS_PROCESS` names
         self._meter = Meter()
         self._reported = TableMetrics()
         self._layers: _Layers | None = None
@@ -183,7 +187,7 @@ class RemoteTable(Generic[K, V, U]):
         )
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
+        return {name: value for name, value in self.__dict__.items() if name not in _OF_THIS_PROCESS}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)

@@ -20,7 +20,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from dagster_adjunct.resources.errors import PermanentError, RecordNotFoundError, TableError, TransientError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    PermanentError,
+    RecordNotFoundError,
+    TableError,
+    TransientError,
+)
 from dagster_adjunct.resources.tables.error_chain import causes, first_cause
 from dagster_adjunct.resources.tables.layer import Capabilities
 from dagster_adjunct.resources.tables.missing_records import outcomes_of_missing, record_not_found
@@ -210,6 +216,18 @@ class TableWriteFunction(TableFunction, Generic[K, V, U]):
         return Outcomes(len(operation))
 
 
+def check_args(function: TableFunction, operation: Operation[Any], table: str | None = None) -> None:
+    """Raise ConfigurationError where an operation has extra arguments that the function would drop."""
+    if operation.args and not function.capabilities.takes_args:
+        where = "" if table is None else f"table {table}: "
+        raise ConfigurationError(
+            f"{where}a {operation.kind.value} came with {len(operation.args)} extra argument(s), and "
+            f"{type(function).__name__} has no use for any.",
+            "Leave them out, or give the table a function of your own that takes them.",
+            table=table,
+        )
+
+
 def problem_told(function: TableFunction, error: BaseException, *, sent: bool = True) -> Problem:
     """What a function says of an error. Where it fails to say, after a request, the entries are refused: nobody who
     sees another error than the request's is to take it for "nothing was sent"."""
@@ -277,6 +295,7 @@ class StoreFunction(TableReadFunction[K, V], TableWriteFunction[K, V, U]):
         await self._sent(Operation(OperationKind.UPDATE, _rows(entries), args))
 
     async def _sent(self, operation: Operation[Any]) -> Outcomes:
+        check_args(self, operation)
         await self.open()
         return _well(operation, await self.send(operation))
 
