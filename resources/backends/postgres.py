@@ -7,7 +7,6 @@ numeric, bytea, jsonb and arrays.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.backends.applied import beside
@@ -125,7 +124,7 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(OF_A_STORE, takes_arrow=True)
+        return OF_A_STORE
 
     def column_types(self) -> dict[str, str] | None:
         return None if self.columns is None else dict(self.columns)
