@@ -113,6 +113,5 @@ __all__ = [
 ]
 
 # What layers and stores make for each request is not looked at.
-_PLAIN = {"ArrowEntries", "Batch", "Changes", "Conditions", "Mark", "Operation", "Problem", "RowEntries", "position_of"}
-_LAYERS = {name for name in __all__ if name.endswith("Layer")} | {"BatchHandler", "BatchProcessor", "LayerAsFunction"}
-guard(globals(), [name for name in __all__ if name not in _PLAIN | _LAYERS])
+_PLAIN = {"ArrowEntries", "Batch", "Changes", "Conditions", "Mark", "Operation", "Problem", "RowEntries"}
+guard(globals(), [name for name in __all__ if name not in _PLAIN])
