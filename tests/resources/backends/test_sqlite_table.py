@@ -254,6 +254,6 @@ def test_a_damaged_file_is_no_fault_of_the_records(tmp_path):
         file.write(b"\xff" * (path.stat().st_size - 8192))
     with (
         blocking(SqliteTable(path, "t", "id"), retry=RetryPolicy(attempts=1)) as table,
-        pytest.raises(TableAccessError, match="can't be used .*malformed"),
+        pytest.raises(TableAccessError, match=r"can't be used .*malformed"),
     ):
         table.put(7, {"s": "y"})
