@@ -34,6 +34,11 @@ _ASKED_BY_LAYERS = frozenset(
     {"BatchProvider.batch", "BatchProvider.gathers", "BatchProvider.size_of"}
     | {f"{function}.send" for function in ("TableReadFunction", "TableWriteFunction")}
 )
+# Asked of each operation; only how they are made is looked at.
+_LAYERS = frozenset(
+    {"AttemptLayer", "BatchHandler", "BatchLayer", "BatchProcessor", "CacheLayer", "FunctionLayer", "LayerAsFunction"}
+    | {"RateLayer", "RetryLayer", "UpdateContractLayer"}
+)
 _CALLED_BY_US = frozenset({"to_bytes", "from_bytes"})
 
 
@@ -63,7 +68,7 @@ def _guard_class(cls: type[Any], names: Mapping[str, Any]) -> None:
             function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
             if name == "__init__":
                 called = cls.__name__
-            elif name.startswith("_") or name in _CALLED_BY_US:
+            elif name.startswith("_") or name in _CALLED_BY_US or cls.__name__ in _LAYERS:
                 continue
             else:
                 # A base that users do not know is a part of the class that they do.

@@ -34,7 +34,8 @@ class _ByName(type):
 _HEAVY = ("pyspark.", "pyarrow.")
 # Python 3.11 counts the depth of all trees that it builds together: two threads at once end in a SystemError.
 _PARSING = threading.Lock()
-_BY_NAME = {name: _ByName(name, (), {}) for name in ("SparkSession", "DataFrame", "StructType", "Table", "Schema")}
+_NAMED = ("SparkSession", "DataFrame", "StructType", "Table", "RecordBatch", "Schema")
+_BY_NAME = {name: _ByName(name, (), {}) for name in _NAMED}
 _ARROW = types.SimpleNamespace(**_BY_NAME)
 
 

@@ -16,6 +16,7 @@ from dagster_adjunct.resources.backends import (
 from dagster_adjunct.resources.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.tables import (
     Backoff,
+    Batch,
     BatchProvider,
     BlockingTable,
     Cache,
@@ -33,24 +34,54 @@ from dagster_adjunct.resources.tables import (
     per_capacity_unit,
     report_tables_to,
 )
+from dagster_adjunct.resources.tables.arrow_entries import ArrowEntries
+from dagster_adjunct.resources.tables.attempt_layer import AttemptLayer
+from dagster_adjunct.resources.tables.batch_handler import BatchHandler
+from dagster_adjunct.resources.tables.batch_layer import BatchLayer
+from dagster_adjunct.resources.tables.batch_processor import BatchProcessor
+from dagster_adjunct.resources.tables.cache_layer import CacheLayer
 from dagster_adjunct.resources.tables.changes import Changes
-from dagster_adjunct.resources.tables.layer import Capabilities
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
+from dagster_adjunct.resources.tables.function_layer import FunctionLayer
+from dagster_adjunct.resources.tables.layer import Capabilities, Layer
+from dagster_adjunct.resources.tables.layer_as_function import LayerAsFunction
+from dagster_adjunct.resources.tables.operation import (
+    Conditions,
+    Mark,
+    Operation,
+    OperationKind,
+    RowEntries,
+    position_of,
+)
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
+from dagster_adjunct.resources.tables.rate_layer import RateLayer
+from dagster_adjunct.resources.tables.retry_layer import RetryLayer
 from dagster_adjunct.resources.tables.table_functions import StoreFunction
+from dagster_adjunct.resources.tables.update_contract_layer import UpdateContractLayer
 
 __all__ = [
+    "ArrowEntries",
+    "AttemptLayer",
     "Backoff",
+    "Batch",
+    "BatchHandler",
+    "BatchLayer",
+    "BatchProcessor",
     "BatchProvider",
     "BlockingTable",
     "Cache",
+    "CacheLayer",
     "Capabilities",
     "Changes",
+    "Conditions",
     "DatasetTable",
     "DynamoDbTable",
+    "FunctionLayer",
     "HttpExtra",
     "HttpTable",
     "KeyValueRows",
+    "Layer",
+    "LayerAsFunction",
+    "Mark",
     "MemoryTable",
     "MetricsHook",
     "Operation",
@@ -59,9 +90,11 @@ __all__ = [
     "PostgresTable",
     "Problem",
     "PrometheusTables",
+    "RateLayer",
     "RateLimit",
     "RedisTable",
     "RemoteTable",
+    "RetryLayer",
     "RetryPolicy",
     "RowEntries",
     "SqliteTable",
@@ -70,13 +103,15 @@ __all__ = [
     "TableMetrics",
     "TableReadFunction",
     "TableWriteFunction",
+    "UpdateContractLayer",
     "UpdateMessage",
     "per_byte",
     "per_capacity_unit",
+    "position_of",
     "register_backend",
     "report_tables_to",
 ]
 
 # What layers and stores make for each request is not looked at.
-_PLAIN = {"Changes", "Operation", "Problem", "RowEntries"}
+_PLAIN = {"ArrowEntries", "Batch", "Changes", "Conditions", "Mark", "Operation", "Problem", "RowEntries"}
 guard(globals(), [name for name in __all__ if name not in _PLAIN])

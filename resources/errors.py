@@ -71,14 +71,6 @@ class ConfigurationError(PermanentError):
     package: str | None = None  # that is not installed
 
 
-def check_whole_number(
-    value: object, what: str, expected: str, *, argument: str, least: int = 1, next_step: str = "Change it."
-) -> None:
-    """Raise ConfigurationError, "`what`: expected `expected`.", unless `value` is a whole number from `least` on."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigurationError(f"{what}: expected {expected}.", next_step, argument=argument)
-
-
 @dataclass(eq=False, repr=False, kw_only=True)
 class InvalidNameError(ConfigurationError):
     """A name that is not safe as part of a path or key."""

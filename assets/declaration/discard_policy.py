@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Literal
 
-from dagster_adjunct.resources.errors import ConfigurationError, check_whole_number
+from dagster_adjunct.resources.checked_numbers import check_whole_number
+from dagster_adjunct.resources.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)

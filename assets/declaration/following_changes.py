@@ -7,7 +7,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
 from dagster_adjunct.assets.declaration.changes.change_formats import ChangeFormat, Upserts
-from dagster_adjunct.resources.errors import ConfigurationError, check_whole_number
+from dagster_adjunct.resources.checked_numbers import check_whole_number
+from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.names import check_name, split_stream_name
 
 if TYPE_CHECKING:

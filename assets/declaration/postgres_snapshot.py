@@ -23,12 +23,8 @@ from dagster_adjunct.resources.backends.postgres_connection import (
     translated,
     where,
 )
-from dagster_adjunct.resources.errors import (
-    ConfigurationError,
-    DatasetError,
-    SchemaMismatchError,
-    check_whole_number,
-)
+from dagster_adjunct.resources.checked_numbers import check_whole_number
+from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import arrow_type
 
 if TYPE_CHECKING:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.assets.reading.entry_keys import coerce_key
 from dagster_adjunct.assets.reading.open_dataset import Dataset, open_dataset
 from dagster_adjunct.resources.backends import register_backend
+from dagster_adjunct.resources.checked_numbers import check_seconds
 from dagster_adjunct.resources.errors import ConfigurationError, NullKeyError, SchemaMismatchError
 from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.tables.key_columns import in_own_order
 from dagster_adjunct.resources.tables.layer import Capabilities
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
-from dagster_adjunct.resources.tables.table_functions import TableReadFunction
+from dagster_adjunct.resources.tables.table_functions import TableReadFunction, check_args
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake
@@ -39,6 +40,8 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         self, lake: Lake | str, dataset: str, *, version: str | None = None, refresh_every: float | None = 5.0
     ) -> None:
         self.lake, self.dataset, self.version, self.refresh_every = lake, dataset, version, refresh_every
+        what = f"the table of dataset {dataset!r} has refresh_every={refresh_every!r}"
+        check_seconds(refresh_every, what, argument="refresh_every", none=True, zero=True)
         self._begin()
 
     def _begin(self) -> None:
@@ -59,7 +62,7 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         return {"lake": self._url, "dataset": self.dataset, **settings}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_open", "_looked", "_moving")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -81,10 +84,12 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         await asyncio.to_thread(self._close)
 
     async def get(self, key: Any, *args: object) -> dict[str, Any] | None:
-        return (await self.get_all([key])).get(key)
+        return (await self.get_all([key], *args)).get(key)
 
     async def get_all(self, keys: Sequence[Any], *args: object) -> dict[Any, dict[str, Any]]:
-        outcomes = await self.send(Operation(OperationKind.GET, RowEntries(list(keys))))
+        gets = Operation(OperationKind.GET, RowEntries(list(keys)), args)
+        check_args(self, gets)
+        outcomes = await self.send(gets)
         for problem in outcomes.problems.values():
             if problem.error is not None:
                 raise problem.error

@@ -22,13 +22,13 @@ from dagster_adjunct.assets.validation import checks
 from dagster_adjunct.assets.validation.candidate_version import Candidate
 from dagster_adjunct.assets.validation.checks import Finding, Rule, plain
 from dagster_adjunct.assets.versions.sealed_version import Verdict
+from dagster_adjunct.resources.checked_numbers import check_whole_number
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
     SchemaMismatchError,
     TransientError,
     ValidatorError,
-    check_whole_number,
 )
 from dagster_adjunct.resources.spark.spark_errors import first_line
 from dagster_adjunct.resources.user_code import check_plain_function

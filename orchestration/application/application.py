@@ -26,8 +26,9 @@ from dagster_adjunct.orchestration.operators.arguments import column_names, part
 from dagster_adjunct.orchestration.operators.declared_sinks import KeyedTable
 from dagster_adjunct.orchestration.operators.event_time import checked_event_time
 from dagster_adjunct.orchestration.operators.input import checked_input
+from dagster_adjunct.resources.checked_numbers import check_whole_number
 from dagster_adjunct.resources.declared_place import caller
-from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, check_whole_number
+from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.names import check_name, split_stream_name
 
 if TYPE_CHECKING:

@@ -30,7 +30,8 @@ from dagster_adjunct.orchestration.operators.sink import checked_sink
 from dagster_adjunct.orchestration.operators.table_sends import TableSend
 from dagster_adjunct.orchestration.operators.update_columns import checked_update
 from dagster_adjunct.orchestration.operators.with_columns import checked_with_columns
-from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, check_whole_number
+from dagster_adjunct.resources.checked_numbers import check_whole_number
+from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.tables.partial_update import UpdateContract
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 _TAKEN_AS = {Kind.INTEGER: (Kind.FLOAT, Kind.DECIMAL)}
 _ADDED = (Kind.INTEGER, Kind.FLOAT, Kind.DECIMAL, Kind.OTHER)
 _WITHOUT_ORDER = (Kind.BOOLEAN, Kind.LIST, Kind.JSON)
-_NESTED = ("array<…", "map<", "struct<", "interval")
+# Of the types that Spark has and columns don't, these may become one of theirs; a struct is an object in JSON.
+_MAY_BE_ANY = re.compile(r"void$|null$|string collate ")
+_NEVER_IN_JSON = re.compile(r"(?:^|[<:,])(?:map<|(?:interval|timestamp_ntz|time|variant)\b(?!\s*:))")
 _APPENDED = (Kind.LIST, Kind.JSON, Kind.OTHER)
 
 
@@ -203,7 +206,7 @@ def _wrong_columns(sink: Sink, types: Types, stored: dict[str, str] | None) -> I
         elif not _fits(kind, columns[name]) and (name not in added or column_of(name, columns[name]).kind in _ADDED):
             yield (
                 f" has the column {name!r} as {columns[name]}, and {kind} is sent.",
-                f"Cast it: cast({name} as {columns[name]}).",
+                _mended(name, kind, columns[name]),
             )
     yield from _wrong_elements(sink, types, columns)
     for part, kinds, step in (("add", _ADDED, "Add to a number."), ("append", _APPENDED, "Append to an array.")):
@@ -215,14 +218,14 @@ def _wrong_columns(sink: Sink, types: Types, stored: dict[str, str] | None) -> I
 def _wrong_elements(sink: Sink, types: Types, columns: dict[str, str]) -> Iterator[tuple[str, str]]:
     """What is appended: one element, or an array of them."""
     for name, text in () if sink.update is None else sink.update.append:
-        kind, element = _type(text, types), column_of(name, columns.get(name, "unknown")).element
-        if kind is None or element is None:
+        kind, column = (types or {}).get(f"{UPDATE}.{name}") or _type(text, types), column_of(name, columns[name])
+        if kind is None:
             continue
-        appended = column_of("sent", kind)
+        appended, element = column_of("sent", kind), column.element or column
         if not _fits_column(appended.element or appended, element):
             yield (
                 f" has the column {name!r} as {columns[name]}, and {kind} is appended to it.",
-                f"Cast it: cast({text} as {element.type}{element.size}).",
+                _mended(text, kind, f"{element.type}{element.size}"),
             )
 
 
@@ -277,13 +280,29 @@ def _type(expression: str, types: Types) -> str | None:
 
 def _fits(sent: str | None, declared: str) -> bool:
     """Whether values of a type can go into a column; what is not known of either may."""
-    return _fits_column(column_of("sent", sent or "unknown"), column_of("declared", declared))
+    return sent is None or _fits_column(column_of("sent", sent), column_of("declared", declared))
 
 
 def _fits_column(sent: Column, declared: Column) -> bool:
     ours, theirs = sent.kind, declared.kind
-    if sent.type.startswith(_NESTED):
-        return theirs in (Kind.OTHER, Kind.JSON) or (theirs is Kind.LIST and sent.type.startswith("array"))
-    if ours is theirs and sent.element is not None and declared.element is not None:
+    if theirs is Kind.OTHER or ours is Kind.JSON:
+        return True
+    if theirs is Kind.JSON:
+        return _NEVER_IN_JSON.search(sent.type) is None
+    if sent.type.startswith("array<…"):  # of what is not known
+        return theirs is Kind.LIST
+    if sent.element is not None and declared.element is not None:
         return _fits_column(sent.element, declared.element)
-    return ours is theirs or bool({ours, theirs} & {Kind.OTHER, Kind.JSON}) or theirs in _TAKEN_AS.get(ours, ())
+    if ours is Kind.OTHER:
+        return _MAY_BE_ANY.match(sent.type) is not None
+    return ours is theirs or theirs in _TAKEN_AS.get(ours, ())
+
+
+def _mended(name: str, sent: str | None, declared: str) -> str:
+    """What makes a value of the type of `sent` one that the column takes."""
+    kind = column_of("declared", declared).kind
+    if kind is Kind.JSON and (sent or "").startswith("map<"):
+        return "Give its members names: named_struct(…)."
+    if kind is Kind.STRING and (sent or "").startswith(("map<", "struct<", "array<")):
+        return f"Make a text of it: to_json({name})."
+    return f"Cast it: cast({name} as {declared})."

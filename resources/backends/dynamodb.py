@@ -26,8 +26,8 @@ from dagster_adjunct.resources.backends.dynamodb_requests import (
 )
 from dagster_adjunct.resources.backends.dynamodb_schema import usable_key
 from dagster_adjunct.resources.backends.dynamodb_values import key_type
-from dagster_adjunct.resources.backends.travelling import as_declared
-from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, check_whole_number
+from dagster_adjunct.resources.checked_numbers import check_seconds, check_whole_number
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.tables.changes import Changes
 from dagster_adjunct.resources.tables.key_columns import key_columns
 from dagster_adjunct.resources.tables.layer import OF_A_STORE, Capabilities
@@ -35,6 +35,7 @@ from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 from dagster_adjunct.resources.tables.per_loop import PerLoop
 from dagster_adjunct.resources.tables.table_functions import StoreFunction
+from dagster_adjunct.resources.tables.travelling import as_declared
 
 Key = Any  # the partition key, or a tuple of partition key and sort key
 Record = Mapping[str, Any]
@@ -109,6 +110,10 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
             region, endpoint_url, profile, named, connect_timeout, read_timeout, session=session
         )
         self.connection.check(self._label)
+        for name, seconds in (("connect_timeout", connect_timeout), ("read_timeout", read_timeout)):
+            check_seconds(seconds, f"{self._label} has {name}={seconds!r}", argument=name)
+        forgets = f"{self._label} has forget_deleted_after={forget_deleted_after!r}"
+        check_seconds(forget_deleted_after, forgets, argument="forget_deleted_after", none=True)
         check_whole_number(threads, f"{self._label} has threads={threads!r}", "at least one", argument="threads")
         self._declared = None if columns is None else tuple(declared_column(*pair) for pair in columns.items())
         self._key_types = self._types_of_key(key if isinstance(key, Mapping) else {})

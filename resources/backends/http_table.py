@@ -27,6 +27,7 @@ from urllib.parse import quote, urlsplit
 from dagster_adjunct.resources.backends.environment_variables import variable_name
 from dagster_adjunct.resources.backends.http_answers import HttpUnavailableError, error_of, lost
 from dagster_adjunct.resources.backends.rows import Key, Record
+from dagster_adjunct.resources.checked_numbers import check_seconds, check_whole_number
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, TableError
 from dagster_adjunct.resources.tables.error_chain import first_cause
 from dagster_adjunct.resources.tables.key_columns import in_own_order, key_columns, no_key
@@ -353,13 +354,9 @@ def _check(table: HttpTable) -> None:
             "Write a path as /planes/{tail}, with each key column once.",
             argument="path",
         )
-    if table.connections < 1 or table.timeout <= 0:
-        raise ConfigurationError(
-            f"HTTP table {table.path} has connections={table.connections} and timeout={table.timeout}; expected more "
-            "than 0.",
-            "Correct the declaration.",
-            argument="connections",
-        )
+    what, whole = f"HTTP table {table.path} has", "a whole number above 0"
+    check_whole_number(table.connections, f"{what} connections={table.connections!r}", whole, argument="connections")
+    check_seconds(table.timeout, f"{what} timeout={table.timeout!r}", argument="timeout")
 
 
 def _text(label: str, part: object) -> str:

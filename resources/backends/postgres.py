@@ -7,12 +7,12 @@ numeric, bytea, jsonb and arrays.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.backends.applied import beside
 from dagster_adjunct.resources.backends.column_values import check_identifier, declared_column
 from dagster_adjunct.resources.backends.environment_variables import variable_name
+from dagster_adjunct.resources.backends.forgetting import is_time_to_forget
 from dagster_adjunct.resources.backends.postgres_batches import Batch, as_batch
 from dagster_adjunct.resources.backends.postgres_connection import (
     about_data,
@@ -29,8 +29,8 @@ from dagster_adjunct.resources.backends.postgres_schema import create_table, ope
 from dagster_adjunct.resources.backends.postgres_values import decode, keep
 from dagster_adjunct.resources.backends.postgres_waves import in_waves
 from dagster_adjunct.resources.backends.rows import Key, Record, RowCodec
-from dagster_adjunct.resources.backends.travelling import as_declared
 from dagster_adjunct.resources.backends.write_plan import Halving, checked
+from dagster_adjunct.resources.checked_numbers import check_seconds
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.tables.changes import Changes
 from dagster_adjunct.resources.tables.key_columns import key_columns
@@ -40,6 +40,7 @@ from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 from dagster_adjunct.resources.tables.per_loop import PerLoop
 from dagster_adjunct.resources.tables.table_functions import StoreFunction
+from dagster_adjunct.resources.tables.travelling import as_declared
 
 if TYPE_CHECKING:
     import psycopg
@@ -92,6 +93,8 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
                 argument="columns",
                 table=table,
             )
+        what = f"PostgreSQL table {table!r} has forget_after={forget_after!r}"
+        check_seconds(forget_after, what, argument="forget_after", none=True)
         self._declared = tuple(declared_column(*pair) for pair in (self.columns or {}).items())
         self._label = f"PostgreSQL table {schema}.{table}"
         self._place = ""
@@ -122,7 +125,7 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(OF_A_STORE, takes_arrow=True)
+        return OF_A_STORE
 
     def column_types(self) -> dict[str, str] | None:
         return None if self.columns is None else dict(self.columns)
@@ -279,7 +282,9 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
             codec = RowCodec(self._label, self.key, shape.columns, keep=keep, decode=decode)
             statements = Statements(self.schema, self.table, f"{self.table}__adjunct", codec, shape.casts)
             requests = PostgresRequests(connection, codec, statements, shape.casts)
-            if self.forget_after is not None:
+            if self.forget_after is not None and is_time_to_forget(
+                f"{self._label} {where(settings)}", self.forget_after
+            ):
                 await self._open_beside(requests)
                 await requests.forget(self.forget_after)
         except BaseException as error:

@@ -23,7 +23,7 @@ from dagster_adjunct.resources.backends.redis_connection import (
 from dagster_adjunct.resources.backends.redis_requests import RedisRequests, command, script_call
 from dagster_adjunct.resources.backends.redis_script import BEGUN, DONE, MISSING, SKIPPED, script
 from dagster_adjunct.resources.backends.rows import Key, Record, Row
-from dagster_adjunct.resources.backends.travelling import as_declared
+from dagster_adjunct.resources.checked_numbers import check_seconds, check_whole_number
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, TableError
 from dagster_adjunct.resources.tables.changes import Changes
 from dagster_adjunct.resources.tables.key_columns import key_columns
@@ -33,6 +33,7 @@ from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 from dagster_adjunct.resources.tables.per_loop import PerLoop
 from dagster_adjunct.resources.tables.table_functions import StoreFunction
+from dagster_adjunct.resources.tables.travelling import as_declared
 
 _LARGEST = 512 * 1024 * 1024  # bytes of a value, by Redis' own limit
 
@@ -80,19 +81,20 @@ class RedisTable(StoreFunction[Key, Record, Record | Changes]):
             if getattr(self, name) is not None:
                 variable_name(name, getattr(self, name), label=self._label)
         check_url(self._label, url, url_env)
-        numbers = {
-            "forget_deleted_after": forget_deleted_after is None or forget_deleted_after >= 1,
-            "largest_value": 1 <= largest_value <= _LARGEST,
-            "connections": connections >= 1,
-            "timeout": timeout > 0,
-        }
-        for name, fits in numbers.items():
-            if not fits:
-                raise ConfigurationError(
-                    f"{self._label} has {name}={getattr(self, name)!r}; expected more than 0, and at most 512 MB.",
-                    "Correct the declaration.",
-                    argument=name,
-                )
+        check_seconds(timeout, f"{self._label} has timeout={timeout!r}", argument="timeout")
+        numbers = {"connections": connections, "largest_value": largest_value}
+        forgets = f"{self._label} has forget_deleted_after={forget_deleted_after!r}"
+        check_seconds(forget_deleted_after, forgets, argument="forget_deleted_after", none=True)
+        if forget_deleted_after is not None:
+            numbers["forget_deleted_after"] = forget_deleted_after
+        for name, number in numbers.items():
+            check_whole_number(number, f"{self._label} has {name}={number!r}", "a whole number above 0", argument=name)
+        if largest_value > _LARGEST:
+            raise ConfigurationError(
+                f"{self._label} has largest_value={largest_value!r}; expected at most 512 MB.",
+                "Correct the declaration.",
+                argument="largest_value",
+            )
         self._requests = RedisRequests(
             self._label, prefix, self.key, self.columns, largest_value, forget_deleted_after or 0
         )

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dagster_adjunct.resources.backends.column_values import Column, check_identifier, declared_column
+from dagster_adjunct.resources.backends.forgetting import is_time_to_forget
 from dagster_adjunct.resources.backends.rows import Key, Record, RowCodec
 from dagster_adjunct.resources.backends.sqlite_requests import CommitFailed, SqliteRequests, transaction
 from dagster_adjunct.resources.backends.sqlite_schema import create_table, read_columns
 from dagster_adjunct.resources.backends.sqlite_values import appended, decode, keep
-from dagster_adjunct.resources.backends.travelling import as_declared
 from dagster_adjunct.resources.backends.write_plan import Halving, checked
+from dagster_adjunct.resources.checked_numbers import check_seconds
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
@@ -31,8 +32,22 @@ from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 from dagster_adjunct.resources.tables.per_loop import PerLoop
 from dagster_adjunct.resources.tables.table_functions import StoreFunction
+from dagster_adjunct.resources.tables.travelling import as_declared
 
 T = TypeVar("T")
+
+_LONGEST_WAIT = 2e6  # seconds; SQLite counts milliseconds in 32 bits
+
+# What is wrong with the file or its disk, whatever is asked of it.
+_UNUSABLE = (
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CORRUPT,
+)
 
 
 class _Open:
@@ -65,7 +80,7 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
     each through a `BlockingTable` of its own.
 
     What `newest_by` and `idempotent` need lies in the table `<table>__adjunct`; `forget` removes what is
-    old of it, and so does every connection where `forget_after` (seconds) is given.
+    old of it, and where `forget_after` (seconds) is given each process does so once an hour, when it connects.
     """
 
     def __init__(
@@ -100,6 +115,9 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
                 argument="columns",
                 table=table,
             )
+        what = f"SQLite table {table!r} has"
+        check_seconds(busy_timeout, f"{what} busy_timeout={busy_timeout!r}", argument="busy_timeout", zero=True)
+        check_seconds(forget_after, f"{what} forget_after={forget_after!r}", argument="forget_after", none=True)
         self._declared = tuple(declared_column(*pair) for pair in (self.columns or {}).items())
         self._label = f"SQLite table {table!r} in {self.path}"
         self._open: PerLoop[_Open] = PerLoop(partial(_Open, f"sqlite-{table}"), _Open.end)
@@ -220,7 +238,9 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
                 "Correct the path, or declare it with create=True.",
                 table=self._label,
             )
-        connection = sqlite3.connect(path, timeout=self.busy_timeout, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(
+            path, timeout=min(self.busy_timeout, _LONGEST_WAIT), isolation_level=None, check_same_thread=False
+        )
         try:
             if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
                 connection.execute("PRAGMA journal_mode = WAL")
@@ -235,7 +255,7 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
             bits = None if self._declared else 64  # "INTEGER", as a file says it, is any
             codec = RowCodec(self._label, self.key, columns, bits=bits, keep=keep, decode=decode)
             requests = SqliteRequests(connection, codec, self.table, create=self.create)
-            if self.forget_after is not None:
+            if self.forget_after is not None and is_time_to_forget(self._label, self.forget_after):
                 requests.forget(self.forget_after)
         except BaseException:
             connection.close()
@@ -255,10 +275,10 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
                 "It is tried again; if that goes on, find the long transaction, or raise busy_timeout.",
                 table=self._label,
             )
-        if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+        if code in _UNUSABLE:
             return TableAccessError(
                 f"{self._label} can't be used ({error}).",
-                "Check that it is an SQLite file and may be written.",
+                "Check that it is an SQLite file, whole, and may be written, and that its disk has room.",
                 table=self._label,
             )
         return TableError(

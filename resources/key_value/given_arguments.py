@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
-from dagster_adjunct.resources.errors import ConfigurationError, check_whole_number
+from dagster_adjunct.resources.checked_numbers import check_whole_number
+from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.key_value.avro_serializer import AvroSerializer
 from dagster_adjunct.resources.key_value.json_serializers import JsonSerializer, ModelSerializer
 from dagster_adjunct.resources.key_value.serializers import IntegerSerializer, Serializer

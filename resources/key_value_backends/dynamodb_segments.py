@@ -9,7 +9,8 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from dagster_adjunct.resources.backends.dynamodb_connection import Connection
-from dagster_adjunct.resources.errors import ConfigurationError, check_whole_number
+from dagster_adjunct.resources.checked_numbers import check_whole_number
+from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.key_value.table_segment import TableId, TableSegment
 from dagster_adjunct.resources.key_value_backends.dynamodb_calls import Clients, LoopCalls, TableCalls, ThreadCalls
 from dagster_adjunct.resources.key_value_backends.dynamodb_layout import LIMITS, SegmentLayout

@@ -14,12 +14,12 @@ from dataclasses import asdict, fields, replace
 from functools import cached_property
 from typing import Any
 
+from dagster_adjunct.resources.checked_numbers import check_whole_number
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     ObjectExistsError,
     ObjectNotFoundError,
     TableUnavailableError,
-    check_whole_number,
 )
 from dagster_adjunct.resources.key_value.table_segment import ReplyLostError, SegmentLimits, TableId, TableSegment
 from dagster_adjunct.resources.key_value_backends.object_runs.object_segment import ObjectSegment

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.backends.column_values import declared_column
 from dagster_adjunct.resources.backends.rows import Key, Record, Row, RowCodec
-from dagster_adjunct.resources.backends.travelling import as_declared
 from dagster_adjunct.resources.backends.write_plan import Entry, checked
 from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.key_value.backend_names import backend_from, describe_backend
@@ -38,6 +37,7 @@ from dagster_adjunct.resources.tables.layer import OF_A_STORE, Capabilities
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 from dagster_adjunct.resources.tables.table_functions import StoreFunction
+from dagster_adjunct.resources.tables.travelling import as_declared
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.key_value.table_segment import SegmentBackend

@@ -32,6 +32,8 @@ _GROUPS = {
 _GROUP_OF = {word: group for group, words in _GROUPS.items() for word in words}
 _WORD = re.compile("[a-z_]+")
 _NESTED = frozenset({"array", "map", "struct"})
+_COMPARISONS = frozenset({"EQ", "NEQ", "LT", "LTE", "GT", "GTE", "NullSafeEQ", "NullSafeNEQ"})
+_PREDICATES = frozenset({"In", "Between", "Like", "ILike", "RegexpLike", "Is"})
 _FIELDS = """year y years yr yrs yearofweek quarter qtr month mon mons months week w weeks day d days dayofweek dow
     dayofweek_iso dow_iso doy hour h hours hr hrs minute m min mins minutes second s sec seconds secs"""
 _NO_DDL = re.compile(r"[!?;@#%^&*+=/~|$]")
@@ -44,11 +46,27 @@ def wrong_operand(expression: Expression, types: Mapping[str, str | None]) -> st
         return None
     operands = Operands(types)
     for node in expression.tree.walk():
-        judge = _JUDGES.get(type(node).__name__)
+        judge = None if _bound_otherwise(node) else _JUDGES.get(type(node).__name__)
         wrong = None if judge is None else judge(operands, node)
         if wrong is not None and not _in_lambda(node):  # where a name may be a variable's
             return wrong
     return None
+
+
+def _bound_otherwise(node: exp.Expr) -> bool:
+    """Whether the parser takes other operands than Spark: `a = b IN (c)` is `(a = b) IN (c)` there."""
+    if type(node).__name__ in _COMPARISONS:
+        return any(_predicate(side) for side in (node.this, node.args.get("expression")))
+    above = node.parent
+    while type(above).__name__ == "Not":
+        above = above.parent if above is not None else None
+    return _predicate(node) and type(above).__name__ in _COMPARISONS
+
+
+def _predicate(node: exp.Expr | None) -> bool:
+    while type(node).__name__ == "Not" and node is not None:
+        node = node.this
+    return type(node).__name__ in _PREDICATES
 
 
 def _in_lambda(node: exp.Expr) -> bool:
@@ -84,6 +102,8 @@ def _compared(operands: Operands, node: exp.Expr) -> str | None:
     if first is None:
         return None
     others = [node.args.get(name) for name in ("expression", "low", "high")] + list(node.expressions)
+    if len(node.expressions) > 1 and {"text", None} & set(map(operands.group, node.expressions)):
+        return None  # which all become text, or one unknown type
     for other in others:
         second = None if other is None else operands.group(other)
         if other is None or second is None or _comparable(first, second, type(node).__name__):

@@ -6,7 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.tables.arrow_values import struct_of, to_python
 from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.key_columns import key_columns
 from dagster_adjunct.resources.tables.operation import Mark
 
 if TYPE_CHECKING:
@@ -24,7 +27,7 @@ class ArrowEntries:
 
     key: pa.StructArray
     records: pa.StructArray | None
-    to_python: Callable[[Any], list[Any]]
+    to_python: Callable[[Any], list[Any]] = to_python
     default_records: pa.StructArray | None = None
     sources: pa.Array | None = None
     positions: pa.Array | None = None
@@ -32,6 +35,40 @@ class ArrowEntries:
     typed: bool = False
     remove: Sequence[str] = ()
     _made: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @staticmethod
+    def of(batch: pa.RecordBatch | pa.Table, key: str | Sequence[str], *, updates: bool = False) -> ArrowEntries:
+        """Return the rows of a batch as entries: their key in the columns `key`; the records are all columns, and what
+        `updates` set all others."""
+        import pyarrow as pa
+
+        if not is_arrow(batch):
+            raise ConfigurationError(
+                f"entries of Arrow were to be made of {batch!r:.60}; expected a pyarrow.RecordBatch or pyarrow.Table.",
+                "Give one, or make RowEntries(keys, values).",
+                argument="batch",
+            )
+        key = key_columns("entries", key)
+        columns = {name: _whole(batch, place) for place, name in enumerate(batch.schema.names)}
+        missing = [name for name in key if name not in columns]
+        twice = sorted({name for name in batch.schema.names if batch.schema.names.count(name) > 1})
+        if missing or twice:
+            wrong = f"no column {missing[0]!r}, which is of the key" if missing else f"two columns {twice[0]!r}"
+            raise SchemaMismatchError(
+                f"an Arrow batch has {wrong}; it has {', '.join(batch.schema.names)}.",
+                f"Give it the key's columns ({', '.join(key)}), and each column once.",
+                column=(missing or twice)[0],
+            )
+        nested = next((name for name in key if pa.types.is_nested(columns[name].type)), None)
+        if nested is not None:
+            raise SchemaMismatchError(
+                f"the key column {nested!r} of an Arrow batch is {columns[nested].type}, which can't be a key.",
+                "Give a column of plain values.",
+                column=nested,
+            )
+        held = {name: column for name, column in columns.items() if not (updates and name in key)}
+        rows = batch.num_rows
+        return ArrowEntries(struct_of({name: columns[name] for name in key}, rows), struct_of(held, rows))
 
     @property
     def key_names(self) -> tuple[str, ...]:
@@ -112,6 +149,28 @@ class ArrowEntries:
         if name not in self._made:
             self._made[name] = make()
         return self._made[name]
+
+
+def is_arrow(value: object) -> bool:
+    """Whether a value is a RecordBatch or a Table of Arrow's, which is not loaded to say so."""
+    return type(value).__module__.startswith("pyarrow.") and hasattr(value, "num_rows")
+
+
+def _whole(batch: Any, place: int) -> Any:
+    """Return a column as one array of plain values."""
+    import pyarrow as pa
+
+    column = batch.column(place)
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+        if isinstance(column, pa.ChunkedArray) and column.num_chunks != 1:  # an array has at most 2 GB
+            raise SchemaMismatchError(
+                f"the column {batch.schema.names[place]!r} of an Arrow table is too large for one request.",
+                "Give the batches of the table one by one: table.to_batches().",
+                column=batch.schema.names[place],
+            )
+        column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
 def _first_null(*columns: pa.Array) -> int | None:

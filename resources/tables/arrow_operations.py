@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.tables.arrow_entries import ArrowEntries
+from dagster_adjunct.resources.tables.arrow_values import struct_of, to_python
 from dagster_adjunct.resources.tables.operation import Conditions, Operation, OperationKind
 from dagster_adjunct.resources.tables.partial_update import UpdateContract
 from dagster_adjunct.resources.tables.record_marks import Marks
 
 UPDATE, DEFAULT = "update", "default"
 TOMBSTONE, TIMESTAMP = "__tombstone", "__timestamp"
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +89,10 @@ def _deleting(entries: ArrowEntries, shape: Shape) -> Operation[Any]:
 def _entries(batch: Any, shape: Shape, marks: Marks | None, what: str) -> ArrowEntries:
     sources, positions = (None, None) if marks is None else marks.of(batch)
     columns = {name: batch.column(name) for name in batch.schema.names if not name.startswith("__")}
-    key = _struct({name: columns[name] for name in shape.key}, batch.num_rows)
+    key = struct_of({name: columns[name] for name in shape.key}, batch.num_rows)
     defaults = None
     if shape.contract is None:
-        records = _struct(columns, batch.num_rows)
+        records = struct_of(columns, batch.num_rows)
     else:
         records = _struct_of(columns[UPDATE])
         if DEFAULT in columns:
@@ -105,7 +104,7 @@ def _entries(batch: Any, shape: Shape, marks: Marks | None, what: str) -> ArrowE
 def _struct_of(column: Any) -> Any:
     import pyarrow as pa
 
-    return _struct({}, len(column)) if pa.types.is_boolean(column.type) else column
+    return struct_of({}, len(column)) if pa.types.is_boolean(column.type) else column
 
 
 def _times(batch: Any, records: Any, shape: Shape, what: str) -> Any:
@@ -127,7 +126,7 @@ def _times(batch: Any, records: Any, shape: Shape, what: str) -> Any:
         if sent is not None:
             times = pc.if_else(pc.and_(batch.column(TOMBSTONE), pc.is_null(times)), sent, times)
     if times.null_count:
-        keys = _struct({name: batch.column(name) for name in shape.key}, batch.num_rows)
+        keys = struct_of({name: batch.column(name) for name in shape.key}, batch.num_rows)
         first = to_python(keys.filter(pc.is_null(times)).slice(0, 1))[0]
         raise SchemaMismatchError(
             f"{what}: {times.null_count} record(s) have null in {name!r}, by which the table keeps what is newest; the "
@@ -136,37 +135,3 @@ def _times(batch: Any, records: Any, shape: Shape, what: str) -> Any:
             column=name,
         )
     return times
-
-
-def _struct(columns: dict[str, Any], rows: int) -> Any:
-    import pyarrow as pa
-
-    if not columns:
-        return pa.StructArray.from_buffers(pa.struct([]), rows, [None])
-    return pa.StructArray.from_arrays(list(columns.values()), list(columns))
-
-
-def to_python(column: Any) -> list[Any]:
-    """Return Python values: dictionaries for structs, made column by column, which is several times faster than row by
-    row; instants by plain arithmetic, which Arrow's own way takes longer for.
-    """
-    import pyarrow as pa
-
-    if pa.types.is_struct(column.type):
-        return _dictionaries(column)
-    if not pa.types.is_timestamp(column.type) or column.type.tz is None:
-        values: list[Any] = column.to_pylist()
-        return values
-    micros = column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64()).to_pylist()
-    return [None if value is None else _EPOCH + timedelta(microseconds=value) for value in micros]
-
-
-def _dictionaries(column: Any) -> list[Any]:
-    names = [column.type.field(index).name for index in range(column.type.num_fields)]
-    if not names:
-        return [{} for _ in range(len(column))]
-    rows = zip(*map(to_python, column.flatten()), strict=True)
-    records: list[Any] = [dict(zip(names, row, strict=True)) for row in rows]
-    if column.null_count:
-        return [record if valid else None for record, valid in zip(records, column.is_valid(), strict=True)]
-    return records

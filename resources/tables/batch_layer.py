@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from dagster_adjunct.resources.errors import check_whole_number
+from dagster_adjunct.resources.checked_numbers import check_whole_number
 from dagster_adjunct.resources.tables.batch import BatchProvider
 from dagster_adjunct.resources.tables.batch_handler import BatchHandler
 from dagster_adjunct.resources.tables.batch_processor import BatchProcessor

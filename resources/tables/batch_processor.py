@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, TableAccessError
 from dagster_adjunct.resources.tables.batch import Batch, BatchProvider
 from dagster_adjunct.resources.tables.batch_handler import BatchHandler, Request
 from dagster_adjunct.resources.tables.held_back import HeldBack
 from dagster_adjunct.resources.tables.layer import Layer
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.order_of_a_key import KeyOrder, Turn
-from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem
+from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 
 
 class _Call:
@@ -184,6 +184,9 @@ class BatchProcessor:
                 else:
                     await self._one_after_the_other(request, calls)
                 return
+            if len(request.spans) > 1 and outcomes.problems and _is_one_callers(request.operation, outcomes):
+                await self._one_after_the_other(request, calls)
+                return
         for span in request.spans:
             calls[span.of].note(span.places, outcomes, span.start)
         for place, of, origin in request.followers:
@@ -193,7 +196,7 @@ class BatchProcessor:
             members[0].began(outcomes.defaults_put)
 
     async def _one_after_the_other(self, request: Request, calls: Sequence[_Call]) -> None:
-        """Nothing was sent, because of what one of the callers asks: the others are not to suffer from it."""
+        """The request was refused as a whole, maybe for what one caller asks: the others are not to suffer from it."""
         problems: dict[int, Problem] = {}
         errors: dict[int, Exception] = {}
         for span in request.spans:
@@ -266,9 +269,21 @@ class _Gathering:
                 task.cancel()
 
 
-def _may_have_acted(operation: Operation[Any], error: Exception) -> bool:
+def _may_have_acted(operation: Operation[Any], error: BaseException) -> bool:
     """Whether sending again may repeat an effect: of updates, unless it was their declaration that was refused."""
     return operation.kind is OperationKind.UPDATE and not isinstance(error, ConfigurationError | SchemaMismatchError)
+
+
+def _is_one_callers(operation: Operation[Any], outcomes: Outcomes) -> bool:
+    """Whether the function refused the request as a whole, and each caller's part of it may be sent alone.
+
+    What is wrong with the table itself is everybody's.
+    """
+    problem = outcomes.problems.get(0)
+    if problem is None or problem.state is not State.REFUSED or not problem.of_request or problem.error is None:
+        return False
+    everybodys = isinstance(problem.error, ConfigurationError | TableAccessError)
+    return not everybodys and not _may_have_acted(operation, problem.error)
 
 
 def _members(request: Request) -> list[int]:

@@ -9,6 +9,8 @@ from dagster_adjunct.resources.loop_thread import LoopThread
 from dagster_adjunct.resources.tables.partial_update import UpdateContract, UpdateMessage
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from dagster_adjunct.resources.tables.metrics import TableMetrics
     from dagster_adjunct.resources.tables.operation import Operation
     from dagster_adjunct.resources.tables.outcomes import Outcomes
@@ -57,7 +59,7 @@ class BlockingTable(Generic[K, V, U]):
     def put(self, key: K, value: V | None, *args: object) -> None:
         self._thread.run(self.table.put(key, value, *args))
 
-    def put_all(self, entries: Iterable[tuple[K, V | None]], *args: object) -> None:
+    def put_all(self, entries: Iterable[tuple[K, V | None]] | pa.RecordBatch | pa.Table, *args: object) -> None:
         self._thread.run(self.table.put_all(entries, *args))
 
     def delete(self, key: K, *args: object, newest: object = None) -> None:
@@ -69,7 +71,7 @@ class BlockingTable(Generic[K, V, U]):
     def update(self, key: K, update: U, *args: object) -> None:
         self._thread.run(self.table.update(key, update, *args))
 
-    def update_all(self, entries: Iterable[tuple[K, U]], *args: object) -> None:
+    def update_all(self, entries: Iterable[tuple[K, U]] | pa.RecordBatch | pa.Table, *args: object) -> None:
         self._thread.run(self.table.update_all(entries, *args))
 
     def update_messages(

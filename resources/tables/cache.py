@@ -12,7 +12,8 @@ from math import inf
 from typing import Any, Literal
 from uuid import UUID
 
-from dagster_adjunct.resources.errors import ConfigurationError, check_whole_number
+from dagster_adjunct.resources.checked_numbers import check_seconds, check_whole_number
+from dagster_adjunct.resources.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +37,9 @@ class Cache:
         check_whole_number(self.size, f"a cache of {self.size!r} records", "at least 1", argument="size")
         for name in ("seconds_after_write", "seconds_after_read"):
             seconds = getattr(self, name)
-            if seconds is not None and (isinstance(seconds, bool) or not 0 < seconds < inf):
-                raise ConfigurationError(
-                    f"{name}={seconds!r} of a cache: expected seconds above 0, or None.",
-                    "Correct the cache.",
-                    argument=name,
-                )
+            check_seconds(
+                seconds, f"{name}={seconds!r} of a cache", argument=name, none=True, next_step="Correct the cache."
+            )
         if self.on_write not in ("through", "around"):
             raise ConfigurationError(
                 f'on_write={self.on_write!r} of a cache: expected "through" or "around".',

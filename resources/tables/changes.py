@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from dagster_adjunct.resources.errors import ConfigurationError
+
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -28,6 +30,14 @@ class Changes:
     add: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
     append: Mapping[str, Sequence[Any]] = field(default_factory=lambda: _NOTHING)
     remove: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.remove, str):
+            raise ConfigurationError(
+                f"Changes have remove={self.remove!r}, which is one text; expected the names of columns.",
+                f"Write remove=[{self.remove!r}].",
+                argument="remove",
+            )
 
     @property
     def repeatable(self) -> bool:

@@ -6,10 +6,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dagster_adjunct.resources.errors import NullKeyError, TableError
+from dagster_adjunct.resources.tables.arrow_entries import is_arrow
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
 from dagster_adjunct.resources.tables.partial_update import UpdateMessage
 
 _NEED_VALUES = (OperationKind.UPDATE, OperationKind.PUT_IF_ABSENT)
+
+
+def check_entries(table: str, operation: Operation[Any]) -> None:
+    """Raise for an operation whose entries are none, such as an Arrow batch as it is."""
+    entries = operation.entries
+    if not (hasattr(entries, "null_key") and hasattr(entries, "take")):
+        raise TableError(
+            f"table {table} got an Operation with a {type(entries).__name__} as its entries; expected RowEntries or "
+            "ArrowEntries.",
+            "Make them: ArrowEntries.of(batch, key)." if is_arrow(entries) else "Make them: RowEntries(keys, values).",
+            table=table,
+        )
 
 
 def check_request(table: str, key: Sequence[str], operation: Operation[Any]) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from dagster_adjunct.resources.errors import ConfigurationError, TableError, TransientError
+from dagster_adjunct.resources.errors import ConfigurationError, TableError
 from dagster_adjunct.resources.tables.declared_conditions import check_conditions
+from dagster_adjunct.resources.tables.missing_records import outcomes_of_missing
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 from dagster_adjunct.resources.tables.own_cancellation import ended_itself
-from dagster_adjunct.resources.tables.table_functions import TableFunction, problem_told
+from dagster_adjunct.resources.tables.table_functions import TableFunction, check_args, problem_told
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +33,19 @@ class FunctionLayer:
         try:
             await function.open()
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
-            return Outcomes.all(len(operation), problem_told(function, error, sent=False))
+            return _of_the_request(operation, problem_told(function, error, sent=False))
         except asyncio.CancelledError as error:
             return Outcomes.all(len(operation), problem_told(function, ended_itself(error), sent=False))
         try:
             outcomes = await function.send(operation)
         except asyncio.CancelledError as error:
             return Outcomes.all(len(operation), problem_told(function, ended_itself(error)))
-        except (TransientError, OSError) as error:  # some of it may be done: who sends it again has to know
-            return Outcomes.all(len(operation), problem_told(function, error))
+        except ConfigurationError:
+            raise  # nothing was sent, and nothing of it can be
+        except Exception as error:  # noqa: BLE001 - it becomes the outcome
+            # Some of it may be done: whoever sends it again has to know.
+            told = partial(problem_told, function)
+            return outcomes_of_missing(operation, error, told) or _of_the_request(operation, told(error))
         return outcomes if _answers(outcomes, operation) else self._no_answer(function, operation, outcomes)
 
     async def close(self) -> None:
@@ -47,14 +55,16 @@ class FunctionLayer:
     def _no_answer(self, function: TableFunction, operation: Operation[Any], outcomes: object) -> Outcomes:
         answer = type(outcomes).__name__
         if isinstance(outcomes, Outcomes):
-            records = "none" if outcomes.records is None else len(outcomes.records)
-            answer = f"Outcomes of {outcomes.count} entries (records: {records}, problems: {len(outcomes.problems)})"
+            records = len(outcomes.records) if isinstance(outcomes.records, Sized) else outcomes.records
+            problems = f"{outcomes.problems!r:.100}" if outcomes.problems else "none"
+            answer = f"Outcomes of {outcomes.count} entries (records: {records}, problems: {problems})"
         error = TableError(
             f"{type(function).__name__} answered a {operation.kind.value} of {len(operation)} entries with {answer}.",
-            "Have its send() return Outcomes with one outcome, and for a get one record or None, for each entry.",
+            "Have its send() return Outcomes with one outcome, and for a get one record or None, for each entry; its "
+            "problems are {place: Problem(State.REFUSED, error)} and the like.",
             table=self.table,
         )
-        return Outcomes.all(len(operation), Problem(State.REFUSED, error))
+        return _of_the_request(operation, Problem(State.REFUSED, error))
 
     def _function(self, operation: Operation[Any]) -> TableFunction:
         reads = operation.kind is OperationKind.GET
@@ -66,16 +76,14 @@ class FunctionLayer:
                 f"Declare it with {missing}_function=….",
                 table=self.table,
             )
-        if operation.args and not function.capabilities.takes_args:
-            raise ConfigurationError(
-                f"table {self.table}: a {operation.kind.value} came with {len(operation.args)} extra argument(s), and "
-                f"{type(function).__name__} has no use for any.",
-                "Leave them out, or give the table a function of your own that takes them.",
-                table=self.table,
-            )
+        check_args(function, operation, self.table)
         if operation.conditions:
             check_conditions(self.table, function, operation)
         return function
+
+
+def _of_the_request(operation: Operation[Any], problem: Problem) -> Outcomes:
+    return Outcomes.all(len(operation), replace(problem, of_request=True))
 
 
 def _answers(outcomes: object, operation: Operation[Any]) -> bool:
@@ -84,8 +92,18 @@ def _answers(outcomes: object, operation: Operation[Any]) -> bool:
     if not isinstance(outcomes, Outcomes) or outcomes.count != count:
         return False
     problems, records = outcomes.problems, outcomes.records
-    if problems and (min(problems) < 0 or max(problems) >= count):
+    if not isinstance(problems, Mapping):
+        return False
+    if problems and not all(_is_problem(place, count, problem) for place, problem in problems.items()):
         return False
     if operation.kind.writes or (records is None and len(problems) == count):
         return True
-    return records is not None and len(records) == count
+    return isinstance(records, Sequence) and len(records) == count
+
+
+def _is_problem(place: object, count: int, problem: object) -> bool:
+    if not isinstance(place, int) or not 0 <= place < count or not isinstance(problem, Problem):
+        return False
+    pause, error = problem.retry_after, problem.error
+    timed = pause is None or (isinstance(pause, int | float) and 0 <= pause < math.inf)
+    return timed and isinstance(problem.state, State) and (error is None or isinstance(error, BaseException))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from dagster_adjunct.resources.tables.layer import Layer, send_others
+from dagster_adjunct.resources.tables.of_the_record import comes_again
 from dagster_adjunct.resources.tables.operation import Operation
 from dagster_adjunct.resources.tables.order_of_a_key import Turn
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
@@ -20,7 +22,7 @@ class HeldBack:
     The store skips a message that is older than the last that it applied. Were a later one of the key applied, the one
     that was given up would be skipped when the whole batch is sent again, and so be lost. What is asked after the
     caller was told goes its way, but not what is sent to be run again as a whole (`Operation.rerun`): whoever sends
-    that asks for more before all of a batch is answered.
+    that asks for more before all of a batch is answered. What is refused for what is in it holds nothing back.
     """
 
     def __init__(self) -> None:
@@ -41,7 +43,7 @@ class HeldBack:
 
     def _hold(self, turn: Turn, operation: Operation[Any], outcomes: Outcomes) -> None:
         lines = _lines(operation)
-        given_up = {lines[place]: problem for place, problem in outcomes.problems.items() if problem.may_pass}
+        given_up = {lines[place]: problem for place, problem in outcomes.problems.items() if comes_again(problem)}
         if operation.rerun:
             self._until_rerun.update(given_up)
         waiting, seen = list(turn.behind) if given_up else [], set[Turn]()
@@ -63,7 +65,7 @@ async def _others(operation: Operation[Any], held: Mapping[_Line, Problem], belo
     """Send the entries of lines that are not held; the others have failed, as nothing of them was sent."""
     lines = _lines(operation)
     problems = {
-        place: Problem(State.FAILED, held[line].error, held[line].retry_after)
+        place: replace(held[line], state=State.FAILED if held[line].may_pass else State.REFUSED)
         for place, line in enumerate(lines)
         if line in held
     }

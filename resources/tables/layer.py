@@ -51,7 +51,6 @@ class Capabilities:
     newest_by: bool = False
     idempotent: bool = False
     takes_args: bool = False
-    takes_arrow: bool = False  # ArrowEntries without making Python values of them
     largest: int | None = None
 
 

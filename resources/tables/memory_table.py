@@ -12,6 +12,7 @@ from dagster_adjunct.resources.tables.missing_records import record_not_found
 from dagster_adjunct.resources.tables.operation import Mark, Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 from dagster_adjunct.resources.tables.table_functions import StoreFunction
+from dagster_adjunct.resources.tables.travelling import as_declared
 
 Record = Mapping[str, Any]
 
@@ -41,8 +42,8 @@ class MemoryTable(StoreFunction[Hashable, Record, Record | Changes]):
     def __repr__(self) -> str:
         return f"MemoryTable({self.name!r})"
 
-    def __reduce__(self) -> tuple[type[MemoryTable], tuple[str]]:
-        return (MemoryTable, (self.name,))
+    def __reduce__(self) -> tuple[Any, ...]:
+        return as_declared(self, MemoryTable, MemoryTable.to_dict(self))
 
     @property
     def capabilities(self) -> Capabilities:

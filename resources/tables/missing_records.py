@@ -32,7 +32,7 @@ def outcomes_of_missing(
             "Give the error the keys without a record, of those asked for: RecordNotFoundError(…, keys=[…]).",
         )
         untold.__cause__ = error
-        return Outcomes.all(count, Problem(State.REFUSED, untold))
+        return Outcomes.all(count, Problem(State.REFUSED, untold, of_request=True))
     other = _other_than_missing(error)
     others = None if other is None else problem_of(other)
     problems: dict[int, Problem] = {}

@@ -27,11 +27,15 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why one entry is not done. `retry_after`: seconds that the store asked to wait before it is sent again."""
+    """Why one entry is not done. `retry_after`: seconds that the store asked to wait before it is sent again.
+
+    `of_request`: the request failed as a whole, whatever was in it, so that nothing is said of this one record.
+    """
 
     state: State
     error: BaseException | None = None
     retry_after: float | None = None
+    of_request: bool = False
 
     @property
     def may_pass(self) -> bool:

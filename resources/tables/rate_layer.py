@@ -12,6 +12,7 @@ from dagster_adjunct.resources.tables.clock import Clock, SystemClock
 from dagster_adjunct.resources.tables.credit_source import READ, WRITE, Budget, CreditSource
 from dagster_adjunct.resources.tables.layer import Layer, send_others
 from dagster_adjunct.resources.tables.metrics import Meter
+from dagster_adjunct.resources.tables.of_the_record import comes_again
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State, joined
 from dagster_adjunct.resources.tables.rate_limit import LocalCredits, RateLimit, per_record
@@ -112,8 +113,9 @@ class RateLayer:
             if outcomes.problems and operation.kind.writes:
                 keys = part.entries.keys
                 for place, problem in outcomes.problems.items():
-                    if problem.may_pass:
-                        held.setdefault(keys[place], Problem(State.FAILED, problem.error, problem.retry_after))
+                    if comes_again(problem):
+                        unsent = replace(problem, state=State.FAILED if problem.may_pass else State.REFUSED)
+                        held.setdefault(keys[place], unsent)
         return joined(sent)
 
     def _parts(self, operation: Operation[Any], budget: Budget, cost: float) -> Iterator[tuple[Operation[Any], float]]:

@@ -12,8 +12,9 @@ from weakref import WeakValueDictionary
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.tables.clock import SystemClock
-from dagster_adjunct.resources.tables.credit_source import KEPT_SECONDS, READ, WRITE, Budget
+from dagster_adjunct.resources.tables.credit_source import READ, WRITE, Budget
 from dagster_adjunct.resources.tables.operation import size_of
+from dagster_adjunct.resources.tables.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.tables.clock import Clock
@@ -91,42 +92,6 @@ class RateLimit:
         return tuple(Budget(self.budget or table, tag, rate) for tag, rate in rates if rate is not None)
 
 
-class TokenBucket:
-    """Credits that come in at `rate` per second and expire unused after half a second (`KEPT_SECONDS`).
-
-    It starts empty: tasks that live for less than a second would otherwise spend a whole burst each,
-    and so pass the rate that they share.
-    """
-
-    def __init__(self, rate: float, clock: Clock) -> None:
-        self._rate = rate
-        self._clock = clock
-        self._credits = 0.0
-        self._taking = threading.Lock()
-        self._filled_at = clock.now()
-
-    @property
-    def rate(self) -> float:
-        return self._rate
-
-    async def acquire(self, credits: float) -> None:
-        """Return when `credits` may be spent. Callers are served in the order they came."""
-        wait = self.take(credits)
-        if wait > 0:
-            await self._clock.sleep(wait)
-
-    def take(self, credits: float) -> float:
-        """Spend `credits` that are there or come in later; return the seconds until then, which the caller waits."""
-        if credits <= 0:
-            return 0.0
-        with self._taking:
-            now = self._clock.now()
-            earned = (now - self._filled_at) * self._rate
-            self._credits = min(self._rate * KEPT_SECONDS, self._credits + earned) - credits
-            self._filled_at = now
-            return -self._credits / self._rate
-
-
 # What tables of this process share by a budget's name.
 _SHARED: WeakValueDictionary[tuple[str, str], TokenBucket] = WeakValueDictionary()
 
@@ -144,9 +109,7 @@ class LocalCredits:
         bucket = self._buckets.get(budget)
         if bucket is None:
             bucket = self._bucket(budget)
-        wait = bucket.take(credits)
-        if wait > 0:
-            await self._clock.sleep(wait)
+        await bucket.acquire(credits)
 
     async def close(self) -> None:
         pass

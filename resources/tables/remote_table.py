@@ -5,16 +5,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.names import check_name
+from dagster_adjunct.resources.tables.arrow_entries import ArrowEntries, is_arrow
 from dagster_adjunct.resources.tables.attempt_layer import AttemptLayer
 from dagster_adjunct.resources.tables.batch import BatchProvider
 from dagster_adjunct.resources.tables.batch_layer import BatchLayer
 from dagster_adjunct.resources.tables.cache import Cache
 from dagster_adjunct.resources.tables.cache_layer import CacheLayer
 from dagster_adjunct.resources.tables.checked_requests import (
+    check_entries,
     check_request,
     each_once,
     messages_of,
@@ -28,7 +30,7 @@ from dagster_adjunct.resources.tables.key_columns import key_columns
 from dagster_adjunct.resources.tables.layer import Layer
 from dagster_adjunct.resources.tables.metrics import Meter, TableMetrics
 from dagster_adjunct.resources.tables.metrics_hooks import anyone_listens, report
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
+from dagster_adjunct.resources.tables.operation import Entries, Operation, OperationKind, RowEntries
 from dagster_adjunct.resources.tables.outcomes import Outcomes, State
 from dagster_adjunct.resources.tables.partial_update import UpdateContract, UpdateMessage
 from dagster_adjunct.resources.tables.raised_outcomes import error_of
@@ -38,6 +40,9 @@ from dagster_adjunct.resources.tables.retry import RetryPolicy
 from dagster_adjunct.resources.tables.retry_layer import RetryLayer
 from dagster_adjunct.resources.tables.table_functions import TableReadFunction, TableWriteFunction
 from dagster_adjunct.resources.tables.update_contract_layer import UpdateContractLayer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -58,6 +63,10 @@ class _Layers:
     top: Layer
     contract: UpdateContractLayer
     batch: BatchLayer
+
+
+# What a table does not take along; a subclass may have attributes of any other name.
+_OF_THIS_PROCESS = ("_meter", "_reported", "_layers")
 
 
 class RemoteTable(Generic[K, V, U]):
@@ -144,7 +153,7 @@ class RemoteTable(Generic[K, V, U]):
         self._begin()
         self._layered()  # what can't be composed is said here
 
-    def _begin(self) -> None:
+    def _begin(self) -> None:  # what `_OF_THIS_PROCESS` names
         self._meter = Meter()
         self._reported = TableMetrics()
         self._layers: _Layers | None = None
@@ -183,7 +192,7 @@ class RemoteTable(Generic[K, V, U]):
         )
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
+        return {name: value for name, value in self.__dict__.items() if name not in _OF_THIS_PROCESS}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
@@ -247,6 +256,9 @@ class RemoteTable(Generic[K, V, U]):
         return await self._send(operation)
 
     async def _send(self, operation: Operation[K]) -> Outcomes:
+        entries: object = operation.entries
+        if type(entries) is not RowEntries:
+            check_entries(self.name, operation)
         if not len(operation):
             return Outcomes(0)
         check_request(self.name, self.key, operation)
@@ -275,10 +287,12 @@ class RemoteTable(Generic[K, V, U]):
         else:
             await self._done(Operation(PUT, RowEntries((key,), (value,)), args))
 
-    async def put_all(self, entries: Iterable[tuple[K, V | None]], *args: object) -> None:
-        """`put` for each entry, in order for each key; those that are None delete."""
-        keys, values = pairs_of(self.name, entries)
-        await self._done(Operation(PUT, RowEntries(keys, values), args))
+    async def put_all(self, entries: Iterable[tuple[K, V | None]] | pa.RecordBatch | pa.Table, *args: object) -> None:
+        """`put` for each entry, in order for each key; those that are None delete.
+
+        Rows of Arrow are records by the table's key, of which no Python values are made where the store needs none.
+        """
+        await self._done(Operation(PUT, self._entries_of(entries), args))
 
     async def delete(self, key: K, *args: object, newest: object = None) -> None:
         """Remove the record of `key`; no error where there is none.
@@ -295,13 +309,21 @@ class RemoteTable(Generic[K, V, U]):
         """Apply `update` to the record of `key`; RecordNotFoundError where there is none."""
         await self._done(Operation(UPDATE, RowEntries((key,), (update,)), args, contract=UpdateContract.UPDATE_ONLY))
 
-    async def update_all(self, entries: Iterable[tuple[K, U]], *args: object) -> None:
-        """`update` for each entry, in order for each key.
+    async def update_all(self, entries: Iterable[tuple[K, U]] | pa.RecordBatch | pa.Table, *args: object) -> None:
+        """`update` for each entry, in order for each key. A row of Arrow sets the columns that are not of the key.
 
         RecordNotFoundError names the keys without a record; all other entries are applied.
         """
-        keys, updates = pairs_of(self.name, entries)
-        await self._done(Operation(UPDATE, RowEntries(keys, updates), args, contract=UpdateContract.UPDATE_ONLY))
+        rows = self._entries_of(entries, updates=True)
+        await self._done(Operation(UPDATE, rows, args, contract=UpdateContract.UPDATE_ONLY))
+
+    def _entries_of(
+        self, entries: Iterable[tuple[Any, Any]] | pa.RecordBatch | pa.Table, *, updates: bool = False
+    ) -> Entries[Any]:
+        if is_arrow(entries):
+            return ArrowEntries.of(cast("pa.RecordBatch | pa.Table", entries), self.key, updates=updates)
+        keys, values = pairs_of(self.name, cast("Iterable[tuple[Any, Any]]", entries))
+        return RowEntries(keys, values)
 
     async def update_messages(
         self,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Literal
 
+from dagster_adjunct.resources.checked_numbers import check_seconds
 from dagster_adjunct.resources.errors import ConfigurationError, TableError
 from dagster_adjunct.resources.tables.outcomes import Problem
 
@@ -93,12 +94,8 @@ class RetryPolicy:
                 "Correct the policy.",
                 argument=wrong[0],
             )
-        if self.timeout is not None and not (self.timeout > 0 and isfinite(self.timeout)):
-            raise ConfigurationError(
-                f"timeout={self.timeout!r} of a retry policy: expected seconds above 0, or None for no limit.",
-                "Correct the policy.",
-                argument="timeout",
-            )
+        what = f"timeout={self.timeout!r} of a retry policy"
+        check_seconds(self.timeout, what, argument="timeout", none=True, next_step="Correct the policy.")
         if self.unknown not in ("retry", "fail"):
             raise ConfigurationError(
                 f'unknown={self.unknown!r} of a retry policy: expected "retry" or "fail".',

@@ -58,7 +58,7 @@ class RetryLayer:
                 later = await self.inner.send(operation.with_entries(operation.entries.take(again)))
             except Exception as error:  # noqa: BLE001 - it becomes the outcome
                 states = {place: outcomes.problems[place].state for place in left}
-                problems = {place: Problem(state, error) for place, state in states.items()}
+                problems = {place: Problem(state, error, of_request=True) for place, state in states.items()}
                 outcomes = replace(outcomes, problems={**outcomes.problems, **problems})
                 break
             outcomes = outcomes.amended(again, later)

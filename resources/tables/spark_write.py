@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     NullKeyError,
-    PermanentError,
     SchemaMismatchError,
     TableError,
 )
@@ -179,7 +178,7 @@ def _failure(failed: Sequence[dict[str, Any]], letters: int, write: TableWrite) 
     shown = ", ".join(keys) + (", …" if count > len(keys) else "")
     told = f"table {write.table.name} did not take {count} of the records, the first of the keys {shown}"
     next_step, bound = error.next_step, write.dead_letters
-    if bound is not None and count > bound and isinstance(error, PermanentError):
+    if bound is not None and count > bound and failed[0]["unfit"]:
         told += f", and its dead letters may take {bound} of a batch"
         next_step = f"{next_step} Or let more of them through with at_most=…."
     return error.reworded(f"{told}: {error.problem}", next_step)
@@ -204,7 +203,7 @@ def _task(write: TableWrite, what: str) -> Callable[[Iterator[Any]], Iterator[An
         except AdjunctError as error:
             # As a result and not as an exception: the table's own retries are over, and Spark would try the task
             # again and wrap the error in its own.
-            report = {"error": to_document(error), "failed": 0, "keys": [], "letters": []}
+            report = {"error": to_document(error), "failed": 0, "keys": [], "letters": [], "unfit": False}
         if report["error"] is not None:
             for _ in batches:  # a worker whose input is not drained is not used again
                 pass
@@ -234,6 +233,7 @@ class _Sending:
                 "failed": report.failed,
                 "keys": report.keys,
                 "error": None if report.error is None else to_document(report.error),
+                "unfit": report.unfit,
             }
 
     def _parts(self, batch: Any) -> list[Part]:

@@ -16,10 +16,17 @@ import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from dagster_adjunct.resources.errors import RecordNotFoundError, TableError, TransientError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    PermanentError,
+    RecordNotFoundError,
+    TableError,
+    TransientError,
+)
 from dagster_adjunct.resources.tables.error_chain import causes, first_cause
 from dagster_adjunct.resources.tables.layer import Capabilities
 from dagster_adjunct.resources.tables.missing_records import outcomes_of_missing, record_not_found
@@ -62,19 +69,27 @@ class TableFunction(ABC):
         """Give back what `open` took. A closed function may be opened again."""
 
     def is_retriable(self, error: BaseException) -> bool:
-        """Whether the request that raised `error` may succeed when it is sent again as it was."""
-        return isinstance(error, TransientError)
+        """Whether the request that raised `error` may succeed when it is sent again as it was.
+
+        By default what says so (TransientError), and what says that nobody answers: OSError, which errors of
+        connections and time-outs are.
+        """
+        return isinstance(error, (TransientError, OSError))
 
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
         """What an error of a request says of its entries. `sent`: the store may have got it, and have acted on it.
 
         A missing record is told by RecordNotFoundError anywhere among the error's causes. An error that passes is known
-        to have had no effect only where nothing was sent.
+        to have had no effect only where nothing was sent. Who makes a PermanentError of an OSError has decided that it
+        does not pass.
         """
         if first_cause(error, RecordNotFoundError) is not None:
             return Problem(State.MISSING, error)
+        decided = False
         for cause in causes(error):
-            if isinstance(cause, TransientError) or self.is_retriable(cause):
+            decided = decided or isinstance(cause, PermanentError)
+            passes = isinstance(cause, TransientError) or self.is_retriable(cause)
+            if passes and not (decided and isinstance(cause, OSError)):
                 return Problem(State.UNKNOWN if sent else State.FAILED, error, _pause(error, cause))
         return Problem(State.REFUSED, error)
 
@@ -203,6 +218,18 @@ class TableWriteFunction(TableFunction, Generic[K, V, U]):
         return Outcomes(len(operation))
 
 
+def check_args(function: TableFunction, operation: Operation[Any], table: str | None = None) -> None:
+    """Raise ConfigurationError where an operation has extra arguments that the function would drop."""
+    if operation.args and not function.capabilities.takes_args:
+        where = "" if table is None else f"table {table}: "
+        raise ConfigurationError(
+            f"{where}a {operation.kind.value} came with {len(operation.args)} extra argument(s), and "
+            f"{type(function).__name__} has no use for any.",
+            "Leave them out, or give the table a function of your own that takes them.",
+            table=table,
+        )
+
+
 def problem_told(function: TableFunction, error: BaseException, *, sent: bool = True) -> Problem:
     """What a function says of an error. Where it fails to say, after a request, the entries are refused: nobody who
     sees another error than the request's is to take it for "nothing was sent"."""
@@ -216,7 +243,7 @@ def problem_told(function: TableFunction, error: BaseException, *, sent: bool = 
             function=type(function).__name__,
         )
         said.__cause__ = error
-        return Problem(State.REFUSED, said)
+        return Problem(State.REFUSED, said, of_request=True)
 
 
 def _pause(error: BaseException, cause: BaseException) -> float | None:
@@ -271,6 +298,7 @@ class StoreFunction(TableReadFunction[K, V], TableWriteFunction[K, V, U]):
         await self._sent(Operation(OperationKind.UPDATE, _rows(entries), args))
 
     async def _sent(self, operation: Operation[Any]) -> Outcomes:
+        check_args(self, operation)
         await self.open()
         return _well(operation, await self.send(operation))
 
@@ -328,9 +356,7 @@ async def _one_by_one(
                     # Nothing more of the key is sent: what another writer begins now would get it without this entry.
                     left = problem
                     if problem.state is not State.MISSING:
-                        left = Problem(
-                            State.FAILED if problem.may_pass else State.REFUSED, problem.error, problem.retry_after
-                        )
+                        left = replace(problem, state=State.FAILED if problem.may_pass else State.REFUSED)
                     problems.update(dict.fromkeys(places[done + 1 :], left))
                     return
 

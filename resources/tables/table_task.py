@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dagster_adjunct.resources.errors import AdjunctError, TableError
+from dagster_adjunct.resources.errors import AdjunctError, TableError, TableUnavailableError
 from dagster_adjunct.resources.tables.arrow_operations import Part
 from dagster_adjunct.resources.tables.error_chain import first_cause
+from dagster_adjunct.resources.tables.of_the_record import is_of_the_record
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 
 AT_ONCE = 4
@@ -39,6 +40,7 @@ class TaskReport:
     keys: list[str] = field(default_factory=list)  # the first of those that failed
     error: AdjunctError | None = None
     missing: bool = False
+    unfit: bool = False  # whether the error is about what is in its record
     letters: list[Any] = field(default_factory=list)
 
     def add(self, part: Part, outcomes: Outcomes, *, letters: Callable[[Letter], Any] | None, at_most: int) -> None:
@@ -51,8 +53,7 @@ class TaskReport:
             problem = problems[place]
             if problem.state is State.SKIPPED:  # its condition did not hold: an answer, which the table counts
                 continue
-            final = problem.state in (State.REFUSED, State.MISSING)
-            if letters is not None and final and len(self.letters) < at_most + 1:
+            if letters is not None and is_of_the_record(problem) and len(self.letters) < at_most + 1:
                 values = entries.values
                 value = None if values is None else values[place]
                 kind = part.operation.kind.value
@@ -69,6 +70,7 @@ class TaskReport:
             self.keys.append(repr(key))
         if self.error is None:
             self.error, self.missing = _error(problem), problem.state is State.MISSING
+            self.unfit = is_of_the_record(problem)
 
 
 def _told(problem: Problem) -> str:
@@ -82,6 +84,8 @@ def _error(problem: Problem) -> AdjunctError:
     if ours is not None:
         return ours
     told = f"{type(error).__name__}: {error}" if error is not None else f"the entry is {problem.state.value}"
+    if problem.may_pass:
+        return TableUnavailableError(f"{told}.", "See whether the store can be reached, then run the batch again.")
     return TableError(f"{told}.", "Correct the records or the table, then run the batch again.")
 
 

@@ -126,7 +126,7 @@ class UpdateContractLayer:
                 without_help.append(place)
             else:
                 error = _default_refused(self._table, keys[place], put, problems[place])
-                problems[place] = Problem(put.state, error, put.retry_after)
+                problems[place] = replace(put, error=error)
         if without_help:
             error = missing_error(self._table, operation, without_help)
             error.__cause__ = problems[without_help[0]].error

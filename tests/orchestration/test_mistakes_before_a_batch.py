@@ -133,6 +133,39 @@ def test_records_that_a_table_can_not_take_are_told_before_a_batch(step_world: S
         assert application_state(step_world.lake, "app").open is None
 
 
+UNFIT: list[tuple[str, str, str]] = [
+    ("s", "named_struct('a', 1)", "'s' as string, and struct<a:int> is sent"),
+    ("s", "map('a', 1)", "'s' as string, and map<string,int> is sent"),
+    ("s", "split(k, ',')", "'s' as string, and array<string> is sent"),
+    ("s", "interval 1 day", "'s' as string, and interval day is sent"),
+    ("s", "to_timestamp_ntz(k)", "'s' as string, and timestamp_ntz is sent"),
+    ("at", "to_timestamp_ntz(k)", "'at' as timestamp, and timestamp_ntz is sent"),
+    ("j", "map('a', 1)", "'j' as json, and map<string,int> is sent"),
+    ("tags", "map('a', 1)", "'tags' as array<string>, and .*map<string,int>.* is appended"),
+    ("tags", "array(split(k, ','))", "'tags' as array<string>, and .*array<array<string>> is appended"),
+]
+
+
+def test_types_that_no_column_takes_are_told_before_a_batch(step_world: StepWorld, tmp_path: Path) -> None:
+    """Of what these expressions give, Spark alone knows the types."""
+    columns = {"k": "string", "s": "string", "at": "timestamp", "j": "json", "tags": "array<string>"}
+    store = SqliteTable(tmp_path / "typed.sqlite", "typed", "k", columns=columns, create=True)
+    typed = RemoteTable("typed", key="k", write_function=store)
+    world_of(step_world)
+    for column, expression, said in UNFIT:
+        app = Application("app")
+        part = "append" if column == "tags" else "set"
+        stream = app.input_stream("lake.numbers")
+        stream.update(app.table(typed), if_missing=[], **{part: {column: expression}})  # type: ignore[arg-type]
+        with pytest.raises(PlanningError, match=f"send-to-table-2-typed: table typed has the column {said}"):
+            step_world.run(app)
+        assert application_state(step_world.lake, "app").open is None
+    app = Application("app")
+    made = {"s": "null", "j": "named_struct('a', array(v))"}
+    app.input_stream("lake.numbers").update(app.table(typed), set=made, append={"tags": "split(k, ',')"}, if_missing=[])
+    step_world.run(app)
+
+
 def world_of(world: StepWorld) -> Application:
     world.stream("numbers", "k", 2, k="string", v="int")
     world.send("numbers", ("a", 1))

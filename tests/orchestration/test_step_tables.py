@@ -181,16 +181,20 @@ def test_two_sends_to_one_table_add_their_counters_and_a_subclass_arrives_as_its
     class Prefixed(RemoteTable[Any, Any, Any]):
         """Puts a letter before each key."""
 
+        def __init__(self, letter: str, *args: Any, **settings: Any) -> None:
+            super().__init__(*args, **settings)
+            self.letter, self._behind = letter, "-"
+
         async def send(self, operation: Operation[Any]) -> Outcomes:
             entries = operation.entries
-            keys = [f"x-{key}" for key in entries.keys]
+            keys = [f"{self.letter}{self._behind}{key}" for key in entries.keys]
             return await super().send(operation.with_entries(RowEntries(keys, entries.values, entries.defaults)))
 
     changes(step_world)
     step_world.send("changes", ("a", 1), ("b", 2), ("c", 3))
     app = Application("app")
     store = step_world.table().write_function
-    table = app.table(Prefixed("things", key="k", write_function=store))
+    table = app.table(Prefixed("x", "things", key="k", write_function=store))
     stream = app.input_stream("lake.changes")
     stream.update(table, set=["v"], if_missing=[])
     stream.filter("v > 1").update(table, set={"w": "v * 10"}, if_missing=[])

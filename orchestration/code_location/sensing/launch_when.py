@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from dagster_adjunct.resources.errors import ConfigurationError, check_whole_number
+from dagster_adjunct.resources.checked_numbers import check_whole_number
+from dagster_adjunct.resources.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)

@@ -269,6 +269,10 @@ def test_updates_to_a_plain_sink_and_records_to_an_update_sink_are_refused() -> 
         ((), {"append": ["place"]}, "'place' as string, and an update would append to it"),
         ((), {"set": ["place"], "if_missing": {"m": "1"}}, "no column 'm'"),
         ((), {"remove": ["gone"]}, "no column 'gone'"),
+        ((), {"set": {"place": "cast(at as timestamp_ntz)"}}, "'place' as string, and timestamp_ntz is sent"),
+        ((), {"set": {"at": "cast(at as timestamp_ntz)"}}, "'at' as timestamp, and timestamp_ntz is sent"),
+        (["cast(at as timestamp_ntz) as tag", "place"], None, "'tag' as string, and timestamp_ntz is sent"),
+        ((), {"append": {"seen": "cast(at as timestamp_ntz)"}}, "'seen' as array<string>, and timestamp_ntz is app"),
     ],
 )
 def test_columns_and_types_that_the_table_does_not_have_are_refused(map: Any, update: Any, says: str) -> None:

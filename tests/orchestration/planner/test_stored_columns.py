@@ -129,7 +129,8 @@ def test_what_is_nested_is_refused_by_streams_and_tables(made: str, kind: str) -
     app = Application("app")
     table = app.table(RemoteTable("t", key="k", write_function=store))
     records = app.input_stream("lake.s")
-    records.map("k", f"{made} as more").send_to(table)
+    if kind != "map":  # an object in JSON has members with names
+        records.map("k", f"{made} as more").send_to(table)
     plan(app, {"lake.s": INPUT})
     records.map("k", f"{made} as n").send_to(table)
     with pytest.raises(PlanningError, match=f"has the column 'n' as int, and {kind}"):

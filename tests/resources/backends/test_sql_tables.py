@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import pickle
+import time
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 import pytest
 
 from dagster_adjunct.resources.backends import PostgresTable, SqliteTable
+from dagster_adjunct.resources.backends.postgres_requests import PostgresRequests
+from dagster_adjunct.resources.backends.sqlite_requests import SqliteRequests
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, TableAccessError
 from dagster_adjunct.resources.tables import BlockingTable, RemoteTable
 from dagster_adjunct.resources.tables.changes import Changes
@@ -184,10 +187,55 @@ def test_what_was_applied_can_be_forgotten_after_a_horizon(table_of):
     records = used(table_of("forgetful"), body)
     assert (records["k"]["n"], records["gone"]["n"]) == (1, 7)
 
+    time.sleep(0.02)
+
     async def opened(store):
         return await store.forget(older_than=-1)
 
-    assert used(table_of("forgetful", forget_after=-1.0), opened) == 0, "forgotten when it was opened"
+    assert used(table_of("forgetful", forget_after=0.01), opened) == 0, "forgotten when it was opened"
+
+
+def test_tasks_that_connect_one_after_the_other_do_not_all_look_for_what_may_be_forgotten(table_of, monkeypatch):
+    forgot = []
+    requests = SqliteRequests if isinstance(table_of("counted"), SqliteTable) else PostgresRequests
+    forget = requests.forget
+    monkeypatch.setattr(requests, "forget", lambda self, older_than: forgot.append(1) or forget(self, older_than))
+    for _ in range(3):
+        used(table_of("counted", forget_after=7200.0), lambda store: store.get("k"))
+    assert len(forgot) == 1
+    for _ in range(3):
+        used(table_of("counted", forget_after=0.001), lambda store: store.get("k"))
+        time.sleep(0.01)
+    assert len(forgot) == 4, "as often as it has to be"
+
+
+def test_forget_after_leaves_what_is_younger_so_a_message_counts_once(table_of):
+    message = update(["a"], [Changes(add={"n": 1})], default={})
+
+    async def once(store):
+        return (await store.send(message)).problems, await store.get("a")
+
+    for _ in range(3):
+        _, record = used(table_of("once", forget_after=3600.0), once)
+    assert record["n"] == 1
+
+
+def test_arguments_of_a_call_of_the_function_alone_are_refused(table_of):
+    async def calls(store):
+        for call in (
+            lambda: store.put("k", {"n": 1}, "tenant"),
+            lambda: store.get("k", "tenant"),
+            lambda: store.delete_all(["k"], "tenant"),
+            lambda: store.update("k", {"n": 1}, "tenant"),
+            lambda: store.put_if_absent("k", {"n": 1}, "tenant"),
+        ):
+            with pytest.raises(
+                ConfigurationError, match=r"came with 1 extra argument\(s\), and \w+Table has no use for any"
+            ):
+                await call()
+        return await store.get("k")
+
+    assert used(table_of("alone"), calls) is None
 
 
 def test_conditions_on_a_table_without_the_one_beside_it_say_what_is_missing(table_of):

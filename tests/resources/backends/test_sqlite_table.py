@@ -243,3 +243,17 @@ def test_of_forty_thousand_updates_each_is_applied_and_each_key_gets_its_default
         assert {(r["id"], r["n"], r["profile"]) for r in records.values()} == {
             (f"N{n}", 36_000 + n, "new") for n in range(4000)
         }
+
+
+def test_a_damaged_file_is_no_fault_of_the_records(tmp_path):
+    path = tmp_path / "t.sqlite"
+    with blocking(SqliteTable(path, "t", "id", columns=TYPES, create=True)) as table:
+        table.put_all([(number, {"s": "x" * 500}) for number in range(500)])
+    with path.open("r+b") as file:
+        file.seek(8192)
+        file.write(b"\xff" * (path.stat().st_size - 8192))
+    with (
+        blocking(SqliteTable(path, "t", "id"), retry=RetryPolicy(attempts=1)) as table,
+        pytest.raises(TableAccessError, match=r"can't be used .*malformed"),
+    ):
+        table.put(7, {"s": "y"})

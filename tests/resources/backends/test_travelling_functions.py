@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from dagster_adjunct.assets.reading.dataset_table import DatasetTable
 from dagster_adjunct.resources.backends import DynamoDbTable, PostgresTable, RedisTable, SqliteTable
+from dagster_adjunct.resources.tables import MemoryTable
 
 
 class OfATenant:
@@ -17,9 +19,38 @@ class OfATenant:
     def __init__(self, tenant: str, **where: Any) -> None:
         super().__init__(key="parcel", columns={"parcel": "string"}, **where)
         self.tenant = tenant
+        self._secret_name = f"secret of {tenant}"
 
     def to_dict(self) -> dict[str, Any]:
         return {"tenant": self.tenant}
+
+
+class Memory(MemoryTable):
+    def __init__(self, tenant: str) -> None:
+        super().__init__("parcels")
+        self.tenant = tenant
+        self._secret_name = f"secret of {tenant}"
+
+
+class Datasets(DatasetTable):
+    def __init__(self, tenant: str) -> None:
+        super().__init__("lake", "parcels")
+        self.tenant = tenant
+        self._secret_name = f"secret of {tenant}"
+
+
+@pytest.mark.parametrize("kind", [Memory, Datasets])
+def test_a_subclass_of_what_has_no_settings_arrives_as_itself_too(kind: Any) -> None:
+    function = kind("tenant-7")
+    copy = pickle.loads(pickle.dumps(function))
+    assert (type(copy), copy.tenant, copy._secret_name) == (kind, "tenant-7", "secret of tenant-7")
+    assert copy.to_dict() == function.to_dict()
+
+
+def test_copies_of_a_table_in_memory_share_its_records() -> None:
+    memory = Memory("tenant-7")
+    memory.fill({"a": {"n": 1}})
+    assert pickle.loads(pickle.dumps(memory)).records() == {"a": {"n": 1}}
 
 
 class Sqlite(OfATenant, SqliteTable):
@@ -51,7 +82,7 @@ def test_a_subclass_arrives_as_itself_with_what_it_has_of_its_own(declared: Call
     function = declared()
     copy = pickle.loads(pickle.dumps(function))
     assert type(copy) is type(function)
-    assert copy.tenant == "tenant-7"
+    assert (copy.tenant, copy._secret_name) == ("tenant-7", "secret of tenant-7")
     assert (copy.key, copy.columns) == (("parcel",), {"parcel": "string"})
     base = type(function).__mro__[2]
     assert base.to_dict(copy) == base.to_dict(function)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.resources.errors import AdjunctError, TableError, TableUnavailableError
+from dagster_adjunct.resources.errors import AdjunctError, RecordNotFoundError, TableError, TableUnavailableError
 from dagster_adjunct.resources.tables import (
     BlockingTable,
     Cache,
@@ -17,6 +17,7 @@ from dagster_adjunct.resources.tables import (
     RetryPolicy,
     TableReadFunction,
 )
+from dagster_adjunct.resources.tables.changes import Changes
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 from tests.resources.tables.user_function import UserFunction
 
@@ -36,8 +37,23 @@ def table_over(function, **settings) -> RemoteTable:
 
 @pytest.mark.parametrize(
     "answer",
-    [None, {}, Outcomes(0), Outcomes(1), Outcomes(3), Outcomes(2, problems={2: Problem(State.FAILED)})],
-    ids=["nothing", "a dictionary", "of none", "too few", "too many", "of a place that is not there"],
+    [
+        None,
+        {},
+        Outcomes(0),
+        Outcomes(1),
+        Outcomes(3),
+        Outcomes(2, problems={2: Problem(State.FAILED)}),
+        Outcomes(2, problems={"0": Problem(State.FAILED)}),
+        Outcomes(2, problems={0: "x"}),
+        Outcomes(2, problems={0: Problem("failed")}),
+        Outcomes(2, problems={0: Problem(State.FAILED, "busy")}),
+        Outcomes(2, problems={0: Problem(State.FAILED, None, float("nan"))}),
+        Outcomes(2, problems={0: Problem(State.FAILED, None, "1")}),
+        Outcomes(2, problems="none"),
+        Outcomes(2, problems=[]),
+    ],
+    ids=repr,
 )
 def test_a_function_answers_for_each_entry(answer):
     function = Answering("answers")
@@ -50,12 +66,74 @@ def test_a_function_answers_for_each_entry(answer):
     assert table.metrics.writes == 0
 
 
-@pytest.mark.parametrize("records", [None, [{}], [{}, {}, {}]])
+@pytest.mark.parametrize("records", [None, [{}], [{}, {}, {}], 2, iter([{}, {}])])
 def test_a_get_has_a_record_or_none_for_each_key(records):
     function = Answering("records")
     function.answer = Outcomes(2, records)
     with pytest.raises(TableError, match="answered a get of 2 entries"):
         asyncio.run(table_over(function, retry=ONCE).get_all([1, 2]))
+
+
+class Raising(MemoryTable):
+    """A store's driver that raises from `send`; what `passes` are may be sent again."""
+
+    passes: tuple[type[Exception], ...] = ()
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__("raising")
+        self.error = error
+        self.attempts = 0
+
+    def is_retriable(self, error):
+        return isinstance(error, self.passes) or super().is_retriable(error)
+
+    async def send(self, operation):
+        self.attempts += 1
+        if operation.kind.writes:
+            await super().send(operation)
+        raise self.error
+
+
+RAW = [KeyError("a"), asyncio.InvalidStateError("no"), ExceptionGroup("g", [ValueError("x")]), RecursionError("deep")]
+
+
+@pytest.mark.parametrize("error", RAW, ids=repr)
+def test_what_a_store_raises_from_its_send_is_told_with_table_operation_and_key(error):
+    for request, named in (
+        (lambda table: table.put("k", {}), "put of key 'k'"),
+        (lambda table: table.get("k"), "get of key 'k'"),
+        (lambda table: table.put_all([("k", {}), ("l", {})]), "put of key 'k' and 1 more"),
+        (lambda table: table.update("k", {}), "update of key 'k'"),
+    ):
+        function = Raising(error)
+        with pytest.raises(TableError, match=f"table t: {named} failed: {type(error).__name__}") as told:
+            asyncio.run(request(table_over(function)))
+        assert (told.value.__cause__, function.attempts) == (error, 1)
+
+
+def test_what_a_store_says_may_pass_is_sent_again_and_increments_only_where_the_policy_says_so():
+    class Restarting(Raising):
+        passes = (RuntimeError,)
+
+    def told_of(request, **policy):
+        function = Restarting(RuntimeError("server restarting"))
+        function.fill({"k": {"n": 0}})
+        table = table_over(function, retry=RetryPolicy(3, first_wait=0, **policy))
+        with pytest.raises(TableUnavailableError, match="of key 'k' failed: RuntimeError: server restarting") as told:
+            asyncio.run(request(table))
+        assert isinstance(told.value.__cause__, RuntimeError)
+        return function
+
+    assert told_of(lambda table: table.put("k", {"n": 1})).attempts == 3
+    adds = lambda table: table.update("k", Changes(add={"n": 1}))  # noqa: E731
+    assert told_of(adds).content()[0]["k"] == {"n": 3}, "at least once"
+    assert told_of(adds, unknown="fail").content()[0]["k"] == {"n": 1}
+
+
+def test_missing_records_told_by_an_error_of_send_are_missing():
+    function = Raising(ExceptionGroup("g", [RecordNotFoundError("no.", "Put it.", keys=("k",))]))
+    with pytest.raises(RecordNotFoundError, match="no record to update for 1 key"):
+        asyncio.run(table_over(function).update("k", {}))
 
 
 def test_a_get_all_that_returns_no_dictionary_is_an_error_of_the_table():

@@ -175,7 +175,9 @@ def test_what_is_wrong_with_one_callers_request_is_not_told_to_the_others():
 
     first, second, third = run(scenario)
     assert (first, third) == (None, None)
-    assert isinstance(second, ValueError)
+    assert isinstance(second, TableError)
+    assert isinstance(second.__cause__, ValueError)
+    assert "table t: put of key 'bad' failed: ValueError: nothing was sent" in str(second)
     assert sorted(store.records) == ["a", "c"]
 
 

@@ -79,6 +79,8 @@ class Spender:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
+            if not line.endswith("\n"):
+                return  # killed while it wrote
             at, credits = line.split()
             self.granted.append((float(at), float(credits)))
 

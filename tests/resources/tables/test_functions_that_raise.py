@@ -174,7 +174,10 @@ def test_an_update_of_many_whose_function_raises_midway_is_not_sent_again() -> N
         changes = [table.update(key, Changes(add={"n": 1})) for key in ("good", "bad", "better")]
         return await asyncio.gather(*changes, return_exceptions=True)
 
-    assert [type(told) for told in asyncio.run(adding())] == [ValueError] * 3
+    for key, told in zip(("good", "bad", "better"), asyncio.run(adding()), strict=True):
+        with pytest.raises(TableError, match=f"table t: update of key '{key}' failed: ValueError: the answer can't be"):
+            raise told
+        assert isinstance(told.__cause__, ValueError)
     assert {record["n"] for record in function.content()[0].values()} == {1}
 
 

@@ -9,14 +9,23 @@ import pytest
 
 from dagster_adjunct.resources.errors import RecordNotFoundError
 from dagster_adjunct.resources.tables import RemoteTable, UpdateContract, UpdateMessage
-from dagster_adjunct.resources.tables.batch import BatchProvider
-from dagster_adjunct.resources.tables.batch_layer import BatchLayer
-from dagster_adjunct.resources.tables.function_layer import FunctionLayer
-from dagster_adjunct.resources.tables.layer import Layer
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
-from dagster_adjunct.resources.tables.outcomes import State
-from dagster_adjunct.resources.tables.update_contract_layer import UpdateContractLayer
-from tests.resources.tables.layer_as_function import LayerAsFunction
+from dagster_adjunct.tables import (
+    AttemptLayer,
+    BatchLayer,
+    BatchProvider,
+    CacheLayer,
+    FunctionLayer,
+    Layer,
+    LayerAsFunction,
+    Operation,
+    OperationKind,
+    RateLayer,
+    RateLimit,
+    RetryLayer,
+    RowEntries,
+    State,
+    UpdateContractLayer,
+)
 from tests.resources.tables.slow_store import BAD, SlowStore
 
 GET, PUT, UPDATE = OperationKind.GET, OperationKind.PUT, OperationKind.UPDATE
@@ -39,7 +48,23 @@ def all_of_them(store: SlowStore) -> Layer:
     return UpdateContractLayer(below, table="t", capabilities=store.capabilities)
 
 
-LAYERS = pytest.mark.parametrize("layer", [function, batch, contract, all_of_them])
+def retry(store: SlowStore) -> Layer:
+    return RetryLayer(store)
+
+
+def rate(store: SlowStore) -> Layer:
+    return RateLayer("t", store, RateLimit(10_000, 10_000))
+
+
+def attempt(store: SlowStore) -> Layer:
+    return AttemptLayer("t", store, timeout=30.0)
+
+
+def cache(store: SlowStore) -> Layer:
+    return CacheLayer(store)
+
+
+LAYERS = pytest.mark.parametrize("layer", [function, batch, contract, retry, rate, attempt, cache, all_of_them])
 ONE_OR_THREE = pytest.mark.parametrize("at_once", [True, False])
 
 

@@ -7,6 +7,7 @@ import time
 from types import SimpleNamespace
 
 import pyarrow as pa
+import pytest
 
 from dagster_adjunct.resources.errors import TableUnavailableError
 from dagster_adjunct.resources.tables import RemoteTable, RetryPolicy, UpdateContract
@@ -42,20 +43,25 @@ class FirstOfAFails(MemoryTable):
     """A store that fails the first operation on the key "a", and takes long for those on "slow"."""
 
     failed = False
+    error: Exception | None = None
 
     async def send(self, operation):
         if "slow" in operation.entries.keys:
             await asyncio.sleep(0.1)
         if "a" in operation.entries.keys and not self.failed:
             self.failed = True
+            if self.error is not None:
+                raise self.error
             return Outcomes.all(len(operation), Problem(State.FAILED, TableUnavailableError("down.", "Wait.")))
         return await super().send(operation)
 
 
-def test_what_comes_after_a_message_that_was_given_up_is_not_applied_though_the_rest_of_its_batch_is_under_way():
+@pytest.mark.parametrize("error", [None, RuntimeError("a mistake in the function")])
+def test_what_comes_after_a_message_that_was_given_up_is_not_applied_though_the_rest_of_its_batch_is_under_way(error):
     """Its task knows of the failure only when the whole batch is answered; a message of a later one would hide it."""
     store = FirstOfAFails("rest under way")
     store.clear()
+    store.error = error
     rows = [[("a", 0), ("slow", 1)], [("b", 2)], [("a", 3)]]
 
     def batches():
@@ -80,7 +86,7 @@ def test_what_comes_after_a_message_that_was_given_up_is_not_applied_though_the_
                 batches(),
                 lambda batch: parts_of(batch, shape, marks, "here"),
                 lambda part: table.send(part.operation),
-                lambda part, outcomes: well.append(not outcomes.places(State.FAILED)) or well[-1],
+                lambda part, outcomes: well.append(not outcomes.places(State.FAILED, State.REFUSED)) or well[-1],
             )
         return all(well)
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import threading
+import time
 
 import pytest
 from hypothesis import given
@@ -9,8 +11,9 @@ from hypothesis import strategies as st
 
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError
 from dagster_adjunct.resources.tables import MemoryTable, RateLimit, RemoteTable
+from dagster_adjunct.resources.tables.clock import SystemClock
 from dagster_adjunct.resources.tables.credit_source import Budget
-from dagster_adjunct.resources.tables.rate_limit import TokenBucket
+from dagster_adjunct.resources.tables.token_bucket import TokenBucket
 from tests.resources.tables.manual_clock import ManualClock
 
 
@@ -108,3 +111,130 @@ class Spent:
 def test_a_rate_that_lets_nothing_through_is_refused(rate):
     with pytest.raises(ConfigurationError, match="above 0"):
         RateLimit(writes_per_second=rate)
+
+
+def seconds_until(bucket: TokenBucket, cancelled: list[float], credits: float) -> float:
+    """How long `credits` take where waits for others before, and some behind, have been cancelled."""
+
+    async def run() -> float:
+        others = [asyncio.create_task(bucket.acquire(each)) for each in cancelled]
+        await asyncio.sleep(0.02)
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        began = time.monotonic()
+        await bucket.acquire(credits)
+        return time.monotonic() - began
+
+    return asyncio.run(run())
+
+
+def test_a_cancelled_wait_gives_its_credits_back():
+    assert seconds_until(TokenBucket(1000, SystemClock()), [1.0] * 5000, 100) < 0.5
+    assert seconds_until(TokenBucket(1000, SystemClock()), [5000.0], 100) < 0.5
+
+
+def test_who_waits_behind_a_cancelled_wait_moves_up_and_keeps_the_order():
+    bucket = TokenBucket(100, SystemClock())
+    served: list[str] = []
+
+    async def ask(name: str, credits: float) -> None:
+        await bucket.acquire(credits)
+        served.append(name)
+
+    async def run() -> float:
+        began = time.monotonic()
+        gone = asyncio.create_task(ask("gone", 500))
+        others = [asyncio.create_task(ask(name, 10)) for name in ("first", "second")]
+        await asyncio.sleep(0.01)
+        gone.cancel()
+        others.append(asyncio.create_task(ask("third", 10)))
+        await asyncio.gather(*others)
+        return time.monotonic() - began
+
+    assert 0.28 < asyncio.run(run()) < 2
+    assert served == ["first", "second", "third"]
+
+
+def test_who_waits_in_another_event_loop_moves_up_too():
+    bucket = TokenBucket(100, SystemClock())
+    seconds: list[float] = []
+    waits = threading.Event()
+
+    async def leave() -> None:
+        gone = asyncio.create_task(bucket.acquire(1000))
+        await asyncio.sleep(0)
+        waits.set()
+        await asyncio.sleep(0.2)
+        gone.cancel()
+        await asyncio.wait([gone])
+
+    def wait() -> None:
+        waits.wait()
+        began = time.monotonic()
+        asyncio.run(bucket.acquire(10))
+        seconds.append(time.monotonic() - began)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    asyncio.run(leave())
+    thread.join(timeout=20)
+    assert 0 < seconds[0] < 3
+
+
+@given(
+    steps=st.lists(st.tuples(st.floats(0, 1), st.integers(1, 25), st.booleans()), min_size=1, max_size=20),
+)
+def test_no_window_sees_more_than_the_rate_where_waits_are_cancelled(steps):
+    """Each wait begins some time after the one before, and some are cancelled a moment later."""
+    rate = 100.0
+    clock = HeldClock()
+    bucket = TokenBucket(rate, clock)
+    sent: list[tuple[float, int]] = []
+
+    async def ask(credits: int) -> None:
+        await bucket.acquire(credits)
+        sent.append((clock.now(), credits))
+
+    async def run() -> None:
+        asked = []
+        for idle, credits, leaves in steps:
+            asked.append(asyncio.create_task(ask(credits)))
+            await clock.move(0.01)
+            if leaves:
+                asked[len(asked) // 2].cancel()
+            await clock.move(idle / 20)
+        await clock.move(10)
+        await asyncio.gather(*asked, return_exceptions=True)
+
+    asyncio.run(run())
+    for first, (start, _) in enumerate(sent):
+        for last in range(first, len(sent)):
+            allowed = (sent[last][0] - start) * rate + max(rate / 2, 1)
+            assert sum(credits for _, credits in sent[first : last + 1]) <= allowed * (1 + 1e-6) + 2
+
+
+class HeldClock:
+    """Time that passes where `move` says so, in steps of a hundredth of a second."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._sleeping: list[tuple[float, asyncio.Event]] = []
+
+    def now(self) -> float:
+        return self._now
+
+    async def sleep(self, seconds: float) -> None:
+        woken = asyncio.Event()
+        self._sleeping.append((self._now + seconds, woken))
+        await woken.wait()
+
+    async def move(self, seconds: float) -> None:
+        end = self._now + seconds
+        while self._now < end:
+            self._now = min(end, self._now + 0.05)
+            for due, woken in self._sleeping:
+                if due <= self._now:
+                    woken.set()
+            for _ in range(6):
+                await asyncio.sleep(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import pickle
 
 import pytest
@@ -21,7 +22,9 @@ from dagster_adjunct.resources.tables import (
     TableWriteFunction,
     UpdateContract,
 )
+from dagster_adjunct.resources.tables.changes import Changes
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
+from dagster_adjunct.resources.tables.rate_limit import LocalCredits
 from tests.resources.tables.slow_store import BAD, SlowStore
 
 
@@ -152,11 +155,31 @@ class Special(RemoteTable):
 
     greeting = "hello"
 
+    def __init__(self, name, *, tenant="nobody", **settings):
+        super().__init__(name, **settings)
+        self.tenant, self._prefix = tenant, f"{tenant}/"
+
+    async def send(self, operation):
+        entries = operation.entries
+        keys = [self._prefix + key for key in entries.keys]
+        return await super().send(operation.with_entries(RowEntries(keys, entries.values, entries.defaults)))
+
 
 def test_a_subclass_of_a_table_stays_one_when_it_travels():
     table = Special("t", key=["b", "a"], write_function=MemoryTable("special"), in_flight=2)
-    copy = pickle.loads(pickle.dumps(table))
-    assert (type(copy), copy.key, copy.in_flight) == (Special, ("b", "a"), 2)
+    arrived = pickle.loads(pickle.dumps(table))
+    assert (type(arrived), arrived.key, arrived.in_flight) == (Special, ("b", "a"), 2)
+
+
+def test_what_a_subclass_keeps_for_itself_goes_with_it():
+    store = MemoryTable("kept")
+    table = Special("t", key="id", read_function=store, write_function=store, tenant="acme")
+    paying = table.paying(LocalCredits())
+    for number, each in enumerate((pickle.loads(pickle.dumps(table)), paying, copy.copy(table), table)):
+        asyncio.run(each.put(f"k{number}", {"n": number}))
+        assert (each.tenant, each._prefix) == ("acme", "acme/")
+        assert each.metrics.writes == 1, "what it has done is its own"
+    assert sorted(store.records()) == [f"acme/k{number}" for number in range(4)]
 
 
 def test_the_parts_of_a_key_are_named_to_the_function_in_the_tables_order():
@@ -170,3 +193,10 @@ def test_the_parts_of_a_key_are_named_to_the_function_in_the_tables_order():
     store = Names()
     asyncio.run(RemoteTable("t", key=["b", "a"], write_function=store).put((1, 2), {}))
     assert store.names == ("b", "a")
+
+
+@pytest.mark.parametrize("remove", ["n", "note", ""])
+def test_a_text_is_no_list_of_columns_to_remove(remove):
+    with pytest.raises(ConfigurationError, match=r"remove='\w*', which is one text"):
+        Changes(remove=remove)
+    Changes(remove=["n"])

@@ -1,4 +1,4 @@
-"""A layer as the function of a table: it has only the layer's `send`."""
+"""`LayerAsFunction`: a layer, and all that is under it, as the function of a table."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ from dagster_adjunct.resources.tables.table_functions import StoreFunction
 
 
 class LayerAsFunction(StoreFunction[Any, Any, Any]):
+    """A function that hands each operation to `layer`; `capabilities` are those of the function beneath it.
+
+    So a single layer has the methods of a table, and may stand under all layers of another one. What a layer keeps
+    belongs to its process: one that is to travel to tasks is made there.
+    """
+
     def __init__(self, layer: Layer, capabilities: Capabilities) -> None:
         self._layer = layer
         self._capabilities = capabilities
