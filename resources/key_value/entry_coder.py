@@ -12,6 +12,7 @@ from dagster_adjunct.resources.key_value.addressing import (
     LONGEST,
     family_prefix,
     partition_of,
+    split_table_key,
     split_table_keys,
     table_key,
 )
@@ -192,7 +193,11 @@ class EntryCoder(Generic[K, V]):
         try:
             return self._value.from_bytes(value or b"")
         except Exception as error:
-            raise self._failed(f"the value of the stored key {key[2:]!r:.60} can't be read", error) from error
+            family, serialised = split_table_key(key)
+            of_family = "" if family is None else f" of the family {family!r:.60}"
+            raise self._failed(
+                f"the value of the stored key {serialised!r:.60}{of_family} can't be read", error
+            ) from error
 
     def _too_long(self, what: str, most: int) -> NoReturn:
         raise KeyTooLongError(
