@@ -194,6 +194,32 @@ def test_old_requests_are_forgotten_and_recent_ones_are_not(segment_store, table
     run(handle.segment.close())
 
 
+def test_old_requests_are_forgotten_by_blocks_in_a_large_table(segment_store, table, run, monkeypatch, postgres_server):
+    """Tables of earlier releases have an index of the times besides."""
+    monkeypatch.setattr(postgres_segment, "WRITES_BETWEEN_FORGETTING", 1)
+    tokens = f"{rows_of(table)}_tokens"
+    postgres_server.execute(f"CREATE INDEX ON {tokens} USING brin (at) WITH (autosummarize = on)")
+    postgres_server.execute(
+        f"INSERT INTO {tokens} (token, at) SELECT sha224(n::text::bytea), now() - interval '1 day' * (n / 30000) "
+        "FROM generate_series(1, 60000) AS n"
+    )
+    handle = Handle(segment_store.backend().open(table, 0), run)
+    for _ in range(400):
+        handle.write(put(APPLE))
+    old = f"SELECT count(*) FILTER (WHERE at < now() - interval '1 hour'), count(*) FROM {tokens}"
+    (left, there), *_ = postgres_server.execute(old)
+    assert (left, there) == (0, 29_999 + 400)  # a block is left out with a chance of 1 in 10**19
+    run(handle.segment.close())
+
+
+def test_what_is_old_is_looked_for_in_a_part_of_the_table_without_an_index(table, bare):
+    forget = postgres_key_values.KeyValueStatements.of("public", table).forget.format(1200)
+    bare.execute(postgres_segments.SESSION)
+    plan = "\n".join(row[0] for row in bare.execute(f"EXPLAIN {forget}"))
+    assert "Tid Range Scan" in plan
+    assert "Seq Scan" not in plan
+
+
 def test_plans_made_for_an_empty_table_go_by_the_index_and_join_without_loops(table, bare):
     statements = postgres_key_values.KeyValueStatements.of("public", table)
     bare.execute(postgres_segments.SESSION)
