@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from itertools import repeat
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import psycopg
@@ -32,6 +34,7 @@ _KEYS_AT_ONCE = 50_000
 WRITES_BETWEEN_FORGETTING = 1000
 """Writes for each of which old tokens are forgotten once, on the average of all processes."""
 
+_KEY = itemgetter(0)
 _SAMPLED = 32  # entries of a page for one whose size is looked at
 
 R = TypeVar("R")
@@ -79,14 +82,15 @@ class PostgresSegment:
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
         sql = self._statements
         if len(keys) == 1:
-            rows = await self._read(sql.get if values else sql.get_version, [self._prefix + keys[0]], _entry)
-            return [rows[0] if rows else None]
-        asked = list(dict.fromkeys(keys))
+            one = await self._read(sql.get if values else sql.get_version, [self._prefix + keys[0]], _entry)
+            return [one[0] if one else None]
         found: dict[bytes, StoredEntry] = {}
-        for start in range(0, len(asked), _KEYS_AT_ONCE):
-            part = self._addresses(asked[start : start + _KEYS_AT_ONCE])
-            rows = await self._read(sql.get_many if values else sql.get_many_versions, [part], _entry)
-            found.update(zip([entry.key for entry in rows], rows, strict=True))
+        for start in range(0, len(keys), _KEYS_AT_ONCE):
+            part = self._addresses(keys if len(keys) <= _KEYS_AT_ONCE else keys[start : start + _KEYS_AT_ONCE])
+            query = sql.get_many if values else sql.get_many_versions
+            rows: list[tuple[Any, ...]] = await self._read(query, [part], tuple)
+            # Faster than to have each row made an entry when it is read.
+            found.update(zip(map(_KEY, rows), map(tuple.__new__, repeat(StoredEntry), rows), strict=True))
         return list(map(found.get, keys))
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
@@ -231,7 +235,7 @@ class PostgresSegment:
         return refused or None
 
     def _addresses(self, keys: Sequence[bytes]) -> bytes:
-        return byteas(list(map(self._prefix.__add__, keys)))
+        return byteas(keys, self._prefix)
 
     def _arrays(self, changes: Sequence[SegmentChange], token: bytes) -> list[bytes | None]:
         expected = [

@@ -279,17 +279,19 @@ def _set(ready: asyncio.Future[bool], in_time: bool) -> None:
         ready.set_result(in_time)
 
 
-def byteas(values: Sequence[bytes | None]) -> bytes:
-    """Return an array of bytea in the server's binary form."""
+def byteas(values: Sequence[bytes | None], before: bytes = b"") -> bytes:
+    """Return an array of bytea in the server's binary form, each with the same bytes `before` it; None is null."""
     if not values:
         return struct.pack(">iii", 0, 1, _BYTEA)
     # Each is its length and its bytes: one list of both by turns, without a loop.
     parts = [b""] * (2 * len(values))
     if None in values:
-        parts[::2] = [_NONE if value is None else _length(len(value)) for value in values]
+        parts[::2] = [_NONE if value is None else _length(len(before) + len(value)) + before for value in values]
         parts[1::2] = [value or b"" for value in values]
     else:
-        parts[::2] = map(_length, map(len, values))  # type: ignore[arg-type]
+        sizes = list(map(len, values))  # type: ignore[arg-type]
+        heads = {size: _length(len(before) + size) + before for size in set(sizes)}
+        parts[::2] = map(heads.__getitem__, sizes)
         parts[1::2] = values  # type: ignore[assignment]
     return struct.pack(">iiiii", 1, 1, _BYTEA, len(values), 1) + b"".join(parts)
 

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError, TableAccessError, TableError, TableUnavailableError
-from dagster_adjunct.resources.key_value.table_segment import ConditionsFailed, ReplyLostError, TableId
+from dagster_adjunct.resources.key_value.table_segment import ConditionsFailed, ReplyLostError, StoredEntry, TableId
 from dagster_adjunct.resources.key_value_backends import (
     PostgresSegments,
     postgres_key_values,
@@ -87,6 +87,17 @@ def test_the_limit_of_a_key_is_that_of_the_servers_index(backend, handle):
     assert handle.get(longest) == [(longest, version, b"x")]
     with pytest.raises(TableError, match="index row size"):
         handle.write(put(os.urandom(backend.limits.table_key + 1)))
+
+
+def test_keys_of_any_length_are_looked_up_in_requests_of_so_many_also_where_they_repeat(handle, monkeypatch):
+    monkeypatch.setattr(postgres_segment, "_KEYS_AT_ONCE", 3)
+    keys = [of(b"k" * length) for length in range(8)]
+    versions = handle.write(*(put(key, key) for key in keys[:7]))
+    asked = [3, 0, 7, 3, 3, 6, 1, 7, 3, 5]
+    stored = {key: (key, version, key) for key, version in zip(keys, versions, strict=False)}
+    found = handle.get(*(keys[place] for place in asked))
+    assert found == [stored.get(keys[place]) for place in asked]
+    assert {type(entry) for entry in found} == {StoredEntry, type(None)}
 
 
 def test_keys_that_others_put_while_a_batch_waited_are_removed_with_it(
