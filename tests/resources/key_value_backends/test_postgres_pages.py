@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -181,6 +182,36 @@ def test_an_iteration_goes_on_where_the_connection_was_lost_with_what_was_asked_
     )
     between(iterated)
     assert met + met_in(pages) == KEYS
+
+
+@pytest.mark.parametrize("connections", [1, 2])
+def test_iterations_at_once_take_turns_over_few_connections_and_each_meets_all(
+    segment_store: SegmentStore, connections: int
+) -> None:
+    """Each reads ahead over connections that others use meanwhile; somebody writes beside them."""
+    backend = PostgresSegments(connect=segment_store.backend().to_dict()["connect"], connections=connections)
+    iterated = Iterated(backend, blocking=True)
+
+    def met(number: int) -> list[str]:
+        found: list[str] = []
+        for page in iterated.pages():
+            found += keys_of(page)
+            if number == 0:
+                iterated.call("put", KEYS[-1], "again", family=FAMILY)
+        return found
+
+    async def met_in_loop() -> list[str]:
+        return [entry.key.key async for page in iterated.table.entries(FAMILY, page_size=7) for entry in page.items]
+
+    async def all_in_loop() -> list[list[str]]:
+        found = await asyncio.gather(*(met_in_loop() for _ in range(20)))
+        await iterated.table.close()
+        return found
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(met, [0, 1, 2, 3] * 10)) == [KEYS] * 40
+    assert asyncio.run(all_in_loop()) == [KEYS] * 20
+    iterated.close()
 
 
 def test_an_error_of_what_was_asked_ahead_is_not_met_by_the_next_request_over_its_wire(iterated: Iterated) -> None:
