@@ -10,8 +10,10 @@ import click
 
 from dagster_adjunct.orchestration.cli.kvt_options import (
     cell,
+    failures_shown,
     family_option,
     opened,
+    shown,
     shown_entry,
     table_name,
     typed,
@@ -89,7 +91,7 @@ def put(
             "--if-absent and --version can't both hold.", "Give one of them.", setting="--if-absent"
         )
     name, content = typed(key_type, key, "key"), typed(value_type, value, "value")
-    with opened(lake_url, table, key_type, value_type) as writing:
+    with opened(lake_url, table, key_type, value_type) as writing, failures_shown(key_type):
         if version is not None:
             written = writing.replace(name, content, version_from(version), family=family)
         elif if_absent:
@@ -97,7 +99,7 @@ def put(
         else:
             written = writing.put(name, content, family=family)
     if json_output:
-        show_json({"table": table, "family": family, "key": key, "version": str(written)})
+        show_json({"table": table, "family": family, "key": shown(key_type, name), "version": str(written)})
     else:
         show_line(f"{key} has version {written}.")
 
@@ -128,13 +130,13 @@ def remove(
             setting="--family" if version is None else "--version",
         )
     wanted = [typed(key_type, key, "key") for key in keys]
-    with opened(lake_url, table, key_type, value_type) as writing:
+    with opened(lake_url, table, key_type, value_type) as writing, failures_shown(key_type):
         if len(wanted) > 1 and family is not None:
             writing.remove_all(wanted, family=family)
         else:
             writing.remove(wanted[0], version=None if version is None else version_from(version), family=family)
     if json_output:
-        show_json({"table": table, "family": family, "removed": list(keys)})
+        show_json({"table": table, "family": family, "removed": [shown(key_type, key) for key in wanted]})
     else:
         show_line(f"{', '.join(keys)} {'is' if len(keys) == 1 else 'are'} not there any more.")
 

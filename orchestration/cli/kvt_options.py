@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from dagster_adjunct.orchestration.cli.output import show_with_error
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -158,6 +160,28 @@ def shown_entry(
     if entry is not None:
         facts["value"] = shown(value_type, entry.value)
     return {**facts, "version": None if key.version is None else str(key.version)}
+
+
+@contextmanager
+def failures_shown(key_type: str) -> Iterator[None]:
+    """Leave for --json which keys of a write have failed, should its conditions not hold."""
+    from dagster_adjunct.resources.key_value_errors import ConditionsNotMetError
+
+    try:
+        yield
+    except ConditionsNotMetError as error:
+        show_with_error(
+            failures=[
+                {
+                    "family": failure.family,
+                    "key": shown(key_type, failure.key),
+                    "expected": None if failure.expected is None else str(failure.expected),
+                    "found": None if failure.found is None else str(failure.found),
+                }
+                for failure in error.failures
+            ]
+        )
+        raise
 
 
 def cell(kind: str, value: Any) -> str:

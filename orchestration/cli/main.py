@@ -23,6 +23,7 @@ from dagster_adjunct.orchestration.cli import table_commands as tables
 from dagster_adjunct.orchestration.cli.advance_command import advance_all, bootstraps_shown, has_datasets_only
 from dagster_adjunct.orchestration.cli.common_options import duration
 from dagster_adjunct.orchestration.cli.output import (
+    Commands,
     as_json,
     console,
     fail_if_rejected,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.objects import Lake
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="dagster-adjunct", prog_name="adjunct")
 def root() -> None:
     """Streams joined with versioned reference data and written as partial updates, on Dagster and Spark."""

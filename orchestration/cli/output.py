@@ -18,6 +18,7 @@ from rich.text import Text
 
 from dagster_adjunct.orchestration.cli.table_layout import beneath, in_seconds, natural_width, shortened, told
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
+from dagster_adjunct.resources.key_value_errors import ConditionsNotMetError
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.advance_report import AdvanceReport
@@ -28,10 +29,18 @@ console = Console()
 _errors = Console(stderr=True)
 
 _WIDE = "adjunct.wide"
+_JSON = "adjunct.json"
+_SHOWN = "adjunct.shown"
+_OF_ERROR = "adjunct.of_error"
 
 
 def _widen(context: click.Context, parameter: click.Parameter, value: bool) -> None:
     context.meta[_WIDE] = value
+
+
+def _ask_json(context: click.Context, parameter: click.Parameter, value: bool) -> bool:
+    context.meta[_JSON] = value
+    return value
 
 
 def as_json(command: F) -> F:
@@ -39,7 +48,10 @@ def as_json(command: F) -> F:
     wide = click.option(
         "--wide", is_flag=True, expose_value=False, callback=_widen, help="Whole ids, times and texts in tables."
     )
-    return click.option("--json", "json_output", is_flag=True, help="Print one JSON document.")(wide(command))
+    asked = click.option(
+        "--json", "json_output", is_flag=True, callback=_ask_json, help="Print one JSON document; also of an error."
+    )
+    return asked(wide(command))
 
 
 lake_url = click.option(
@@ -52,6 +64,34 @@ lake_url = click.option(
 
 REJECTED = 3
 """The exit code of a command that has refused a version: what was served stays, and nothing else is wrong."""
+CONDITIONS_NOT_MET = 5
+"""The exit code of a write to a key-value table whose condition does not hold: nothing was written."""
+
+
+class Commands(click.Group):
+    """The root command: with --json, an error is a JSON document, too, unless the command has printed one before."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            if ctx.meta.get(_JSON) and not ctx.meta.get(_SHOWN):
+                show_json({"error": _facts_of(error), **ctx.meta.get(_OF_ERROR, {})})
+            raise
+
+
+def show_with_error(**facts: Any) -> None:
+    """Have facts printed, with --json, beside the error that the running command ends with."""
+    click.get_current_context().meta[_OF_ERROR] = facts
+
+
+def _facts_of(error: Exception) -> dict[str, str]:
+    ours = error if isinstance(error, AdjunctError) else _inside(error)
+    if ours is None:
+        return {"type": type(error).__name__, "problem": _first_lines(error), "next_step": ""}
+    return {"type": type(ours).__name__, "problem": ours.problem, "next_step": ours.next_step}
 
 
 def fail_if_rejected(reports: Iterable[AdvanceReport]) -> None:
@@ -74,6 +114,9 @@ def zoned(option: str, text: str, moment: datetime) -> datetime:
 
 def show_json(value: Any) -> None:
     """Print a value as one JSON document; times as ISO text, decimals as text, bytes as hex."""
+    context = click.get_current_context(silent=True)
+    if context is not None:
+        context.meta[_SHOWN] = True
     click.echo(json.dumps(value, indent=2, default=_jsonable, ensure_ascii=False))
 
 
@@ -180,7 +223,7 @@ def guarded(command: Callable[[], Any]) -> int:
                 _errors.print(ours.next_step, markup=False, highlight=False)
             for note in getattr(ours, "__notes__", ()):
                 _errors.print(note, markup=False, highlight=False)
-            return _failed(1)
+            return _failed(CONDITIONS_NOT_MET if isinstance(ours, ConditionsNotMetError) else 1)
         _errors.print(Text.assemble((type(error).__name__, "bold red"), f": {_first_lines(error)}"))
         _errors.print("This is not an error that Adjunct expected; set ADJUNCT_DEBUG=1 for the traceback.")
         return _failed(2)

@@ -62,6 +62,14 @@ class Pool(Generic[R]):
         self.met = True
         return requests
 
+    async def take_again(self, requests: R) -> bool:
+        """Take a connection that was given back, if nobody else has it now; tell whether that is so."""
+        if requests not in self._idle or self._places.locked():
+            return False
+        await self._places.acquire()  # which does not wait
+        self._idle.remove(requests)
+        return True
+
     async def give(self, requests: R) -> None:
         """Take a connection back, outside of any transaction, or closed."""
         try:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import repeat
+from operator import itemgetter
 
 import mmh3
 
@@ -104,10 +105,10 @@ def split_table_keys(stored: Sequence[bytes]) -> tuple[Iterable[str | None], Seq
     """
     (length,) = _LENGTH.unpack_from(stored[0])
     if length < 0:  # nothing with a family lies behind
-        return repeat(None), [each[2:] for each in stored]
+        return repeat(None), list(map(itemgetter(slice(2, None)), stored))
     behind = 2 + length
     if length > 0 and stored[-1].startswith(stored[0][:behind]):
-        return repeat(stored[0][2:behind].decode()), [each[behind:] for each in stored]
+        return repeat(stored[0][2:behind].decode()), list(map(itemgetter(slice(behind, None)), stored))
     families, keys = zip(*map(split_table_key, stored), strict=True)
     return families, keys
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from itertools import repeat
+from operator import itemgetter
 from typing import Any, Generic, NoReturn, TypeVar
 
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
@@ -12,6 +13,7 @@ from dagster_adjunct.resources.key_value.addressing import (
     LONGEST,
     family_prefix,
     partition_of,
+    split_table_key,
     split_table_keys,
     table_key,
 )
@@ -31,6 +33,7 @@ from dagster_adjunct.resources.key_value_errors import (
 K = TypeVar("K")
 V = TypeVar("V")
 S = TypeVar("S")
+_VERSION, _VALUE = itemgetter(1), itemgetter(2)  # of a StoredEntry
 _new: Any = tuple.__new__  # makes a tuple of what is inside it, at half the cost of its constructor
 
 
@@ -106,7 +109,7 @@ class EntryCoder(Generic[K, V]):
         fits = longest <= self._key_most and longest + len(prefix) <= min(self._limits.table_key, LONGEST + 2)
         if not fits or not set(map(type, serialised)) <= {bytes}:
             return [self.table_key(prefix, key) for key in keys]
-        return [prefix + each for each in serialised]
+        return list(map(prefix.__add__, serialised))
 
     def serialised(self, key: K) -> bytes:
         """Return a key's bytes without an address."""
@@ -157,8 +160,12 @@ class EntryCoder(Generic[K, V]):
         self, families: Iterable[str | None], keys: Iterable[K], found: Sequence[StoredEntry]
     ) -> list[TableEntry[K, V]]:
         """Return what was found, one or more, of keys that the caller knows."""
-        page = StoredPage.of(found)
-        return list(_table_entries(families, keys, page.versions, self._values(page)))
+        values = map(_VALUE, found)
+        try:
+            read: Iterable[V] = list(self._values_of(values))
+        except Exception:  # noqa: BLE001 - it is raised again, with the key that it is about
+            read = [self._read(entry.key, entry.value) for entry in found]
+        return list(_table_entries(families, keys, map(_VERSION, found), read))
 
     def _keys(self, stored: Sequence[bytes]) -> tuple[Iterable[str | None], list[K]]:
         try:
@@ -192,7 +199,11 @@ class EntryCoder(Generic[K, V]):
         try:
             return self._value.from_bytes(value or b"")
         except Exception as error:
-            raise self._failed(f"the value of the stored key {key[2:]!r:.60} can't be read", error) from error
+            family, serialised = split_table_key(key)
+            of_family = "" if family is None else f" of the family {family!r:.60}"
+            raise self._failed(
+                f"the value of the stored key {serialised!r:.60}{of_family} can't be read", error
+            ) from error
 
     def _too_long(self, what: str, most: int) -> NoReturn:
         raise KeyTooLongError(

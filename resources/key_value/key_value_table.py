@@ -27,13 +27,15 @@ from dagster_adjunct.resources.key_value.repeating import Pause, apply_again, pa
 from dagster_adjunct.resources.key_value.serializers import Serializer
 from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.table_entries import TableEntry, TableKey
-from dagster_adjunct.resources.key_value.table_pages import TablePages
+from dagster_adjunct.resources.key_value.table_pages import ReadPage, TablePages
 from dagster_adjunct.resources.key_value.table_segment import (
     ABSENT,
     ANYTHING,
     ConditionsFailed,
     Expected,
     OpensWithoutLoop,
+    ReadsAhead,
+    ReadsPages,
     SegmentBackend,
     SegmentChange,
     StoredEntry,
@@ -186,7 +188,7 @@ class KeyValueTable(Generic[K, V]):
         among them any more. `state` of a page, from any process, goes on behind it.
         """
         iteration = self._of_family(family, prefix, start, end, values=False)
-        return TablePages(iteration, self._read_page, self._coder.found_keys, checked_page_size(page_size), state)
+        return TablePages(iteration, self._reader(), self._coder.found_keys, checked_page_size(page_size), state)
 
     def entries(
         self,
@@ -200,7 +202,7 @@ class KeyValueTable(Generic[K, V]):
     ) -> TablePages[TableEntry[K, V]]:
         """Iterate over the entries of a family, as `keys` does."""
         iteration = self._of_family(family, prefix, start, end, values=True)
-        return TablePages(iteration, self._read_page, self._coder.found_entries, checked_page_size(page_size), state)
+        return TablePages(iteration, self._reader(), self._coder.found_entries, checked_page_size(page_size), state)
 
     def all_keys(
         self,
@@ -211,7 +213,7 @@ class KeyValueTable(Generic[K, V]):
     ) -> TablePages[TableKey[K]]:
         """Iterate over the keys of the whole table, or of some partitions: partition by partition, in key order."""
         iteration = self._of_table(partitions, values=False)
-        return TablePages(iteration, self._read_page, self._coder.found_keys, checked_page_size(page_size), state)
+        return TablePages(iteration, self._reader(), self._coder.found_keys, checked_page_size(page_size), state)
 
     def all_entries(
         self,
@@ -222,7 +224,7 @@ class KeyValueTable(Generic[K, V]):
     ) -> TablePages[TableEntry[K, V]]:
         """Iterate over the entries of the whole table, as `all_keys` does."""
         iteration = self._of_table(partitions, values=True)
-        return TablePages(iteration, self._read_page, self._coder.found_entries, checked_page_size(page_size), state)
+        return TablePages(iteration, self._reader(), self._coder.found_entries, checked_page_size(page_size), state)
 
     async def close(self) -> None:
         """Give back what the running event loop holds; a later operation opens it again."""
@@ -305,15 +307,26 @@ class KeyValueTable(Generic[K, V]):
                 lambda: segment.get(keys, values=values), first=error, began=began, pause=self._pause
             )
 
-    async def _read_page(self, partition: int, within: KeyRange, limit: int, values: bool) -> StoredPage:
-        segment = self._segment(partition)
-        began = time.monotonic()
-        try:
-            return await segment.page(within, limit, values=values)
-        except TransientError as error:
-            return await read_again(
-                lambda: segment.page(within, limit, values=values), first=error, began=began, pause=self._pause
-            )
+    def _reader(self) -> ReadPage:
+        """Return what reads the pages of one iteration, a page ahead where the store can."""
+        readers: dict[int, ReadsPages] = {}
+
+        async def read(partition: int, within: KeyRange, limit: int, values: bool) -> StoredPage:
+            reader = readers.get(partition)
+            if reader is None:
+                segment = self._segment(partition)
+                reader = segment.reading_ahead() if isinstance(segment, ReadsAhead) else segment
+                readers.clear()
+                readers[partition] = reader
+            began = time.monotonic()
+            try:
+                return await reader.page(within, limit, values=values)
+            except TransientError as error:
+                return await read_again(
+                    lambda: reader.page(within, limit, values=values), first=error, began=began, pause=self._pause
+                )
+
+        return read
 
     def _of_family(
         self, family: str, prefix: str | bytes | None, start: K | None, end: K | None, *, values: bool

@@ -26,7 +26,8 @@ class TablePages(Generic[T]):
     """An asynchronous iterator over `IteratorPage`s.
 
     While others write, each key is met at most once, in the order of (partition, key); an entry that is there from the
-    first page to the last is met, with a version that it had when its page was read.
+    first page to the last is met, with a version that it had when its page was read: since the page before the last one
+    was asked for, where the store reads ahead.
     """
 
     def __init__(

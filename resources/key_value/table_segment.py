@@ -193,6 +193,25 @@ class SegmentBackend(Protocol):
         ...
 
 
+class ReadsPages(Protocol):
+    """What reads the pages of a segment, as `TableSegment.page` does."""
+
+    async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage: ...
+
+
+@runtime_checkable
+class ReadsAhead(Protocol):
+    """A segment whose store can prepare a page while the one before is used."""
+
+    def reading_ahead(self) -> ReadsPages:
+        """Return what reads pages that follow each other, for one iteration. It may be left at any time.
+
+        From the third call on, a page may have been read since the call before: it then shows nothing of what was
+        written meanwhile.
+        """
+        ...
+
+
 @runtime_checkable
 class OpensWithoutLoop(Protocol):
     """A backend that waits, and whose segments can also be had without an event loop."""

@@ -36,7 +36,6 @@ def create(connection: Connection[Any], schema: str, table: TableId) -> None:
                 "at timestamptz NOT NULL DEFAULT now())"
             ).format(tokens=tokens)
         )
-        connection.execute(sql.SQL("CREATE INDEX ON {} USING brin (at) WITH (autosummarize = on)").format(tokens))
         for identifier, what in ((name, "entries"), (tokens, "recent requests")):
             comment = sql.Literal(f"{what} of key-value table {table.scope}/{table.name}")
             connection.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(identifier, comment))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from itertools import repeat
+from operator import itemgetter
+from typing import Any, TypeVar
 
 import psycopg
 
@@ -22,8 +24,9 @@ from dagster_adjunct.resources.key_value.table_segment import (
     StoredPage,
 )
 from dagster_adjunct.resources.key_value_backends.postgres_key_values import PAGE_BYTES, KeyValueStatements
+from dagster_adjunct.resources.key_value_backends.postgres_pages import PageQuery, PostgresPages
 from dagster_adjunct.resources.key_value_backends.postgres_segment_errors import PostgresSegmentErrors, without_effect
-from dagster_adjunct.resources.key_value_backends.postgres_wire import PostgresWire, byteas, integer
+from dagster_adjunct.resources.key_value_backends.postgres_wire import PostgresWire, WirePool, byteas, integer
 
 _ROUNDS = 50  # of being overtaken, before the request counts as failed
 _PAUSE = 0.005  # seconds at most, between them
@@ -31,21 +34,12 @@ _KEYS_AT_ONCE = 50_000
 WRITES_BETWEEN_FORGETTING = 1000
 """Writes for each of which old tokens are forgotten once, on the average of all processes."""
 
+_KEY = itemgetter(0)
 _SAMPLED = 32  # entries of a page for one whose size is looked at
 
 R = TypeVar("R")
 Refused = dict[int, bytes | None]
 _entry: Callable[[Sequence[Any]], StoredEntry] = partial(tuple.__new__, StoredEntry)
-
-
-class WirePool(Protocol):
-    """Lends connections: each is the caller's alone until it is given back."""
-
-    async def take(self) -> PostgresWire: ...
-
-    async def give(self, wire: Any, /) -> None: ...
-
-    async def close(self) -> None: ...
 
 
 class PostgresSegment:
@@ -68,7 +62,7 @@ class PostgresSegment:
         self._pool, self._statements, self._errors = pool, statements, errors
         self._prefix, self._end = partition.to_bytes(4, "big"), (partition + 1).to_bytes(4, "big")
         self._forget = statements.forget.format(round(kept)).encode()
-        self._entry_bytes: float | None = None  # of a value, on the average of the last page
+        self._value_bytes: float | None = None  # on the average of the last page
 
     async def apply(self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False) -> None:
         write = self._again if repeated else self._one if len(changes) == 1 else self._batch
@@ -88,30 +82,38 @@ class PostgresSegment:
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
         sql = self._statements
         if len(keys) == 1:
-            rows = await self._read(sql.get if values else sql.get_version, [self._prefix + keys[0]], _entry)
-            return [rows[0] if rows else None]
-        asked = list(dict.fromkeys(keys))
+            one = await self._read(sql.get if values else sql.get_version, [self._prefix + keys[0]], _entry)
+            return [one[0] if one else None]
         found: dict[bytes, StoredEntry] = {}
-        for start in range(0, len(asked), _KEYS_AT_ONCE):
-            part = self._addresses(asked[start : start + _KEYS_AT_ONCE])
-            rows = await self._read(sql.get_many if values else sql.get_many_versions, [part], _entry)
-            found.update(zip([entry.key for entry in rows], rows, strict=True))
+        for start in range(0, len(keys), _KEYS_AT_ONCE):
+            part = self._addresses(keys if len(keys) <= _KEYS_AT_ONCE else keys[start : start + _KEYS_AT_ONCE])
+            query = sql.get_many if values else sql.get_many_versions
+            rows: list[tuple[Any, ...]] = await self._read(query, [part], tuple)
+            # Faster than to have each row made an entry when it is read.
+            found.update(zip(map(_KEY, rows), map(tuple.__new__, repeat(StoredEntry), rows), strict=True))
         return list(map(found.get, keys))
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
-        # Where the values are small, as they were last, their sizes are not added up, which takes as long as the rest.
-        guarded = values and (self._entry_bytes is None or self._entry_bytes * limit > PAGE_BYTES)
-        ends = self._end if within.end is None else self._prefix + within.end
-        parameters = [self._prefix + within.start, ends, integer(min(limit, 2**31 - 1))]
-        page = StoredPage.of(await self._read(self._statements.page(values, guarded), parameters, tuple))
-        if values and page:
-            some = page.values[::_SAMPLED]
-            self._entry_bytes = sum(len(value or b"") for value in some) / len(some)
-        return page
+        return await self.reading_ahead().page(within, limit, values=values)
+
+    def reading_ahead(self) -> PostgresPages:
+        return PostgresPages(self._pool, self._errors, self._query, self._seen)
 
     async def close(self) -> None:
         """Close these connections, for all tables of the same backend."""
         await self._pool().close()
+
+    def _query(self, within: KeyRange, limit: int, values: bool) -> PageQuery:
+        # Where the values are small, as they were last, their sizes are not added up, which takes as long as the rest.
+        guarded = values and (self._value_bytes is None or self._value_bytes * limit > PAGE_BYTES)
+        ends = self._end if within.end is None else self._prefix + within.end
+        parameters = [self._prefix + within.start, ends, integer(min(limit, 2**31 - 1))]
+        return PageQuery(self._statements.page(values, guarded), parameters)
+
+    def _seen(self, page: StoredPage, values: bool) -> None:
+        if values:
+            some = page.values[::_SAMPLED]
+            self._value_bytes = sum(len(value or b"") for value in some) / len(some)
 
     async def _read(self, query: str, parameters: Sequence[bytes], make: Callable[[Sequence[Any]], R]) -> list[R]:
         pool = self._pool()
@@ -233,7 +235,7 @@ class PostgresSegment:
         return refused or None
 
     def _addresses(self, keys: Sequence[bytes]) -> bytes:
-        return byteas(list(map(self._prefix.__add__, keys)))
+        return byteas(keys, self._prefix)
 
     def _arrays(self, changes: Sequence[SegmentChange], token: bytes) -> list[bytes | None]:
         expected = [

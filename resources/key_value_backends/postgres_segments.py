@@ -28,10 +28,9 @@ from dagster_adjunct.resources.tables.per_loop import PerLoop
 if TYPE_CHECKING:
     import psycopg
 
-    from dagster_adjunct.resources.key_value_backends.postgres_segment import WirePool
     from dagster_adjunct.resources.key_value_backends.postgres_segment_errors import PostgresSegmentErrors
     from dagster_adjunct.resources.key_value_backends.postgres_thread_wires import ThreadWires
-    from dagster_adjunct.resources.key_value_backends.postgres_wire import LoopWire, ThreadWire
+    from dagster_adjunct.resources.key_value_backends.postgres_wire import LoopWire, ThreadWire, WirePool
 
 T = TypeVar("T")
 # An index entry has 2,704 bytes: its own 8, 4 of a length, 4 of the partition, and the key, in steps of 8.

@@ -35,6 +35,17 @@ class ThreadWires:
             self._places.release()
             raise
 
+    async def take_again(self, wire: ThreadWire) -> bool:
+        """Take a connection that was given back, if nobody else has it now; tell whether that is so."""
+        if not self._places.acquire(blocking=False):
+            return False
+        try:
+            self._idle.remove(wire)
+        except ValueError:
+            self._places.release()
+            return False
+        return True
+
     async def give(self, wire: ThreadWire) -> None:
         """Take a connection back, outside of any transaction, or closed: then the others may be lost, too."""
         try:

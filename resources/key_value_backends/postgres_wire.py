@@ -17,7 +17,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, Connection
@@ -38,6 +38,15 @@ _NONE = struct.pack(">i", -1)
 _length = struct.Struct(">i").pack
 
 
+class UnreadAnswer:
+    """The answer to a query that was sent over a wire, which nobody has waited for. Whoever uses the wire next reads it
+    first: then `answer` is there, unless it was an error."""
+
+    def __init__(self, wire: PostgresWire) -> None:
+        self.wire = wire
+        self.answer: PGresult | None = None
+
+
 class PostgresWire(ABC):
     """Requests over one connection in autocommit mode, which is somebody's alone meanwhile.
 
@@ -50,6 +59,7 @@ class PostgresWire(ABC):
         self._pg, self._patience = connection.pgconn, patience
         self._names: dict[str, bytes] = {}
         self._rows = Transformer(connection)
+        self._unread: UnreadAnswer | None = None
 
     @property
     def closed(self) -> bool:
@@ -76,16 +86,31 @@ class PostgresWire(ABC):
 
         `commits` says that it changes something, and that no transaction is open which it would belong to.
         """
-        self.may_stand = False
-        name = self._names.get(statement)
-        if name is None:
-            name = await self._prepare(statement)
-        self.may_stand = commits
-        self._pg.send_query_prepared(name, parameters, _BINARY[: len(parameters)], 1)
+        await self._send(statement, parameters, commits)
         return await self._answer()
+
+    async def ask_ahead(self, statement: str, parameters: Sequence[bytes | None]) -> UnreadAnswer:
+        """Send a query, prepared when it first comes, and return at once. Raises psycopg.Error.
+
+        `read` its answer later. Until then the server may wait for somebody to take it, and hold what it reads: it
+        should be small.
+        """
+        await self._send(statement, parameters, False)
+        await self._flush()
+        self._unread = UnreadAnswer(self)
+        return self._unread
+
+    async def read(self, unread: UnreadAnswer) -> PGresult | None:
+        """Return the answer to what was asked ahead over this wire; None where it has to be asked again."""
+        if self._unread is unread:
+            await self._read_unread()
+        return unread.answer
 
     async def tell(self, command: bytes, *, commits: bool = False) -> None:
         """Send a command that has no parameters and no rows, such as BEGIN. Raises psycopg.Error."""
+        self.may_stand = False
+        if self._unread is not None:
+            await self._read_unread()
         self.may_stand = commits
         self._pg.send_query(command)
         await self._answer()
@@ -103,6 +128,24 @@ class PostgresWire(ABC):
         self._rows.set_pgresult(answer, set_loaders=True)
         return self._rows.load_rows(0, answer.ntuples, make)
 
+    async def _send(self, statement: str, parameters: Sequence[bytes | None], commits: bool) -> None:
+        self.may_stand = False
+        if self._unread is not None:
+            await self._read_unread()
+        name = self._names.get(statement)
+        if name is None:
+            name = await self._prepare(statement)
+        self.may_stand = commits
+        self._pg.send_query_prepared(name, parameters, _BINARY[: len(parameters)], 1)
+
+    async def _read_unread(self) -> None:
+        """Read what was asked ahead. An error is met again by whoever asks again; one that closed the connection, by
+        the next request over it, which is not sent."""
+        unread, self._unread = self._unread, None
+        if unread is not None:
+            with suppress(psycopg.Error):
+                unread.answer = await self._answer()
+
     async def _prepare(self, statement: str) -> bytes:
         if len(self._names) >= _PREPARED:
             await self.tell(b"DEALLOCATE ALL")
@@ -113,12 +156,19 @@ class PostgresWire(ABC):
         self._names[statement] = name
         return name
 
+    async def _flush(self) -> None:
+        try:
+            while self._pg.flush():
+                await self._turn(writing=True)
+        except BaseException:  # also where the caller is cancelled: it may be in the middle of anything
+            await self._give_up()
+            raise
+
     async def _answer(self) -> PGresult:
         pg, last = self._pg, None
         error: PGresult | None = None
+        await self._flush()
         try:
-            while pg.flush():
-                await self._turn(writing=True)
             while True:
                 while pg.is_busy():
                     await self._turn()
@@ -128,7 +178,7 @@ class PostgresWire(ABC):
                 last = answer
                 if answer.status == ExecStatus.FATAL_ERROR:
                     error = error or answer
-        except BaseException:  # also where the caller is cancelled: it may be in the middle of anything
+        except BaseException:
             await self._give_up()
             raise
         if error is not None:
@@ -143,6 +193,18 @@ class PostgresWire(ABC):
 
     def _late(self) -> psycopg.OperationalError:
         return psycopg.OperationalError(f"no answer within {self._patience:g} s")
+
+
+class WirePool(Protocol):
+    """Lends connections: each is the caller's alone until it is given back."""
+
+    async def take(self) -> PostgresWire: ...
+
+    async def take_again(self, wire: Any, /) -> bool: ...
+
+    async def give(self, wire: Any, /) -> None: ...
+
+    async def close(self) -> None: ...
 
 
 class LoopWire(PostgresWire):
@@ -217,17 +279,19 @@ def _set(ready: asyncio.Future[bool], in_time: bool) -> None:
         ready.set_result(in_time)
 
 
-def byteas(values: Sequence[bytes | None]) -> bytes:
-    """Return an array of bytea in the server's binary form."""
+def byteas(values: Sequence[bytes | None], before: bytes = b"") -> bytes:
+    """Return an array of bytea in the server's binary form, each with the same bytes `before` it; None is null."""
     if not values:
         return struct.pack(">iii", 0, 1, _BYTEA)
     # Each is its length and its bytes: one list of both by turns, without a loop.
     parts = [b""] * (2 * len(values))
     if None in values:
-        parts[::2] = [_NONE if value is None else _length(len(value)) for value in values]
+        parts[::2] = [_NONE if value is None else _length(len(before) + len(value)) + before for value in values]
         parts[1::2] = [value or b"" for value in values]
     else:
-        parts[::2] = map(_length, map(len, values))  # type: ignore[arg-type]
+        sizes = list(map(len, values))  # type: ignore[arg-type]
+        heads = {size: _length(len(before) + size) + before for size in set(sizes)}
+        parts[::2] = map(heads.__getitem__, sizes)
         parts[1::2] = values  # type: ignore[assignment]
     return struct.pack(">iiiii", 1, 1, _BYTEA, len(values), 1) + b"".join(parts)
 

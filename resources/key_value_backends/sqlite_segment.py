@@ -39,7 +39,8 @@ _TOKENS_KEPT = 2 * HORIZON  # seconds: the last attempt of a request may begin a
 _WRITES_BETWEEN_PRUNING = 256
 _KEYS_AT_ONCE = 1024
 _PAGE_BYTES = 16 << 20  # of values, after which a page ends
-_ROWS_BETWEEN_LOOKS = 64
+_ROWS_BETWEEN_LOOKS = 64  # twice as many after each look
+_SAMPLED = 8  # values behind the first look for one whose size is added up
 _LARGEST_LIMIT = 2**63 - 1  # of an integer in SQLite
 _KEY = itemgetter(0)
 
@@ -219,12 +220,14 @@ class SqliteSegment:
 def _page(rows: Iterator[Any], values: bool) -> StoredPage:
     """Return the page of these rows, which ends early once its values have many bytes."""
     flat: list[Any] = []
-    size = 0
+    size, look, one_in = 0.0, _ROWS_BETWEEN_LOOKS, 1
     # No row is kept: Python's collector would look at each of them.
-    while size < _PAGE_BYTES and (part := list(chain.from_iterable(islice(rows, _ROWS_BETWEEN_LOOKS)))):
+    while size < _PAGE_BYTES and (part := list(chain.from_iterable(islice(rows, look)))):
         flat += part
         if values:
-            size += sum(map(len, part[2::3]))
+            some = part[2 :: 3 * one_in]
+            size += sum(map(len, some)) * (len(part) / 3 / len(some))
+            look, one_in = 2 * look, _SAMPLED  # to look at each value would take as long as to make its entry
     return StoredPage(flat[::3], flat[1::3], flat[2::3])
 
 

@@ -48,9 +48,10 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
     """Read and write function over the key-value table `table` of a scope, whose metadata lies in `lake`.
 
     `key` names one column or several (then keys are tuples), `columns` gives each column's type. The records of one
-    `family`, the first of the key's columns, lie in one partition and can be iterated together. `create` makes scope
-    and table where they are missing, of so many `partitions`, in the backend `stored_in` or, without one, where the
-    lake keeps its tables. `to_dict` and pickles hold names and descriptions, never a secret.
+    `family`, the first of the key's columns, lie in one partition and can be iterated together; those whose
+    family is the empty text lie by their keys. `create` makes scope and table where they are missing, of so many
+    `partitions`, in the backend `stored_in` or, without one, where the lake keeps its tables. `to_dict` and pickles
+    hold names and descriptions, never a secret.
 
     Each key is changed by one conditional write; a request of many keys is one write a partition, as far as the
     backend takes so much at once. Marks of `newest_by` and `idempotent` lie in the record's own document, and stay

@@ -3,7 +3,8 @@
     no family      key     the text of the only key column, or a JSON array of all
     with a family  family  the text of the first key column, or a JSON array of the first; key: the same of the rest
 
-A text is a string itself, or another value as JSON has it, without quotation marks.
+A text is a string itself, or another value as JSON has it, without quotation marks. No family of a table is empty: a
+record whose first column is an empty string has none, and lies in a partition by its key.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class RowKeys:
     def address(self, key: Row) -> tuple[str | None, str]:
         """Return the family, None where there is none, and the key."""
         family = self._family_text(key[: self._families]) if self._families else None
-        return family, self._key_text(key[self._families :])
+        # All other texts are families of their own, and all keys of this table have one: so it meets no other record.
+        return family or None, self._key_text(key[self._families :])
 
 
 def _text_of(columns: Sequence[Column]) -> Callable[[Row], str]:

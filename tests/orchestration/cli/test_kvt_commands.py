@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import sqlite3
 from pathlib import Path
@@ -167,6 +168,57 @@ def test_keys_and_values_are_of_the_types_that_are_asked_for(world: World) -> No
     assert "value '{' is not JSON" in refused(world, "kvt", "put", TABLE, "x", "{", "--value-type", "json")
     assert "value '#' is not base64" in refused(world, "kvt", "put", TABLE, "x", "#", "--value-type", "bytes")
     assert "serializer that wrote" in refused(world, "kvt", "get", TABLE, blob, "--key-type", "bytes")
+
+
+def test_keys_are_printed_by_their_type_by_every_command(world: World) -> None:
+    types = ["--key-type", "int", "--family", "f"]
+    assert document(world, "kvt", "put", TABLE, "05", "v", *types)["key"] == 5
+    assert document(world, "kvt", "get", TABLE, "5", *types)["entries"][0]["key"] == 5
+    assert document(world, "kvt", "remove", TABLE, "05", "6", *types)["removed"] == [5, 6]
+    assert document(world, "kvt", "put", TABLE, '{"a":1}', "v", "--key-type", "json")["key"] == {"a": 1}
+
+
+def ended(world: World, capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Return how the program ends with --json: its exit code, and what it has printed on both streams."""
+    given = ["kvt", *arguments, "--json", "--lake", world.lake.url]
+    capfd.readouterr()
+    code = guarded(lambda: root.main(given, prog_name="adjunct", standalone_mode=False))
+    printed = capfd.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_conditions_that_do_not_hold_are_told_to_programs_too(world: World, capfd: pytest.CaptureFixture[str]) -> None:
+    types = ["--key-type", "int", "--family", "f"]
+    version = document(world, "kvt", "put", TABLE, "5", "v", *types)["version"]
+    code, out, err = ended(world, capfd, "put", TABLE, "05", "w", "--if-absent", *types)
+    assert code == 5
+    told = json.loads(out)
+    assert told["failures"] == [{"family": "f", "key": 5, "expected": None, "found": version}]
+    assert told["error"]["type"] == "ConditionsNotMetError"
+    assert "nothing was written" in told["error"]["problem"]
+    assert "nothing was written" in err.replace("\n", " ")
+    other = "00" * 16
+    code, out, _ = ended(world, capfd, "remove", TABLE, "6", "--version", other, *types)
+    assert (code, json.loads(out)["failures"]) == (
+        5,
+        [{"family": "f", "key": 6, "expected": other, "found": None}],
+    )
+    blob = base64.b64encode(b"\0\xff").decode()
+    _, out, _ = ended(world, capfd, "put", TABLE, blob, "w", "--version", other, "--key-type", "bytes")
+    assert json.loads(out)["failures"][0]["key"] == blob
+
+
+def test_other_errors_are_a_document_with_json_and_a_sentence_without(
+    world: World, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = ended(world, capfd, "get", "plant/none", "m1")
+    error = json.loads(out)["error"]
+    assert (code, error["type"]) == (1, "KeyValueTableNotFoundError")
+    assert "plant/none" in error["problem"]
+    assert error["next_step"]
+    given = ["kvt", "get", "plant/none", "m1", "--lake", world.lake.url]
+    assert guarded(lambda: root.main(given, prog_name="adjunct", standalone_mode=False)) == 1
+    assert capfd.readouterr().out == ""
 
 
 def test_pages_go_on_from_the_state_that_was_printed(world: World) -> None:

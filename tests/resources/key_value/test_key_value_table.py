@@ -338,8 +338,14 @@ def test_an_error_of_a_serializer_says_whether_it_is_about_the_key_or_the_value(
         table.put("k", 1)  # type: ignore[arg-type]
     table.put("k", "v", family="f")
     whole = KeyValueTable(ID, KeyValueTableConfiguration(4), backend, TextSerializer(), IntegerSerializer())
-    with pytest.raises(SerializationError, match="the value of the stored key b'fk' can't be read: 1 stored bytes"):
+    with pytest.raises(SerializationError, match="the stored key b'k' of the family 'f' can't be read: 1 stored bytes"):
         BlockingKeyValueTable(whole).get("k", family="f")
+    table.put("j", "8 bytes!", family="f")
+    with pytest.raises(SerializationError, match="the stored key b'k' of the family 'f' can't be read: 1 stored bytes"):
+        BlockingKeyValueTable(whole).get_all(["i", "j", "k"], family="f")
+    table.put("k", "v")
+    with pytest.raises(SerializationError, match="the value of the stored key b'k' can't be read: 1 stored bytes"):
+        BlockingKeyValueTable(whole).get("k")
 
 
 def test_a_version_travels_as_bytes() -> None:

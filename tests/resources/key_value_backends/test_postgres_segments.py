@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError, TableAccessError, TableError, TableUnavailableError
-from dagster_adjunct.resources.key_value.table_segment import ConditionsFailed, ReplyLostError, TableId
+from dagster_adjunct.resources.key_value.table_segment import ConditionsFailed, ReplyLostError, StoredEntry, TableId
 from dagster_adjunct.resources.key_value_backends import (
     PostgresSegments,
     postgres_key_values,
@@ -87,6 +87,17 @@ def test_the_limit_of_a_key_is_that_of_the_servers_index(backend, handle):
     assert handle.get(longest) == [(longest, version, b"x")]
     with pytest.raises(TableError, match="index row size"):
         handle.write(put(os.urandom(backend.limits.table_key + 1)))
+
+
+def test_keys_of_any_length_are_looked_up_in_requests_of_so_many_also_where_they_repeat(handle, monkeypatch):
+    monkeypatch.setattr(postgres_segment, "_KEYS_AT_ONCE", 3)
+    keys = [of(b"k" * length) for length in range(8)]
+    versions = handle.write(*(put(key, key) for key in keys[:7]))
+    asked = [3, 0, 7, 3, 3, 6, 1, 7, 3, 5]
+    stored = {key: (key, version, key) for key, version in zip(keys, versions, strict=False)}
+    found = handle.get(*(keys[place] for place in asked))
+    assert found == [stored.get(keys[place]) for place in asked]
+    assert {type(entry) for entry in found} == {StoredEntry, type(None)}
 
 
 def test_keys_that_others_put_while_a_batch_waited_are_removed_with_it(
@@ -192,6 +203,32 @@ def test_old_requests_are_forgotten_and_recent_ones_are_not(segment_store, table
     handle.write(put(APPLE))
     assert postgres_server.execute(f"SELECT count(*) FROM {tokens}") == [(1,)]
     run(handle.segment.close())
+
+
+def test_old_requests_are_forgotten_by_blocks_in_a_large_table(segment_store, table, run, monkeypatch, postgres_server):
+    """Tables of earlier releases have an index of the times besides."""
+    monkeypatch.setattr(postgres_segment, "WRITES_BETWEEN_FORGETTING", 1)
+    tokens = f"{rows_of(table)}_tokens"
+    postgres_server.execute(f"CREATE INDEX ON {tokens} USING brin (at) WITH (autosummarize = on)")
+    postgres_server.execute(
+        f"INSERT INTO {tokens} (token, at) SELECT sha224(n::text::bytea), now() - interval '1 day' * (n / 30000) "
+        "FROM generate_series(1, 60000) AS n"
+    )
+    handle = Handle(segment_store.backend().open(table, 0), run)
+    for _ in range(400):
+        handle.write(put(APPLE))
+    old = f"SELECT count(*) FILTER (WHERE at < now() - interval '1 hour'), count(*) FROM {tokens}"
+    (left, there), *_ = postgres_server.execute(old)
+    assert (left, there) == (0, 29_999 + 400)  # a block is left out with a chance of 1 in 10**19
+    run(handle.segment.close())
+
+
+def test_what_is_old_is_looked_for_in_a_part_of_the_table_without_an_index(table, bare):
+    forget = postgres_key_values.KeyValueStatements.of("public", table).forget.format(1200)
+    bare.execute(postgres_segments.SESSION)
+    plan = "\n".join(row[0] for row in bare.execute(f"EXPLAIN {forget}"))
+    assert "Tid Range Scan" in plan
+    assert "Seq Scan" not in plan
 
 
 def test_plans_made_for_an_empty_table_go_by_the_index_and_join_without_loops(table, bare):

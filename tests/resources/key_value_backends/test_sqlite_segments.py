@@ -409,6 +409,17 @@ def test_a_page_ends_early_where_its_values_are_large(handle, monkeypatch):
     assert [len(page) for page in pages] == [4, 4, 20, 20, 2]
 
 
+def test_a_page_ends_soon_after_large_values_come_behind_small_ones(handle, monkeypatch):
+    """Few values are looked at once the first ones were small."""
+    monkeypatch.setattr(sqlite_segment, "_PAGE_BYTES", 10_000)
+    keys = [of(b"%03d" % number) for number in range(500)]
+    handle.write(*(put(key, b"v" * (1 if place < 100 else 3000)) for place, key in enumerate(keys)))
+    first, *rest = handle.pages(limit=500)
+    assert 100 < len(first) < 300
+    assert [entry.key for page in (first, *rest) for entry in page] == keys
+    assert all(len(page) <= 64 for page in rest)
+
+
 def test_it_does_not_wait_and_so_never_suspends(path, handle):
     """`driven`, by which all of these tests run it, would say so."""
     assert not SqliteSegments(path).waits

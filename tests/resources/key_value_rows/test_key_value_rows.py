@@ -163,6 +163,17 @@ def test_the_first_key_columns_may_be_the_family_and_the_rest_is_the_key(lake: L
     }
 
 
+def test_a_record_whose_family_would_be_empty_has_none_and_is_met_by_its_key_alone(lake: Lake) -> None:
+    columns = {"site": "string", "machine": "string", "n": "bigint"}
+    function = rows(lake, ["site", "machine"], columns=columns, family="site")
+    keys: list[Any] = [("", "m"), ("", ""), ("\0", "m"), ("m", "m"), ("m", "")]
+    send(function, Operation(OperationKind.PUT, RowEntries(keys, [{"n": place} for place in range(5)])))
+    assert numbers(function, *keys) == [0, 1, 2, 3, 4]
+    assert set(stored(lake)) == {(None, "m"), (None, ""), ("\0", "m"), ("m", "m"), ("m", "")}
+    send(function, Operation(OperationKind.DELETE, RowEntries(keys[:1])))
+    assert numbers(function, *keys) == [None, 1, 2, 3, 4]
+
+
 def test_writers_at_once_lose_no_increment(lake: Lake) -> None:
     function, keys = rows(lake), ["a", "b", "c"]
     send(function, putting({"a": {"n": 100}}))
