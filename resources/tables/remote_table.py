@@ -247,7 +247,7 @@ class RemoteTable(Generic[K, V, U]):
         return await self._send(operation)
 
     async def _send(self, operation: Operation[K]) -> Outcomes:
-        if not len(operation):
+        if not operation.count:
             return Outcomes(0)
         check_request(self.name, self.key, operation)
         if len(self.key) > 1 and not operation.key:
@@ -328,10 +328,9 @@ class RemoteTable(Generic[K, V, U]):
         return outcomes
 
     def _count_entries(self, operation: Operation[Any], outcomes: Outcomes) -> None:
-        count = self._meter.add
-        count(_COUNTED_AS[operation.kind], outcomes.done)
-        if outcomes.records:
-            count("found", len(outcomes.records) - outcomes.records.count(None))
+        count, records = self._meter.add, outcomes.records
+        found = len(records) - records.count(None) if records else 0
+        count(_COUNTED_AS[operation.kind], outcomes.done, found)
         if outcomes.defaults_put:
             count("defaults_put", outcomes.defaults_put)
         if outcomes.problems and (skipped := len(outcomes.places(State.SKIPPED))):
