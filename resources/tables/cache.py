@@ -144,10 +144,9 @@ class KeptRecords:
                 kept[at] = (record if copy is None else copy(record), written_until, read_until, copy)
             except Exception:  # noqa: BLE001 - what can't be copied is not kept: its owner may change it
                 kept.pop(at, None)
-        if args:
-            for at in places:
-                if at in kept:
-                    self._variants.setdefault(at.key, set()).add(at)  # type: ignore[attr-defined]
+        for at in places if args else ():
+            if type(at) is _Variant and at in kept:
+                self._variants.setdefault(at.key, set()).add(at)
         self.kept_so_far += 1
         while len(kept) > self._size:
             self._drop(next(iter(kept)))
