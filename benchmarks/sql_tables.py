@@ -154,7 +154,7 @@ def _later(batches: list[pa.Table]) -> list[pa.Table]:
     import pyarrow.compute as pc
 
     return [
-        batch.set_column(6, "position", pc.replace_substring(batch["position"], ":000000", ":000001"))
+        batch.set_column(6, "position", pc.replace_substring_regex(batch["position"], ":000000$", ":000001"))
         for batch in batches
     ]
 

@@ -29,11 +29,12 @@ _COUNTLESS = frozenset({"UpdateMessage", "Insert", "Put", "Replace", "Remove"})
 _CALLED_COUNTLESS_TIMES = ("KeyValueTable.", "BlockingKeyValueTable.")
 # Made and called by us for each key, value and request, and by users hardly ever.
 _NOT_CHECKED = frozenset({"KeyVersion", "IteratorState", "Outcomes"})
-# What a table's layers ask of each operation: `RemoteTable` has looked at what its caller gave.
-_ASKED_BY_LAYERS = frozenset(
-    {"BatchProvider.batch", "BatchProvider.gathers", "BatchProvider.size_of"}
-    | {f"{function}.send" for function in ("TableReadFunction", "TableWriteFunction")}
-)
+# What a table's layers ask of each operation, of these classes and of those made of them: `RemoteTable` has looked at
+# what its caller gave.
+_ASKED_BY_LAYERS = {
+    "BatchProvider": frozenset({"batch", "gathers", "size_of"}),
+    "TableFunction": frozenset({"open", "send"}),
+}
 # Asked of each operation; only how they are made is looked at.
 _LAYERS = frozenset(
     {"AttemptLayer", "BatchHandler", "BatchLayer", "BatchProcessor", "CacheLayer", "FunctionLayer", "LayerAsFunction"}
@@ -64,20 +65,17 @@ def _guard_class(cls: type[Any], names: Mapping[str, Any]) -> None:
     for owner in cls.__mro__:
         if not is_ours(owner.__module__):
             continue
+        asked = frozenset().union(*(_ASKED_BY_LAYERS.get(base.__name__, ()) for base in owner.__mro__))
         for name, member in list(vars(owner).items()):
             function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
             if name == "__init__":
                 called = cls.__name__
-            elif name.startswith("_") or name in _CALLED_BY_US or cls.__name__ in _LAYERS:
+            elif name.startswith("_") or name in _CALLED_BY_US or name in asked or cls.__name__ in _LAYERS:
                 continue
             else:
                 # A base that users do not know is a part of the class that they do.
                 called = f"{(owner if owner.__name__ in names else cls).__name__}.{name}"
-            if (
-                not isinstance(function, FunctionType)
-                or hasattr(function, _MARK)
-                or called in _NOT_CHECKED | _ASKED_BY_LAYERS
-            ):
+            if not isinstance(function, FunctionType) or hasattr(function, _MARK) or called in _NOT_CHECKED:
                 continue
             checked: Any = _checked(function, called, skip=0 if isinstance(member, staticmethod) else 1)
             if isinstance(member, classmethod | staticmethod):

@@ -298,3 +298,18 @@ print(errors)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout.strip() == "[]"
+
+
+def test_what_layers_ask_of_a_table_s_functions_for_each_request_is_not_checked_and_what_users_ask_is() -> None:
+    functions = [
+        each
+        for each in vars(public).values()
+        if inspect.isclass(each) and any(base.__name__ == "TableFunction" for base in each.__mro__)
+    ]
+    assert {public.MemoryTable, public.PostgresTable, public.KeyValueRows, public.HttpTable} <= set(functions)
+    for each in functions:
+        assert not hasattr(each.send, "__wrapped__"), each
+        assert not hasattr(each.open, "__wrapped__"), each
+    table = public.RemoteTable("t", key="id", write_function=public.MemoryTable("not-checked"))
+    with pytest.raises(ConfigurationError, match="operation is 5"):
+        asyncio.run(table.send(5))

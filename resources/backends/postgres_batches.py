@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LEAST = 200  # entries, below which arrays are as fast as a staging table
 _PLACE = "__place"
-SOURCE, POSITION, TIME = "__source", "__position", "__time"
+SOURCE, POSITION, TIE, TIME = "__source", "__position", "__tie", "__time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,12 @@ class Shape:
     """What the statements for a batch depend on.
 
     `sets` and `adds` are what updates do; `begins` says that rows are whole records where there is none. Of a put all
-    columns but the key's are set, null where they aren't in `columns`.
+    columns but the key's are set, null where they aren't in `columns`. `constants` are columns in which all rows have
+    the same; `TIME` is among the columns where the time isn't that of the record.
     """
 
     columns: tuple[str, ...]
+    constants: tuple[str, ...]
     puts: bool
     sets: tuple[str, ...]
     adds: tuple[str, ...]
@@ -47,10 +49,12 @@ class Shape:
 class Batch:
     """One row for each key, as CSV of `columns`, of which the first is the place of the key's last entry.
 
+    `constants` are the values of those of the shape.
     `same_key` are for each row the places of the entries that have its key, None where that is one each.
     """
 
     shape: Shape
+    constants: tuple[Any, ...]
     csv: memoryview
     rows: int
     count: int
@@ -89,10 +93,11 @@ def as_batch(codec: RowCodec, operation: Operation[Any]) -> Batch | None:
         return None
     written = {**keys, **defaults, **sets, **adds}
     cast = {name: _fitting(codec.columns.get(name), column, adding=name in adds) for name, column in written.items()}
-    cast |= _marks(codec, entries, operation.conditions)
+    cast |= _marks(codec, entries, operation.conditions, cast)
     if any(column is None for column in cast.values()):
         return None
-    rows = _one_a_key(cast, codec.key, sets, adds, defaults)
+    constants = {name: cast.pop(name)[0].as_py() for name in defaults if _constant(cast[name])}
+    rows = _one_a_key(cast, codec.key, sets, adds, [name for name in defaults if name not in constants])
     if rows is None:
         return None
     table, same_key = rows
@@ -100,20 +105,51 @@ def as_batch(codec: RowCodec, operation: Operation[Any]) -> Batch | None:
         return None  # which of a key's entries pass depends on each other
     begins = not puts and entries.default_records is not None
     names = (*table.column_names,)
-    shape = Shape(names, puts, tuple(sets), tuple(adds), begins, operation.conditions)
-    return Batch(shape, _csv(table), table.num_rows, len(entries), same_key)
+    shape = Shape(names, (*constants,), puts, tuple(sets), tuple(adds), begins, operation.conditions)
+    return Batch(shape, (*constants.values(),), _csv(table), table.num_rows, len(entries), same_key)
 
 
-def _marks(codec: RowCodec, entries: ArrowEntries, conditions: Conditions) -> dict[str, Any]:
+def _constant(column: Any) -> bool:
+    """Whether the column has the same in all rows."""
+    import pyarrow.compute as pc
+
+    if column.null_count:
+        return bool(column.null_count == len(column))
+    return pc.all(pc.equal(column, column[0])).as_py() is True
+
+
+def _marks(
+    codec: RowCodec, entries: ArrowEntries, conditions: Conditions, written: Mapping[str, Any]
+) -> dict[str, Any]:
     """The columns that conditions look at."""
     marks: dict[str, Any] = {}
-    if conditions:
-        marks = {SOURCE: entries.sources, POSITION: entries.positions}
+    sources, positions = entries.sources, entries.positions
+    if not conditions:
+        return marks
+    if sources is None or positions is None or sources.null_count or positions.null_count:
+        return {SOURCE: None}
+    if conditions.idempotent:
+        marks = {SOURCE: sources, POSITION: positions}
     if conditions.newest_by is not None:
         column = None if entries.times is None or entries.times.null_count else entries.times
         kind = codec.columns.get(conditions.newest_by)
-        marks[TIME] = column if column is None else _fitting(kind, column, adding=False)
+        marks[TIE] = _ties(sources, positions)
+        time = column if column is None else _fitting(kind, column, adding=False)
+        own = written.get(conditions.newest_by)
+        if own is None or time is None or not _same(time, own):
+            marks[TIME] = time
     return marks
+
+
+def _ties(sources: Any, positions: Any) -> Any:
+    """`Mark.tie` of each."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    known = sources.dictionary_encode()  # of many rows few
+    plain = pc.replace_substring_regex(known.dictionary.cast(pa.string()), r"~\d+$", "")
+    places = pc.replace_substring_regex(positions.cast(pa.string()), "^[^:]*(:|$)", "", max_replacements=1)
+    return pc.binary_join_element_wise(plain.take(known.indices), places, " ")
 
 
 def _parts(entries: ArrowEntries) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
@@ -216,7 +252,7 @@ def _holds_decimals(column: Column, type_: Any) -> bool:
 
 
 def _one_a_key(
-    columns: dict[str, Any], key: Sequence[str], sets: dict[str, Any], adds: dict[str, Any], defaults: dict[str, Any]
+    columns: dict[str, Any], key: Sequence[str], sets: dict[str, Any], adds: dict[str, Any], defaults: Sequence[str]
 ) -> tuple[pa.Table, Mapping[int, Sequence[int]] | None] | None:
     """A row for each key, with what its entries come to in their order: last sets, sums, the first default."""
     import numpy as np

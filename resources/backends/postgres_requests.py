@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dagster_adjunct.resources.backends.applied import Applied, check_newest_by, from_texts, to_texts
+from dagster_adjunct.resources.backends.postgres_batch_statements import SETTINGS
 from dagster_adjunct.resources.backends.postgres_batches import Batch
 from dagster_adjunct.resources.backends.postgres_values import array_text
 from dagster_adjunct.resources.backends.rows import Row, RowCodec
@@ -91,6 +92,7 @@ class PostgresRequests:
         statements = self._statements.staging(shape)
         self.committing = False
         if statements.name not in self._staging:
+            await self.connection.execute(SETTINGS)
             await self.connection.execute(statements.create, ())
             self._staging.add(statements.name)
         missing: list[int] = []
@@ -104,7 +106,7 @@ class PostgresRequests:
                     await cursor.execute(statements.lock, (), binary=True)
                     found = {place for (place,) in await cursor.fetchall()}
                     missing = batch.missing(found) if len(found) < batch.rows else []
-                await cursor.execute(statements.write, (), binary=True)
+                await cursor.execute(statements.write, batch.constants, binary=True)
                 written, begun, skipped = (await cursor.fetchone() or _NOTHING) if cursor.description else _NOTHING
                 if shape.conditions and not shape.inserts and written + len(skipped) < batch.rows:
                     raise _SomeMissing

@@ -57,7 +57,7 @@ class AttemptLayer:
                 limits.leave(place)
             finally:
                 ATTEMPT.reset(within)
-        self.meter.attempt(operation.kind is not OperationKind.GET, len(operation), perf_counter() - began)
+        self.meter.attempt(operation.kind is not OperationKind.GET, operation.count, perf_counter() - began)
         return outcomes
 
     async def close(self) -> None:

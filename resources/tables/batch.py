@@ -27,13 +27,13 @@ class Batch:
         provider = self._provider
         if not self.operations:
             return True
-        if self.count + len(operation) > provider.size:
+        if self.count + operation.count > provider.size:
             return False
         return provider.bytes is None or self.size + size <= provider.bytes
 
     def add(self, operation: Operation[Any], size: int) -> None:
         self.operations.append(operation)
-        self.count += len(operation)
+        self.count += operation.count
         self.size += size
 
     @property
@@ -83,7 +83,7 @@ class BatchProvider:
 
     def gathers(self, operation: Operation[Any], size: int) -> bool:
         """Whether the operation may be sent with others: its entries are Python values, and leave room."""
-        if type(operation.entries) is not RowEntries or len(operation) >= self.size:
+        if type(operation.entries) is not RowEntries or operation.count >= self.size:
             return False
         return self.bytes is None or size < self.bytes
 

@@ -55,10 +55,10 @@ class BatchHandler:
 
     def is_one_request(self, operation: Operation[Any]) -> bool:
         """Whether the operation by itself needs nothing done to it; most are like that."""
-        provider, entries = self._provider, operation.entries
-        if len(entries) > provider.size or (provider.compact and len(entries) > 1):
+        provider, count = self._provider, operation.count
+        if count > provider.size or (provider.compact and count > 1):
             return False
-        if provider.bytes is not None and len(entries) > 1 and entries.nbytes > provider.bytes:
+        if provider.bytes is not None and count > 1 and operation.entries.nbytes > provider.bytes:
             return False
         return not _deletes_among(operation)
 

@@ -74,7 +74,7 @@ class BatchProcessor:
         self._gathering: _Gathering | None = None
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
-        if not len(operation):
+        if not operation.count:
             return Outcomes(0)
         size = self._provider.size_of(operation) if self._provider.bytes else 0
         if not self._provider.gathers(operation, size):

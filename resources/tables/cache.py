@@ -52,20 +52,32 @@ class Cache:
 _FIXED = frozenset({type(None), bool, int, float, str, bytes, Decimal, datetime, date, time, timedelta, UUID})
 
 
+_is_fixed = _FIXED.issuperset
+_copy_of_dict = dict.copy
+
+
 def _copier(record: Any) -> Callable[[Any], Any] | None:
     """What makes a copy of the record that its owner may change; None where the record itself will do."""
     kind = type(record)
     if kind is dict:
-        return dict.copy if _FIXED.issuperset(map(type, record.values())) else deepcopy
+        return _copy_of_dict if _is_fixed(map(type, record.values())) else deepcopy
     return None if kind in _FIXED else deepcopy
 
 
-def _with_types(args: tuple[object, ...]) -> tuple[object, ...]:
-    """Arguments that differ where their types do: 1, True and 1.0 are equal."""
-    return (*args, *map(type, args)) if args else args
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    """A key that was read with arguments, which differ where their types do: 1, True and 1.0 are equal."""
+
+    key: Hashable
+    args: tuple[object, ...]
 
 
-Place = tuple[Hashable, tuple[object, ...]]  # a key, and what the request had for arguments
+def _places(keys: Sequence[Hashable], args: tuple[object, ...]) -> Sequence[Hashable]:
+    """Where the records of these keys lie: by the key itself, as most requests have no arguments."""
+    if not args:
+        return keys
+    typed = (*args, *map(type, args))
+    return [_Variant(key, typed) for key in keys]
 
 
 class KeptRecords:
@@ -79,8 +91,9 @@ class KeptRecords:
         self._size = cache.size
         self._after_write = inf if cache.seconds_after_write is None else cache.seconds_after_write
         self._after_read = inf if cache.seconds_after_read is None else cache.seconds_after_read
-        self._kept: OrderedDict[Place, tuple[Any, float, float, Callable[[Any], Any] | None]] = OrderedDict()
-        self._variants: dict[Hashable, set[tuple[object, ...]]] = {}  # of keys that were read with arguments
+        self._absent = cache.absent
+        self._kept: OrderedDict[Hashable, tuple[Any, float, float, Callable[[Any], Any] | None]] = OrderedDict()
+        self._variants: dict[Hashable, set[_Variant]] = {}  # of keys that were read with arguments
         self.evicted = 0
         self.kept_so_far = 0  # grows whenever something is kept
 
@@ -90,11 +103,9 @@ class KeptRecords:
     def find(self, keys: Sequence[Hashable], args: tuple[object, ...], now: float) -> tuple[list[Any], list[int]]:
         """The records of these keys, and the places of those of which nothing is known; None stands there."""
         kept, idle, records, unknown = self._kept, self._after_read, list[Any](), list[int]()
-        args = _with_types(args)
         if not kept:
             return [None] * len(keys), list(range(len(keys)))
-        for place, key in enumerate(keys):
-            at = (key, args)
+        for place, at in enumerate(_places(keys, args)):
             found = kept.get(at)
             if found is None:
                 unknown.append(place)
@@ -112,23 +123,28 @@ class KeptRecords:
             records.append(record if copy is None else copy(record))
         return records, unknown
 
-    def keep(self, entries: Iterable[tuple[Hashable, Any]], args: tuple[object, ...], now: float) -> None:
-        """Keep these keys' records; None: that there is none."""
+    def keep(self, keys: Sequence[Hashable], records: Sequence[Any], args: tuple[object, ...], now: float) -> None:
+        """Keep these keys' records; None: that there is none, where the cache keeps that."""
         kept, written_until, read_until = self._kept, now + self._after_write, now + self._after_read
-        args = _with_types(args)
-        for key, record in entries:
-            at = (key, args)
+        places, absent = _places(keys, args), self._absent
+        if not kept.keys().isdisjoint(places):
+            for at in places:
+                if at in kept:
+                    kept.move_to_end(at)
+        for at, record in zip(places, records, strict=True):
+            if record is None and not absent:
+                continue
+            if type(record) is dict and _is_fixed(map(type, record.values())):  # as most are, and without a call
+                kept[at] = (record.copy(), written_until, read_until, _copy_of_dict)
+                continue
             copy = _copier(record)  # callers may change theirs
             try:
-                own = record if copy is None else copy(record)
+                kept[at] = (record if copy is None else copy(record), written_until, read_until, copy)
             except Exception:  # noqa: BLE001 - what can't be copied is not kept: its owner may change it
-                self.forget((key,))
-                continue
-            if at in kept:
-                kept.move_to_end(at)
-            kept[at] = (own, written_until, read_until, copy)
-            if args:
-                self._variants.setdefault(key, set()).add(args)
+                kept.pop(at, None)
+        for at in places if args else ():
+            if type(at) is _Variant and at in kept:
+                self._variants.setdefault(at.key, set()).add(at)
         self.kept_so_far += 1
         while len(kept) > self._size:
             self._drop(next(iter(kept)))
@@ -139,19 +155,18 @@ class KeptRecords:
         if not self._kept:
             return
         for key in keys:
-            self._kept.pop((key, ()), None)
+            self._kept.pop(key, None)
             if self._variants:
-                for args in self._variants.pop(key, ()):
-                    self._kept.pop((key, args), None)
+                for at in self._variants.pop(key, ()):
+                    self._kept.pop(at, None)
 
     def clear(self) -> None:
         self._kept.clear()
         self._variants.clear()
 
-    def _drop(self, place: Place) -> None:
-        del self._kept[place]
-        key, args = place
-        if args and (variants := self._variants.get(key)) is not None:
-            variants.discard(args)
+    def _drop(self, at: Hashable) -> None:
+        del self._kept[at]
+        if type(at) is _Variant and (variants := self._variants.get(at.key)) is not None:
+            variants.discard(at)
             if not variants:
-                del self._variants[key]
+                del self._variants[at.key]

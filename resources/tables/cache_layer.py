@@ -80,14 +80,15 @@ class CacheLayer:
         with self._lock:
             if outcomes is not None and outcomes.records is not None:
                 evicted = self._kept.evicted
-                read: Iterable[tuple[Any, Any]] = zip(keys, outcomes.records, strict=True)
-                if outcomes.problems:
-                    read = [pair for place, pair in enumerate(read) if place not in outcomes.problems]
-                if self._numbers:
-                    read = [pair for pair in read if self._numbers.get(pair[0], -1) <= began]
-                if not self._cache.absent:
-                    read = [pair for pair in read if pair[1] is not None]
-                self._kept.keep(read, args, self._clock.now())
+                records, problems, numbers = outcomes.records, outcomes.problems, self._numbers
+                if problems or numbers:
+                    kept = [
+                        place
+                        for place, key in enumerate(keys)
+                        if place not in problems and numbers.get(key, -1) <= began
+                    ]
+                    keys, records = [keys[place] for place in kept], [records[place] for place in kept]
+                self._kept.keep(keys, records, args, self._clock.now())
                 evicted = self._kept.evicted - evicted
             else:
                 evicted = 0
@@ -146,13 +147,11 @@ class CacheLayer:
         if outcomes.problems:
             last = (set(keys) if last is None else last) - {keys[place] for place in outcomes.problems}
         # The last of a key's entries counts.
-        written: Iterable[tuple[Any, Any]] = dict(zip(keys, values, strict=True)).items()
+        written = dict(zip(keys, values, strict=True))
         if last is not None:
-            written = [pair for pair in written if pair[0] in last]
-        if not self._cache.absent:
-            written = [pair for pair in written if pair[1] is not None]
+            written = {key: value for key, value in written.items() if key in last}
         before = self._kept.evicted
-        self._kept.keep(written, operation.args, self._clock.now())
+        self._kept.keep(list(written), list(written.values()), operation.args, self._clock.now())
         return self._kept.evicted - before
 
     def _forget(self, keys: Iterable[Hashable]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -37,7 +38,10 @@ def check_request(table: str, key: Sequence[str], operation: Operation[Any]) -> 
             table=table,
         )
     if type(entries) is RowEntries:
-        _distinct(table, entries.keys)
+        try:
+            deque(map(hash, entries.keys), 0)
+        except TypeError as error:
+            raise _no_key(table, error) from error
     if operation.kind in _NEED_VALUES:
         place = entries.null_value()
         if place is not None:
@@ -49,20 +53,20 @@ def check_request(table: str, key: Sequence[str], operation: Operation[Any]) -> 
 
 
 def each_once(table: str, keys: Iterable[Any]) -> list[Any]:
-    """The keys in their order, without those that came before."""
-    return list(_distinct(table, list(keys)))
-
-
-def _distinct(table: str, keys: Sequence[Any]) -> Iterable[Any]:
-    """The keys in their order, each once; TableError where one can't be a key."""
+    """The keys in their order, without those that came before; TableError where one can't be a key."""
+    wanted = list(keys)
     try:
-        return dict.fromkeys(keys)
+        return list(dict.fromkeys(wanted))
     except TypeError as error:
-        raise TableError(
-            f"table {table} got a key that can't be one: {error}.",
-            "Give a plain value, or a tuple of them where the key has several columns.",
-            table=table,
-        ) from error
+        raise _no_key(table, error) from error
+
+
+def _no_key(table: str, error: TypeError) -> TableError:
+    return TableError(
+        f"table {table} got a key that can't be one: {error}.",
+        "Give a plain value, or a tuple of them where the key has several columns.",
+        table=table,
+    )
 
 
 def pairs_of(table: str, entries: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:

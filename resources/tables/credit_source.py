@@ -7,8 +7,7 @@ them from the lake, where all runs share them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 # Credits that nobody used expire after so long, and a request that costs more than come in within the other is split
 # where it can be: so in any 10 s no more than the rate and a tenth of it go out.
@@ -18,8 +17,7 @@ LARGEST_SECONDS = 0.25
 READ, WRITE = "read", "write"
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(NamedTuple):
     """Credits per second for what has one tag. Tables that state one name share the budget of each tag."""
 
     name: str

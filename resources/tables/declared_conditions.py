@@ -65,12 +65,12 @@ class DeclaredConditions:
 
     def on(self, operation: Operation[Any]) -> Operation[Any]:
         """The operation with these conditions, and what they need of each entry; errors before anything is sent."""
-        if not operation.kind.writes or operation.conditions:
+        if (self.newest_by is None and not self.idempotent) or not operation.kind.writes or operation.conditions:
             return operation
         entries = operation.entries
         idempotent = self.idempotent and entries.marks is not None
         if self.newest_by is None:
-            return replace(operation, conditions=_ONCE if idempotent else _MARKED) if self.idempotent else operation
+            return replace(operation, conditions=_ONCE if idempotent else _MARKED)
         if not idempotent and operation.kind is OperationKind.UPDATE:
             self._check_repeatable(entries)
         if entries.newest is None or entries.marks is None:

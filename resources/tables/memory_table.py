@@ -77,12 +77,11 @@ class MemoryTable(StoreFunction[Hashable, Record, Record | Changes]):
     async def send(self, operation: Operation[Any]) -> Outcomes:
         entries, kind = operation.entries, operation.kind
         if kind is OperationKind.GET:
-            records = self._store.records
-            return Outcomes(len(entries), [dict(records[key]) if key in records else None for key in entries.keys])
+            found = map(self._store.records.get, entries.keys)
+            return Outcomes(operation.count, [None if record is None else record.copy() for record in found])
         if kind is OperationKind.PUT and not operation.conditions:
-            for key, value in zip(entries.keys, entries.values or (), strict=True):
-                self._store.records[key] = dict(value)
-            return Outcomes(len(entries))
+            self._store.records.update(zip(entries.keys, map(dict, entries.values or ()), strict=True))
+            return Outcomes(operation.count)
         if kind is OperationKind.UPDATE and not operation.conditions:
             return self._update_all(operation)
         problems: dict[int, Problem] = {}
@@ -103,8 +102,8 @@ class MemoryTable(StoreFunction[Hashable, Record, Record | Changes]):
         """Updates without conditions; plain ones of known records, which most are, at once."""
         records, values, problems, begun = self._store.records, operation.entries.values or (), {}, 0
         for place, (key, value) in enumerate(zip(operation.entries.keys, values, strict=True)):
-            if type(value) is dict and key in records:
-                records[key].update(value)
+            if type(value) is dict and (record := records.get(key)) is not None:
+                record.update(value)
                 continue
             began, problem = self._write(operation, place, key)
             begun += began

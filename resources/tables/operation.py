@@ -31,6 +31,8 @@ class OperationKind(Enum):
     DELETE = "delete"
     UPDATE = "update"  # apply `value` to the record; without one: begin it with `default`, or it is missing
 
+    __hash__ = object.__hash__  # by identity; the one of Enum is a call of Python's at each look into a dictionary
+
     @property
     def writes(self) -> bool:
         return self is not OperationKind.GET
@@ -226,9 +228,13 @@ class Operation(Generic[K_co]):
     key: tuple[str, ...] = ()
     contract: UpdateContract = UpdateContract.UPDATE_WITH_DEFAULTS
     rerun: bool = False
+    count: int = field(init=False, repr=False, compare=False)  # of the entries; each layer asks for it
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "count", len(self.entries))
 
     def __len__(self) -> int:
-        return len(self.entries)
+        return self.count
 
     def with_entries(self, entries: Entries[K_co]) -> Operation[K_co]:
         """The same request for other entries."""

@@ -49,7 +49,7 @@ class RateLayer:
         if budget is None:
             return await self.inner.send(operation)
         cost = self._cost(operation)
-        if cost <= budget.largest or len(operation) <= 1:
+        if cost <= budget.largest or operation.count <= 1:
             return await self._attempt(operation, budget, cost)
         return await self._in_parts(operation, budget, cost)
 
@@ -78,7 +78,7 @@ class RateLayer:
     def _cost(self, operation: Operation[Any], answer: Outcomes | None = None) -> float:
         credits = self.limit.credits
         if credits is per_record:
-            return len(operation) if answer is None else 0
+            return operation.count if answer is None else 0
         try:
             cost = credits(operation, answer)
         except Exception as wrong:

@@ -259,7 +259,7 @@ class RemoteTable(Generic[K, V, U]):
         entries: object = operation.entries
         if type(entries) is not RowEntries:
             check_entries(self.name, operation)
-        if not len(operation):
+        if not operation.count:
             return Outcomes(0)
         check_request(self.name, self.key, operation)
         if len(self.key) > 1 and not operation.key:
@@ -350,10 +350,9 @@ class RemoteTable(Generic[K, V, U]):
         return outcomes
 
     def _count_entries(self, operation: Operation[Any], outcomes: Outcomes) -> None:
-        count = self._meter.add
-        count(_COUNTED_AS[operation.kind], outcomes.done)
-        if outcomes.records:
-            count("found", len(outcomes.records) - outcomes.records.count(None))
+        count, records = self._meter.add, outcomes.records
+        found = len(records) - records.count(None) if records else 0
+        count(_COUNTED_AS[operation.kind], outcomes.done, found)
         if outcomes.defaults_put:
             count("defaults_put", outcomes.defaults_put)
         if outcomes.problems and (skipped := len(outcomes.places(State.SKIPPED))):

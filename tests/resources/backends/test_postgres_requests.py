@@ -200,3 +200,123 @@ def test_a_mark_that_is_forgotten_while_the_next_message_is_written_does_not_tak
     outcomes, record = asyncio.run(body())
     assert outcomes.problems[0].state is State.SKIPPED
     assert record["n"] == 2
+
+
+KEYS, KNOWN = 400, 300
+
+
+def rows(offset: int, time: int | list[int], keys: range, conditions: Conditions) -> Operation:
+    """A batch that adds 1 to each of these keys, or sets when it was, as messages of this offset."""
+    ids = pa.StructArray.from_arrays([pa.array(keys, pa.int64())], names=["id"])
+    ones = pa.StructArray.from_arrays([pa.array([1] * len(keys), pa.int32())], names=["n"])
+    times = pa.array(time if isinstance(time, list) else [time] * len(keys), pa.int32())
+    at = pa.StructArray.from_arrays([times], names=["at"])
+    entries = ArrowEntries(
+        ids,
+        pa.StructArray.from_arrays([ones], names=["add"]) if conditions.idempotent else at,
+        lambda array: array.to_pylist(),
+        pa.StructArray.from_arrays([pa.array([0] * len(keys), pa.int32())], names=["n"]),
+        pa.array(["s.0"] * len(keys)),
+        pa.array([position_of(0, offset)] * len(keys)),
+        times if conditions.newest_by else None,
+        typed=conditions.idempotent,
+    )
+    return Operation(OperationKind.UPDATE, entries, conditions=conditions)
+
+
+EACH = [Conditions("at"), Conditions(None, True), Conditions("at", True)]
+
+
+@pytest.mark.parametrize("conditions", EACH)
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        "DELETE FROM {0}__adjunct WHERE id = 7",  # forgotten
+        "DELETE FROM {0} WHERE id = 7",
+        "DELETE FROM {0} WHERE id = 7; DELETE FROM {0}__adjunct WHERE id = 7",
+        "UPDATE {0} SET more = 5 WHERE id = 7",
+        "INSERT INTO {0} (id, n, at) VALUES (350, 10, 0)",
+    ],
+)
+def test_a_batch_with_conditions_applies_what_others_change_while_it_waits_for_them(
+    postgres_server, table_of, conditions, meanwhile
+):
+    name = f"meanwhile_{abs(hash((conditions, meanwhile)))}"
+    store = table_of(name, columns={"id": "bigint", "n": "int", "at": "int", "more": "int"})
+
+    async def body():
+        assert not (await store.send(rows(1, 1, range(KNOWN), conditions))).problems
+        async with await psycopg.AsyncConnection.connect(postgres_server.dsn()) as other:
+            await other.execute(meanwhile.format(name))
+            sent = asyncio.create_task(store.send(rows(2, 2, range(KEYS), conditions)))
+            waits = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+            while not postgres_server.execute(waits)[0][0]:
+                await asyncio.sleep(0.02)
+                assert not sent.done()
+            await other.commit()
+        first = await sent
+        again = await store.send(rows(2, 2, range(KEYS), conditions))
+        found = await store.get_all([*range(KEYS)])
+        await store.close()
+        return first, again, found
+
+    first, again, found = asyncio.run(body())
+    assert not first.problems
+    assert len(again.problems) == (KEYS if conditions.idempotent else 0), "its marks are kept"
+    if conditions.idempotent:
+        expected = {key: 2 if key < KNOWN else 1 for key in range(KEYS)}
+        if "DELETE FROM {0} " in meanwhile:
+            expected[7] = 1  # begun anew
+        if "INSERT" in meanwhile:
+            expected[350] = 11
+        assert {key: record["n"] for key, record in found.items()} == expected
+    else:
+        assert {record["at"] for record in found.values()} == {2}
+        assert len(found) == KEYS
+
+
+def test_two_writers_who_are_late_for_each_others_keys_do_not_wait_in_a_circle(table_of):
+    """What is late is locked by neither: the server would have to end one of them."""
+    stores = [table_of("in_a_circle", columns={"id": "bigint", "n": "int", "at": "int"}) for _ in range(2)]
+    conditions, keys = Conditions("at"), range(6000)
+
+    async def body():
+        await stores[0].send(rows(1, 0, keys, conditions))
+        for turn in range(1, 6):
+            new, late = [2 * turn] * 3000, [2 * turn - 3] * 3000
+            both = [rows(turn, times, keys, conditions) for times in (new + late, late + new)]
+            sent = [store.send(operation) for store, operation in zip(stores, both, strict=True)]
+            for outcomes in await asyncio.gather(*sent):
+                assert [problem.state for problem in outcomes.problems.values()] == [State.SKIPPED] * 3000
+        for store in stores:
+            await store.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("conditions", EACH)
+def test_the_statement_for_a_batch_takes_one_key_after_the_other_and_is_not_compiled(
+    postgres_server, table_of, monkeypatch, conditions
+):
+    """A hash join would lock in no order; a merge would read the whole table; to compile takes longer than to run."""
+    store = table_of(f"plans_{conditions.newest_by}_{conditions.idempotent}", columns=COLUMNS | {"at": "int"})
+    execute, plans = psycopg.AsyncCursor.execute, []
+
+    async def explained(cursor, query, *args, **more):
+        if isinstance(query, psycopg.sql.Composed) and query.as_string(None).startswith("WITH staged"):
+            await execute(cursor, psycopg.sql.SQL("EXPLAIN ") + query, *args)
+            plans.append("\n".join(line for (line,) in await cursor.fetchall()))
+        return await execute(cursor, query, *args, **more)
+
+    async def body():
+        await store.send(rows(0, 0, range(8000), conditions))
+        postgres_server.execute("ANALYZE")
+        monkeypatch.setattr(psycopg.AsyncCursor, "execute", explained)
+        outcomes = await store.send(rows(1, 1, range(8000), conditions))
+        await store.close()
+        return outcomes
+
+    assert not asyncio.run(body()).problems
+    (plan,) = plans
+    assert "Nested Loop" in plan
+    assert not any(other in plan for other in ("Hash Join", "Merge Join", "JIT"))

@@ -347,13 +347,14 @@ def test_a_cache_that_cannot_work_is_refused(wrong):
 def test_arguments_of_different_types_are_different_requests():
     kept = KeptRecords(Cache())
     for number, args in enumerate(((1,), (True,), (1.0,), ())):
-        kept.keep([("k", {"n": number})], args, 0.0)
+        kept.keep(["k"], [{"n": number}], args, 0.0)
     assert [kept.find(["k"], args, 1.0)[0] for args in ((1,), (True,), (1.0,), ())] == [
         [{"n": number}] for number in range(4)
     ]
+    assert kept.find([("k", (1, int))], (), 1.0) == ([None], [0]), "a key that looks like one with arguments"
     kept.forget(["k"])
     assert len(kept) == 0
-    kept.keep([("k", {"n": 1})], (1,), 0.0)
+    kept.keep(["k"], [{"n": 1}], (1,), 0.0)
     assert kept.find(["k"], (1,), 100.0) == ([None], [0]), "it has expired"
     assert len(kept) == 0
 

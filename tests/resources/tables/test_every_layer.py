@@ -809,3 +809,20 @@ def test_a_rate_is_a_finite_number_above_0(number):
         RateLimit(writes_per_second=number)
     with pytest.raises(ConfigurationError):
         RateLimit(reads_per_second=number)
+
+
+def test_the_entries_of_a_request_are_counted_once_whatever_layers_it_goes_through():
+    counted = []
+
+    class Counted(RowEntries):
+        def __len__(self) -> int:
+            counted.append(1)
+            return super().__len__()
+
+    store = MemoryTable("counted-once")
+    table = RemoteTable(
+        "t", key="id", read_function=store, write_function=store, cache=Cache(), rate_limit=RateLimit(1e9, 1e9)
+    )
+    asyncio.run(table.send(Operation(OperationKind.PUT, Counted(["a"], [{"id": "a"}]))))
+    assert store.records() == {"a": {"id": "a"}}
+    assert len(counted) == 1
