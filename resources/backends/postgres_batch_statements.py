@@ -32,13 +32,13 @@ from dagster_adjunct.resources.backends.rows import RowCodec
 # Of a connection that writes batches. Joined by a hash, rows would be locked in no order, and writers of the same keys
 # could wait for each other; a merge keeps the order and reads, or even sorts, the whole table. To compile a statement
 # takes longer than to run it, a tenth of a second and up to some.
-SETTINGS = "SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off"
+_SETTINGS = "SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off"
 
 
 class StagingStatements(NamedTuple):
     """For batches of one shape: their staging table, and the statements that fill it and write from it.
 
-    `write` takes the values that all rows have in common (`Batch.constants`).
+    `write` takes the values that all rows have in common (`Batch.constants`). `settings` are the connection's.
     """
 
     name: str
@@ -46,6 +46,7 @@ class StagingStatements(NamedTuple):
     copy: Composed
     write: Composed
     lock: Composed
+    settings: str = _SETTINGS
 
 
 class BatchStatements:

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dagster_adjunct.resources.backends.applied import Applied, check_newest_by, from_texts, to_texts
-from dagster_adjunct.resources.backends.postgres_batch_statements import SETTINGS
 from dagster_adjunct.resources.backends.postgres_batches import Batch
 from dagster_adjunct.resources.backends.postgres_values import array_text
 from dagster_adjunct.resources.backends.rows import Row, RowCodec
@@ -92,7 +91,7 @@ class PostgresRequests:
         statements = self._statements.staging(shape)
         self.committing = False
         if statements.name not in self._staging:
-            await self.connection.execute(SETTINGS)
+            await self.connection.execute(statements.settings)
             await self.connection.execute(statements.create, ())
             self._staging.add(statements.name)
         missing: list[int] = []

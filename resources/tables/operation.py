@@ -231,7 +231,7 @@ class Operation(Generic[K_co]):
     count: int = field(init=False, repr=False, compare=False)  # of the entries; each layer asks for it
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "count", len(self.entries))
+        object.__setattr__(self, "count", len(self.entries) if hasattr(self.entries, "__len__") else 0)
 
     def __len__(self) -> int:
         return self.count
