@@ -19,10 +19,10 @@ def unread_version(
 
     None for any other error, and for files that are none of these versions'.
     """
-    found = None if error is None else adjunct_error(error)
-    if found is error or not isinstance(found, ManifestMismatchError):
+    translated = None if error is None else adjunct_error(error)
+    if translated is error or not isinstance(translated, ManifestMismatchError):
         return None
     for reader in readers:
-        if any(f"/{generation.folder}/" in found.problem for generation in reader.sealed.generations):
-            return found, reader
+        if any(f"/{generation.folder}/" in translated.problem for generation in reader.sealed.generations):
+            return translated, reader
     return None
