@@ -78,7 +78,7 @@ class TableMachine(RuleBasedStateMachine):
 
     def refused(self, error: ConditionsNotMetError, expected: dict[Place, KeyVersion | None]) -> None:
         """Check that it names exactly the conditions that fail."""
-        told = {(each.family, each.key): (each.expected, each.found) for each in error.failures}
+        told = {(failure.family, failure.key): (failure.expected, failure.found) for failure in error.failures}
         assert len(told) == len(error.failures)
         assert told == {
             place: (version, self.found(place)) for place, version in expected.items() if self.found(place) != version
