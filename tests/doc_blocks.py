@@ -64,8 +64,8 @@ class Block:
     @property
     def file(self) -> str | None:
         """The name that the block is to be saved under, if it says one."""
-        found = _FILE.match(self.text.split("\n", 1)[0])
-        return found["name"] if found else None
+        match = _FILE.match(self.text.split("\n", 1)[0])
+        return match["name"] if match else None
 
 
 def blocks_of(page: Path) -> list[Block]:
@@ -139,11 +139,11 @@ class PageReader:
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         try:
-            said, complained = process.communicate(timeout=LONGEST)
+            output, complained = process.communicate(timeout=LONGEST)
         finally:
             _end(process)
-        assert process.returncode == 0, f"{block.place}: exit code {process.returncode}\n{said}\n{complained[-4000:]}"
-        return said
+        assert process.returncode == 0, f"{block.place}: exit code {process.returncode}\n{output}\n{complained[-4000:]}"
+        return output
 
     def _typed(self, block: Block) -> str:
         if self._session is None:
@@ -156,15 +156,15 @@ class PageReader:
         asked.flush()
         answer = answers.readline()
         assert answer, f"{block.place}: Python ended; see {self._log.name}"
-        said, error = json.loads(answer)
+        output, error = json.loads(answer)
         assert error is None, f"{block.place}:\n{error}"
-        return str(said)
+        return str(output)
 
 
-def printed(shown: str, said: str) -> bool:
+def printed(shown: str, output: str) -> bool:
     """Whether what a page shows was printed; spaces count as one, and `…` stands for anything."""
     parts = [re.escape(_flat(part)).strip() for part in shown.split("…")]
-    return re.search(r"\s*.*?\s*".join(parts), _flat(said), re.DOTALL) is not None
+    return re.search(r"\s*.*?\s*".join(parts), _flat(output), re.DOTALL) is not None
 
 
 def _flat(text: str) -> str:

@@ -46,7 +46,7 @@ def test_the_code_of_a_page_runs_in_processes_that_are_started_for_it(
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
-    targets = [found["target"] for found in _LINK.finditer(page.read_text(encoding="utf-8"))]
+    targets = [link["target"] for link in _LINK.finditer(page.read_text(encoding="utf-8"))]
     local = [target.partition("#")[0] for target in targets if "://" not in target and not target.startswith("#")]
     assert [target for target in local if not (page.parent / target).exists()] == []
 

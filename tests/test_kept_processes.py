@@ -18,9 +18,9 @@ SAYS = "import os, sys; print(__name__, sys.argv[1:], os.getcwd(), os.environ.ge
 
 @pytest.fixture
 def python() -> str:
-    found = program("python")
-    assert Path(found).parent != Path(sys.executable).parent
-    return found
+    path = program("python")
+    assert Path(path).parent != Path(sys.executable).parent
+    return path
 
 
 @pytest.mark.parametrize("form", ["-c", "-m", "file"])
@@ -29,19 +29,22 @@ def test_it_has_the_arguments_the_environment_the_folder_and_the_streams_of_who_
 ) -> None:
     (tmp_path / "says.py").write_text(SAYS, encoding="utf-8")
     asked = {"-c": ["-c", SAYS], "-m": ["-m", "says"], "file": ["says.py"]}[form]
-    said = [
+    outputs = [
         subprocess.run(
             [started, *asked, "a", "b"], cwd=tmp_path, env={**os.environ, "SAID": "yes"},
             input="typed", text=True, capture_output=True, check=True,
         ).stdout
         for started in (sys.executable, python)
     ]  # fmt: skip
-    assert said[0] == said[1] == f"__main__ ['a', 'b'] {tmp_path} yes typed\n"
+    assert outputs[0] == outputs[1] == f"__main__ ['a', 'b'] {tmp_path} yes typed\n"
 
 
 @pytest.mark.parametrize("code", ["pass", "raise SystemExit(7)", "1 / 0", "import os; os.kill(os.getpid(), 9)"])
 def test_it_ends_as_a_python_of_its_own_would(python: str, code: str) -> None:
-    ended = [subprocess.run([each, "-c", code], capture_output=True, check=False) for each in (sys.executable, python)]
+    ended = [
+        subprocess.run([interpreter, "-c", code], capture_output=True, check=False)
+        for interpreter in (sys.executable, python)
+    ]
     assert ended[0].returncode == ended[1].returncode
     assert ended[0].stderr.splitlines()[-1:] == ended[1].stderr.splitlines()[-1:]
 

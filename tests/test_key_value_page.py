@@ -63,9 +63,9 @@ def test_the_page_tells_the_most_partitions() -> None:
 
 
 def test_the_bytes_that_the_page_shows_are_those_that_are_stored() -> None:
-    found = [match for line in PAGE.splitlines() if (match := GOLDEN.match(line))]
-    assert len(found) == 6
-    for shown in found:
+    lines = [match for line in PAGE.splitlines() if (match := GOLDEN.match(line))]
+    assert len(lines) == 6
+    for shown in lines:
         family, key = shown["family"].strip(), shown["key"].strip().encode()
         prefix = b"" if family == "None" else family_prefix(family)
         stored = table_key(prefix, key)

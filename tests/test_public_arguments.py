@@ -73,19 +73,19 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _functions() -> Iterator[tuple[str, Any]]:
-    for name, found in vars(public).items():
-        if inspect.isfunction(found):
-            yield name, found
-        elif inspect.isclass(found) and not issubclass(found, BaseException | enum.Enum) and _is_made(found):
-            yield name, found
-            for attribute in dir(found):
-                static = inspect.getattr_static(found, attribute, None)
+    for name, member in vars(public).items():
+        if inspect.isfunction(member):
+            yield name, member
+        elif inspect.isclass(member) and not issubclass(member, BaseException | enum.Enum) and _is_made(member):
+            yield name, member
+            for attribute in dir(member):
+                static = inspect.getattr_static(member, attribute, None)
                 if (
                     not attribute.startswith("_")
                     and isinstance(static, classmethod | staticmethod)
                     and _is_ours(static)
                 ):
-                    yield f"{name}.{attribute}", getattr(found, attribute)
+                    yield f"{name}.{attribute}", getattr(member, attribute)
 
 
 def _is_made(cls: type[Any]) -> bool:
@@ -130,23 +130,24 @@ def _objects(known: dict[str, Any]) -> dict[str, Any]:
 
 
 def _methods(known: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, each in _objects(known).items():
-        for attribute in dir(type(each)):
-            static = inspect.getattr_static(type(each), attribute, None)
+    for name, member in _objects(known).items():
+        for attribute in dir(type(member)):
+            static = inspect.getattr_static(type(member), attribute, None)
             if not attribute.startswith("_") and inspect.isfunction(static) and _is_ours(static):
-                yield f"{name}.{attribute}", getattr(each, attribute)
+                yield f"{name}.{attribute}", getattr(member, attribute)
 
 
 def _given(function: Any, known: dict[str, Any]) -> tuple[list[inspect.Parameter], dict[str, Any]]:
     parameters = [
-        each
-        for each in inspect.signature(function).parameters.values()
-        if each.kind is not each.VAR_KEYWORD and not each.name.startswith("_")  # pydantic's own are none of ours
+        parameter
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind is not parameter.VAR_KEYWORD
+        and not parameter.name.startswith("_")  # pydantic's own are none of ours
     ]
     needed = {
-        each.name: known.get(each.name, "x")
-        for each in parameters
-        if each.default is each.empty and each.kind is not each.VAR_POSITIONAL
+        parameter.name: known.get(parameter.name, "x")
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
     }
     return parameters, needed
 
@@ -154,15 +155,21 @@ def _given(function: Any, known: dict[str, Any]) -> tuple[list[inspect.Parameter
 def _call(function: Any, parameters: list[inspect.Parameter], given: dict[str, Any]) -> None:
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    for each in parameters:
-        if each.name not in given:
+    for parameter in parameters:
+        if parameter.name not in given:
             continue
-        if each.kind in (each.VAR_POSITIONAL, each.POSITIONAL_ONLY):
-            args.append(given[each.name])
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
+            args.append(given[parameter.name])
         else:
-            kwargs[each.name] = given[each.name]
-    if any(each.kind is each.VAR_POSITIONAL for each in parameters):  # what stands before it is given by position
-        before = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD and each.name in kwargs]
+            kwargs[parameter.name] = given[parameter.name]
+    if any(
+        parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters
+    ):  # what stands before it is given by position
+        before = [
+            parameter.name
+            for parameter in parameters
+            if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.name in kwargs
+        ]
         args = [*(kwargs.pop(name) for name in before), *args]
     result = function(*args, **kwargs)
     if inspect.iscoroutine(result):

@@ -37,9 +37,9 @@ def told_time(dataset: str, valid_from: str, version: str, marked: Collection[da
     if valid_from == MARKER:
         if len(set(marked)) == 1:
             return next(iter(marked))
-        said = ", ".join(f"{time:%Y-%m-%d %H:%M:%S %Z}" for time in sorted(set(marked)))
+        times = ", ".join(f"{time:%Y-%m-%d %H:%M:%S %Z}" for time in sorted(set(marked)))
         raise MarkerConflictError(
-            f"{what}: {f'its markers say different times ({said})' if said else 'no marker says'} since when it is "
+            f"{what}: {f'its markers say different times ({times})' if times else 'no marker says'} since when it is "
             'valid, and valid_from is "marker".',
             'Deliver it under a new name, with one time: append_markers(…, valid_from=…), or "valid_from" in the '
             "completion object.",

@@ -312,7 +312,7 @@ def _data_files(view: Held, table: Table, transaction: Transaction, paths: tuple
 
     try:
         known = _with_hidden(view, transaction.table_metadata)
-        found = list(parquet_files_to_data_files(table.io, known, iter(paths)))
+        data_files = list(parquet_files_to_data_files(table.io, known, iter(paths)))
     except (OSError, ValueError) as error:
         raise ManifestMismatchError(
             f"{_what(view)}: a file can't be read by PyIceberg: {error}.",
@@ -321,10 +321,10 @@ def _data_files(view: Held, table: Table, transaction: Transaction, paths: tuple
             dataset=view.dataset,
             version=view.version,
         ) from error
-    for stored, file in zip(whole_files(view), found, strict=True):
+    for stored, file in zip(whole_files(view), data_files, strict=True):
         if (file.record_count, file.file_size_in_bytes) != (stored.file.rows, stored.file.size):
             raise stored.damaged(f"it has {file.record_count} rows in {file.file_size_in_bytes} bytes")
-    return found
+    return data_files
 
 
 def _name_mapping(view: Held, metadata: TableMetadata) -> str:

@@ -82,12 +82,12 @@ def _rows_of(old: pa.ChunkedArray, new: pa.ChunkedArray) -> Any:
         return at
     anchors = np.arange(0, len(old), _ANCHORS)
     hits = pc.index_in(new, value_set=old.take(anchors))
-    found = np.nonzero(hits.is_valid().to_numpy())[0]
-    if found.size:
-        distance = anchors[hits.take(found).to_numpy()] - found
-        rows_until_next = np.diff(np.append(found, len(new)))
+    matched = np.nonzero(hits.is_valid().to_numpy())[0]
+    if matched.size:
+        distance = anchors[hits.take(matched).to_numpy()] - matched
+        rows_until_next = np.diff(np.append(matched, len(new)))
         guess = np.arange(len(new)) + np.concatenate(
-            [np.repeat(distance[:1], found[0]), np.repeat(distance, rows_until_next)]
+            [np.repeat(distance[:1], matched[0]), np.repeat(distance, rows_until_next)]
         )
         right = (guess >= 0) & (guess < len(old))
         right &= pc.equal(new, old.take(np.where(right, guess, 0))).to_numpy()

@@ -111,14 +111,14 @@ def served_at(log: DatasetLog, current: Commit, manifest: DatasetManifest, as_of
         )
     asked = f"after commit {commit}" if when is None else f"at {when:%Y-%m-%d %H:%M:%S %Z}"
     if not isinstance(manifest, UnboundedManifest):
-        found = _in_history(log, when, commit)
-        if found is None or found.version is None:
+        served = _in_history(log, when, commit)
+        if served is None or served.version is None:
             raise NoSealedVersionError(
                 f"dataset {log.name!r}: nothing was served {asked}, as far back as its history goes.",
                 f"See adjunct dataset history {log.name}, and adjunct dataset versions {log.name}.",
                 dataset=log.name,
             )
-        return log.read_version(readable_version(manifest, found.version.id))
+        return log.read_version(readable_version(manifest, served.version.id))
     past = _Past(log, current, manifest)
     then = past.by_commit(commit) if commit is not None else past.before(when) if when is not None else None
     if then is None or then.version is None:
@@ -178,8 +178,8 @@ class _Past:
     def by_commit(self, asked: int | str) -> DatasetManifest | None:
         """Return the manifest of a commit that is readable. Raises DatasetError for one that never was."""
         if isinstance(asked, str):
-            ours = (each for each in self.numbers if any(_is_of(key, asked) for key in self.keys[each]))
-            number = next((each for each in ours if self.at(each).id == asked), None)
+            ours = (candidate for candidate in self.numbers if any(_is_of(key, asked) for key in self.keys[candidate]))
+            number = next((candidate for candidate in ours if self.at(candidate).id == asked), None)
         else:
             number = asked if asked in self.numbers else None
             if number is None and 1 <= asked < self.manifest.retained_from:

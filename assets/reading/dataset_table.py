@@ -122,21 +122,21 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
             except (SchemaMismatchError, NullKeyError):
                 misfits = self._misfits(used.dataset, keys)
                 entries = used.dataset.get_all([key for place, key in enumerate(keys) if place not in misfits])
-            found = [None if place in misfits else entries.get(key) for place, key in enumerate(keys)]
-            return Outcomes(len(keys), found, misfits)
+            values = [None if place in misfits else entries.get(key) for place, key in enumerate(keys)]
+            return Outcomes(len(keys), values, misfits)
         finally:
             self._leave(used)
 
     def _misfits(self, opened: Dataset, keys: Sequence[Any]) -> dict[int, Problem]:
         """The places of keys that are none of the dataset's."""
         fields = [opened.schema.field(name) for name in opened.sealed.key]
-        found: dict[int, Problem] = {}
+        misfits: dict[int, Problem] = {}
         for place, key in enumerate(keys):
             try:
                 coerce_key(f"dataset {self.dataset!r}", fields, key)
             except (SchemaMismatchError, NullKeyError) as error:
-                found[place] = Problem(State.REFUSED, error)
-        return found
+                misfits[place] = Problem(State.REFUSED, error)
+        return misfits
 
     def _enter(self) -> _Used:
         """The open dataset for one request, which leaves it in the end."""

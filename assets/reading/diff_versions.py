@@ -159,15 +159,20 @@ def _diff_bucket(
 ) -> _Part:
     key = new.sealed.key
     before, after = (_cast(read_entries(view, bucket, threads=threads), types) for view in (old, new))
-    found = compare(before, after, key, [name for name in types if name not in key])
-    if found is None:
+    comparison = compare(before, after, key, [name for name in types if name not in key])
+    if comparison is None:
         raise DatasetError(
             f"a key of {', '.join(key)} stands twice in version {old.version} or {new.version} of {new.dataset!r}.",
             "Only versions with unique keys can be compared: check both with the validator of unique keys.",
             version=old.version,
         )
-    counts = (len(found.added), len(found.removed), len(found.after), found.unchanged)
-    sides = ((after, found.added), (before, found.removed), (before, found.before), (after, found.after))
+    counts = (len(comparison.added), len(comparison.removed), len(comparison.after), comparison.unchanged)
+    sides = (
+        (after, comparison.added),
+        (before, comparison.removed),
+        (before, comparison.before),
+        (after, comparison.after),
+    )
     return _Part(counts, tuple(smallest(table, rows, key, sample) for table, rows in sides))
 
 
@@ -228,11 +233,11 @@ def _buckets_to_read(old: VersionReader, new: VersionReader) -> tuple[list[int |
 
 
 def _files(view: VersionReader) -> dict[int, list[BucketFile]]:
-    found: dict[int, list[BucketFile]] = {}
+    by_bucket: dict[int, list[BucketFile]] = {}
     for generation in view.sealed.generations:
         for file in generation.files:
-            found.setdefault(file.bucket, []).append(file)
-    return found
+            by_bucket.setdefault(file.bucket, []).append(file)
+    return by_bucket
 
 
 def _same_content(old: list[BucketFile], new: list[BucketFile]) -> bool:

@@ -137,9 +137,9 @@ class EntriesAt:
         """The version whose files are read."""
         if isinstance(self.reader, VersionReader):
             return self.reader
-        found = self.reader.at(self.moment)
-        assert found is not None, "the moment was checked"
-        return found
+        valid = self.reader.at(self.moment)
+        assert valid is not None, "the moment was checked"
+        return valid
 
     @unwrapped()
     def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:

@@ -75,10 +75,10 @@ class KeyFiles:
 
         Raises ManifestMismatchError when the file is missing or damaged.
         """
-        found = self._files.get(bucket)
-        if found is None:
+        stored = self._files.get(bucket)
+        if stored is None:
             return None
-        file, least, greatest = found
+        file, least, greatest = stored
         if key < least or (greatest and key > greatest):
             return None
         footer = self._footer(file)
@@ -88,10 +88,10 @@ class KeyFiles:
 
     def find_all(self, bucket: int, prefix: Key) -> Iterator[tuple[RowGroup, int, int]]:
         """Yield (row group, first row, row after the last) of the keys that begin so, in their order."""
-        found = self._files.get(bucket)
-        if found is None:
+        stored = self._files.get(bucket)
+        if stored is None:
             return
-        file, least, greatest = found
+        file, least, greatest = stored
         width = len(prefix)
         if prefix < least[:width] or (greatest and prefix > greatest[:width]):
             return
@@ -110,10 +110,10 @@ class KeyFiles:
         Both may be leading parts of keys; () is before all keys, None after all. A row group is read when it is
         asked for.
         """
-        found = self._files.get(bucket)
-        if found is None:
+        stored = self._files.get(bucket)
+        if stored is None:
             return
-        file, least, greatest = found
+        file, least, greatest = stored
         if (end is not None and least >= end) or (greatest and greatest[: len(start)] < start):
             return
         footer = self._footer(file)

@@ -282,7 +282,7 @@ def current_versions(lake: Lake, datasets: Sequence[AdjunctDataset | str]) -> di
     """
     from dagster_adjunct.assets.reading.served_together import current_readers
 
-    stored = {each.name: each for each in (StoredVersions(lake, dataset) for dataset in datasets)}
+    stored = {versions.name: versions for versions in (StoredVersions(lake, dataset) for dataset in datasets)}
     return {
         name: None if reader is None else _opened(stored[name], reader)
         for name, reader in current_readers(stored).items()

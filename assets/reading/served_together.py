@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 def current_readers(datasets: Mapping[str, StoredVersions]) -> dict[str, VersionReader | None]:
     """Return the version that each dataset serves now; members of one version set from one snapshot of it."""
-    found: dict[str, VersionReader | None] = {}
+    readers: dict[str, VersionReader | None] = {}
     for name, stored in datasets.items():
-        if name in found:
+        if name in readers:
             continue
         snapshot = stored.log.read_all()[1]
         for member, other in datasets.items():
-            if member == name or (member in snapshot and member not in found):
-                found[member] = other.reader_of(snapshot.get(member))
-    return found
+            if member == name or (member in snapshot and member not in readers):
+                readers[member] = other.reader_of(snapshot.get(member))
+    return readers

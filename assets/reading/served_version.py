@@ -215,7 +215,7 @@ class ServedVersion:
     def _keep(self, held: Held) -> None:
         """Let this call go on until the dataset is closed; one call a version is enough."""
         with self._holding.moving:
-            known = self._closed or any(each is held for each in self._lent)
+            known = self._closed or any(other is held for other in self._lent)
             if not known:
                 self._lent.append(held)
         if known:

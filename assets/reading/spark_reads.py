@@ -19,13 +19,13 @@ def unread_version(
 
     None for any other error, and for files that are none of these versions'.
     """
-    found = None if error is None else adjunct_error(error)
-    if found is error or not isinstance(found, ManifestMismatchError) or found.url is None:
+    translated = None if error is None else adjunct_error(error)
+    if translated is error or not isinstance(translated, ManifestMismatchError) or translated.url is None:
         return None
     for reader in readers:
         for generation in reader.sealed.generations:
-            if f"/{generation.folder}/" in found.url:
-                key = f"{generation.folder}/{found.url.rpartition('/')[2]}"
+            if f"/{generation.folder}/" in translated.url:
+                key = f"{generation.folder}/{translated.url.rpartition('/')[2]}"
                 about = {"dataset": reader.dataset, "version": reader.version, "key": key}
-                return found.reworded(found.problem, found.next_step, **about), reader
+                return translated.reworded(translated.problem, translated.next_step, **about), reader
     return None

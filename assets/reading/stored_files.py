@@ -64,10 +64,10 @@ class StoredFile:
         except (pa.ArrowException, OSError) as error:
             raise self.damaged(f"it can't be read: {str(error).partition(chr(10))[0]}") from error
 
-    def damaged(self, found: str) -> ManifestMismatchError:
+    def damaged(self, problem: str) -> ManifestMismatchError:
         return ManifestMismatchError(
             f"{self.what}: the manifest lists {self.key} with {self.file.rows} rows in {self.file.size} bytes, "
-            f"and {found}.",
+            f"and {problem}.",
             "Restore that object from a backup (its SHA-256 is in the manifest), or open an earlier version; other "
             "versions are untouched.",
             key=self.key,
@@ -98,9 +98,9 @@ def _nulls(file: pq.ParquetFile, columns: Sequence[str]) -> dict[str, int]:
     paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
     for name in columns:
         for group in range(metadata.num_row_groups):
-            said = metadata.row_group(group).column(paths.index(name)).statistics
-            if said is None or not said.has_null_count:
+            statistics = metadata.row_group(group).column(paths.index(name)).statistics
+            if statistics is None or not statistics.has_null_count:
                 nulls[name] += file.read_row_group(group, columns=[name]).column(0).null_count
             else:
-                nulls[name] += said.null_count
+                nulls[name] += statistics.null_count
     return nulls

@@ -121,8 +121,8 @@ class StoredVersions(VersionOperations):
         assert self.spec is not None
         source = open_source(systems, self.spec, self._lake)
         manifest = self.manifest()
-        found = source.next(source.first_manifest() if manifest is None else as_bounded(manifest))
-        return found if isinstance(found, Awaiting) else None
+        offered = source.next(source.first_manifest() if manifest is None else as_bounded(manifest))
+        return offered if isinstance(offered, Awaiting) else None
 
     def version(self, version: str | None = None, *, as_of: AsOf | None = None) -> VersionReader:
         """Return a retained version: by its id, the newest of a name, or what was served `as_of` then.

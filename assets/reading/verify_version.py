@@ -56,14 +56,16 @@ class VerifyReport:
 
     def summary(self) -> str:
         """Return the outcome in one line, for logs."""
-        found = "all as listed" if self.ok else f"{len(self.damaged)} damaged: {'; '.join(map(str, self.damaged[:3]))}"
+        outcome = (
+            "all as listed" if self.ok else f"{len(self.damaged)} damaged: {'; '.join(map(str, self.damaged[:3]))}"
+        )
         return (
-            f"dataset {self.dataset}, version {self.version}: {self.objects:,} objects, {self.bytes:,} bytes, {found}"
+            f"dataset {self.dataset}, version {self.version}: {self.objects:,} objects, {self.bytes:,} bytes, {outcome}"
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-able values."""
-        damaged = [{"object": each.object, "problem": each.problem} for each in self.damaged]
+        damaged = [{"object": damage.object, "problem": damage.problem} for damage in self.damaged]
         return {name: getattr(self, name) for name in self.__slots__} | {"damaged": damaged, "ok": self.ok}
 
 
@@ -75,7 +77,7 @@ def verify_version(view: VersionReader, *, deep: bool = False) -> VerifyReport:
     files = files_of(view.store, view.dataset, view.sealed)
     check = partial(_check, layout=view.sealed.layout, deep=deep)
     with ThreadPoolExecutor(_WORKERS) as pool:
-        damaged = [each for found in pool.map(check, files) for each in found]
+        damaged = [damage for damages in pool.map(check, files) for damage in damages]
     damaged += _strays(view, {stored.key for stored in files})
     return VerifyReport(
         dataset=view.dataset,
@@ -98,11 +100,11 @@ def _strays(view: VersionReader, listed: set[str]) -> Iterator[Damage]:
 
 def _check(stored: StoredFile, *, layout: BucketLayout, deep: bool) -> list[Damage]:
     file = stored.file
-    found = stored.store.head(stored.key)
-    if found is None:
+    info = stored.store.head(stored.key)
+    if info is None:
         return [Damage(stored.key, "it is missing")]
-    if found.size != file.size:
-        return [Damage(stored.key, f"it has {found.size:,} bytes, the manifest lists {file.size:,}")]
+    if info.size != file.size:
+        return [Damage(stored.key, f"it has {info.size:,} bytes, the manifest lists {file.size:,}")]
     try:
         sha256 = stored.sha256()
     except ObjectNotFoundError:
@@ -155,12 +157,12 @@ def _bucket_problem(keys: pa.Table, layout: BucketLayout, bucket: int) -> str:
 
     from dagster_adjunct.resources.bucketing.hashing import buckets
 
-    found = buckets([keys.column(name) for name in layout.bucket_by], layout.partitions)
-    wrong = np.nonzero(found != bucket)[0]
+    by_row = buckets([keys.column(name) for name in layout.bucket_by], layout.partitions)
+    wrong = np.nonzero(by_row != bucket)[0]
     if not wrong.size:
         return ""
     key = _key_at(keys, layout.key, int(wrong[0]))
-    return f"{wrong.size:,} keys belong to another bucket, such as {key}, of bucket {found[wrong[0]]} (file: {bucket})"
+    return f"{wrong.size:,} keys belong to another bucket, such as {key}, of bucket {by_row[wrong[0]]} (file: {bucket})"
 
 
 def _order_problem(keys: pa.Table, key: Sequence[str]) -> str:

@@ -164,9 +164,9 @@ class VersionReader:
         keys = [column(field.name).alias(f"__key_{index}") for index, field in enumerate(self._key)]
         if self.sealed.order_by is not None:  # a change that comes late may be older than the base's row
             changed = rows.join(shared(changed.select(*keys).distinct()), self._same_key(), "left_semi")
-        found = changed.groupBy(*keys).agg(F.max(F.struct(POSITION, _GENERATION, TOMBSTONE)).alias(_NEWEST))
+        newest = changed.groupBy(*keys).agg(F.max(F.struct(POSITION, _GENERATION, TOMBSTONE)).alias(_NEWEST))
         generation = F.when(F.col(f"{_NEWEST}.{TOMBSTONE}"), _NONE).otherwise(F.col(f"{_NEWEST}.{_GENERATION}"))
-        return found.withColumn(_NEWEST, generation)
+        return newest.withColumn(_NEWEST, generation)
 
     def _same_key(self) -> Column:
         from pyspark.sql import functions as F
@@ -189,8 +189,8 @@ class VersionReader:
         wanted = [(key, self._stored(key)) for key in keys]
         # In the order of the files, so that each row group is read once.
         placed = sorted(((self._bucket(values), values, index) for index, (_, values) in enumerate(wanted)))
-        found = {index: self._find(values) for _, values, index in placed}
-        return {key: entry for index, (key, _) in enumerate(wanted) if (entry := found[index]) is not None}
+        entries = {index: self._find(values) for _, values, index in placed}
+        return {key: entry for index, (key, _) in enumerate(wanted) if (entry := entries[index]) is not None}
 
     def history_of(self, key: object) -> list[Validity]:
         """Return what was valid of a key and when, oldest first: deletions have no entry, and end what was before.
@@ -237,14 +237,14 @@ class VersionReader:
             return None if newest is None else newest.entry(names)
         if not self.sealed.positioned:
             for files in self._generations:
-                found = files.find(bucket, key)
-                if found is not None:
-                    return found[0].entry(names, found[1])
+                row_place = files.find(bucket, key)
+                if row_place is not None:
+                    return row_place[0].entry(names, row_place[1])
             return None
-        all_found = [(files.id, found) for files in self._generations if (found := files.find(bucket, key))]
-        if not all_found:
+        matches = [(files.id, match) for files in self._generations if (match := files.find(bucket, key))]
+        if not matches:
             return None
-        _, (rows, row) = max(all_found, key=lambda item: (item[1][0].value(POSITION, item[1][1]), item[0]))
+        _, (rows, row) = max(matches, key=lambda item: (item[1][0].value(POSITION, item[1][1]), item[0]))
         return None if rows.value(TOMBSTONE, row) else rows.entry(names, row)
 
     def _bucket_items(self, bucket: int, first: Key, after: Key | None) -> Iterator[tuple[tuple[Any, ...], Entry]]:
@@ -260,9 +260,9 @@ class VersionReader:
             if not newest.get(TOMBSTONE):
                 yield key, {name: newest[name] for name in names}
 
-    def _rank(self, found: tuple[tuple[Any, ...], int, Entry]) -> tuple[Any, ...]:
+    def _rank(self, match: tuple[tuple[Any, ...], int, Entry]) -> tuple[Any, ...]:
         """Return what tells the row that counts of a key: over time its moment, then (position, generation)."""
-        _, generation, row = found
+        _, generation, row = match
         moment = () if self.sealed.history is None else (row[VALID_FROM],)
         return (*moment, row.get(POSITION, 0), generation)
 

@@ -107,8 +107,8 @@ class VersionsOverTime:
 
     def at(self, moment: datetime) -> VersionReader | None:
         """Return the version that is valid at a moment, None before the oldest one."""
-        found = next((span for span in reversed(self.spans) if span.start <= moment), None)
-        return None if found is None else VersionReader(self.store, self.dataset, found.version)
+        valid = next((span for span in reversed(self.spans) if span.start <= moment), None)
+        return None if valid is None else VersionReader(self.store, self.dataset, valid.version)
 
     def history_of(self, key: object) -> list[Validity]:
         """Return what was valid of a key and when, oldest first; where a version lacks the key there is no entry.
@@ -117,8 +117,8 @@ class VersionsOverTime:
         """
         parts: list[Validity] = []
         for span in self.spans:
-            found = VersionReader(self.store, self.dataset, span.version, self._cache).get(key)
-            entry = None if found is None else {name: found.get(name) for name in self.schema.names}
+            held = VersionReader(self.store, self.dataset, span.version, self._cache).get(key)
+            entry = None if held is None else {name: held.get(name) for name in self.schema.names}
             if entry is not None or parts:
                 parts.append(Validity(span.start, span.end, entry))
         return list(joined(parts))

@@ -14,12 +14,12 @@ from dagster_adjunct.resources.streams.interface.system_stream_partition import 
 class SettledVersions:
     """Where a dataset stands in its stream (`offsets`), and what it knows of versions that were marked before there.
 
-    `said` has what the markers of delivered versions said; nothing contradicts one abandoned, rejected, or long past.
+    `markers` has what those of delivered versions said; nothing contradicts one abandoned, rejected, or long past.
     `gone` names versions that were lost, or dropped after they were rejected: they may come again.
     """
 
     offsets: dict[SystemStreamPartition, int]
-    said: Settled
+    markers: Settled
     gone: frozenset[str]
 
 
@@ -30,12 +30,12 @@ def settled_versions(manifest: BoundedManifest) -> SettledVersions:
     """
     offsets = {SystemStreamPartition.parse(text): int(offset) for text, offset in manifest.offsets.items()}
     rejected = {ref.id for ref in manifest.versions if ref.state == "rejected"}
-    said: dict[str, Mapping[SystemStreamPartition, MarkerSaid]] = {name: {} for name in manifest.known}
+    marked: dict[str, Mapping[SystemStreamPartition, MarkerSaid]] = {name: {} for name in manifest.known}
     for done in manifest.delivered:
         if done.freed is not None:
             continue
         markers = {} if done.version in rejected else done.markers
-        said[done.name] = {
+        marked[done.name] = {
             SystemStreamPartition.parse(ssp): MarkerSaid(facts.rows, facts.checksum, facts.valid_from)
             for ssp, facts in markers.items()
         }
@@ -43,6 +43,6 @@ def settled_versions(manifest: BoundedManifest) -> SettledVersions:
     dropped = {done.name for done in manifest.delivered if done.freed is not None}
     return SettledVersions(
         dict(sorted(offsets.items())),
-        said | {ended.name: {} for ended in manifest.abandoned},
+        marked | {ended.name: {} for ended in manifest.abandoned},
         frozenset(lost | dropped),
     )

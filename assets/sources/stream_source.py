@@ -112,7 +112,7 @@ class StreamSource:
         markers, gone = self._markers(settled.offsets), cut_partitions(settled.offsets, oldest)
         name, identity = self.spec.name, self._stream.info.identity
 
-        ahead = after_lost(name, settled.offsets, oldest, markers, settled.said, self._count)
+        ahead = after_lost(name, settled.offsets, oldest, markers, settled.markers, self._count)
         if isinstance(ahead, Unknown):
             # It waits at the offsets that stand: only the next markers tell which versions are lost.
             notes = (_lost((), gone, self._now()).summary(),) if manifest.change else ()
@@ -121,16 +121,16 @@ class StreamSource:
             return Awaiting(ahead.version, missing, manifest.offsets, idle=idle, notes=notes, stream=identity)
         # Before a dataset began, it has lost only what it can name.
         lost = _lost(ahead.versions, gone, self._now()) if gone and (ahead.versions or manifest.change) else None
-        found = next_delivery(name, ahead.offsets, markers, settled.said, settled.gone | set(ahead.versions))
+        upcoming = next_delivery(name, ahead.offsets, markers, settled.markers, settled.gone | set(ahead.versions))
 
-        dropped = {cut: self._count(cut) for cut in found.dropped}
+        dropped = {cut: self._count(cut) for cut in upcoming.dropped}
         answer: Delivery | Awaiting
-        if isinstance(found, Complete):
-            records = self._stream.counts({cut.ssp: (str(cut.start), str(cut.end)) for cut in found.segments})
-            check_repeats(name, found, markers, records)
-            answer = found.delivery(records, sum(dropped.values()))
+        if isinstance(upcoming, Complete):
+            records = self._stream.counts({cut.ssp: (str(cut.start), str(cut.end)) for cut in upcoming.segments})
+            check_repeats(name, upcoming, markers, records)
+            answer = upcoming.delivery(records, sum(dropped.values()))
         else:
-            answer = found.awaiting(sum(dropped.values()), idle=self._same.ends_at(found.offsets))
+            answer = upcoming.awaiting(sum(dropped.values()), idle=self._same.ends_at(upcoming.offsets))
         return replace(answer, lost=lost, notes=told_again(manifest, dropped), stream=identity)
 
     def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int:

@@ -61,12 +61,12 @@ def intervals(generations: Sequence[Sequence[Change]]) -> list[Interval]:
             place = (change.position, number, change)
             if (change.key, change.at) not in newest or place[:2] > newest[change.key, change.at][:2]:
                 newest[change.key, change.at] = place
-    found = []
+    as_intervals = []
     for key in {key for key, _ in newest}:
         times = sorted(at for other, at in newest if other == key)
         for at, end in zip(times, [*times[1:], None], strict=True):
-            found.append(Interval(key, at, end, at == times[0], newest[key, at][2].price))
-    return found
+            as_intervals.append(Interval(key, at, end, at == times[0], newest[key, at][2].price))
+    return as_intervals
 
 
 def stored(lake: Lake, generations: Sequence[Sequence[Change]], **layout: Any) -> VersionReader:

@@ -93,8 +93,8 @@ def _by_serving(lake: Lake, stop: Event, pause: float, started: Queue[int], mine
             stop.wait(pause)
             last = _note(mine, started, last, *_whole(dataset))
             assert dataset.version == held, f"{dataset.version} took the place of {held}, which was held"
-            found = {(code,): entry for code, entry in dataset.get_all(CODES).items()}
-            last = _note(mine, started, last, found, None)
+            entries = {(code,): entry for code, entry in dataset.get_all(CODES).items()}
+            last = _note(mine, started, last, entries, None)
 
 
 def _whole(dataset: Dataset) -> tuple[dict[Any, Any], None]:
@@ -106,13 +106,13 @@ def _note(mine: Seen, started: Queue[int], last: int, entries: Mapping[Any, Any]
     numbers = {entry["version"] for entry in entries.values()}
     assert len(entries) == len(CODES), f"{len(entries)} of {len(CODES)} keys"
     assert len(numbers) == 1, f"a mix of versions {sorted(numbers)}"
-    (found,) = numbers
-    assert number in (None, found), f"version {number} holds the entries of version {found}"
-    assert found >= last, f"version {found} after version {last}"
-    if found not in mine.whole:
-        started.put(int(found))
-    mine.whole[found] = mine.whole.get(found, 0) + 1
-    return int(found)
+    (served,) = numbers
+    assert number in (None, served), f"version {number} holds the entries of version {served}"
+    assert served >= last, f"version {served} after version {last}"
+    if served not in mine.whole:
+        started.put(int(served))
+    mine.whole[served] = mine.whole.get(served, 0) + 1
+    return int(served)
 
 
 Way = Callable[[Lake, Event, float, "Queue[int]", Seen], None]

@@ -186,9 +186,9 @@ def test_a_null_key_publishes_nothing_and_names_the_column(sparkling: World) -> 
     assert report.action == "rejected"
     assert "NullKeyError: dataset 'planes', version 'v2': 1 record(s) have no 'tailnum'" in report.note
     assert world.view(PLANES).version == first.version
-    found = re.search(r"the key \(tailnum\): lake\.planes\.(\d) at offset (\d+)\.", report.note)
-    assert found is not None, report.note
-    place = {SystemStreamPartition("lake", "planes", int(found[1])): OffsetRange(found[2], str(int(found[2]) + 1))}
+    named = re.search(r"the key \(tailnum\): lake\.planes\.(\d) at offset (\d+)\.", report.note)
+    assert named is not None, report.note
+    place = {SystemStreamPartition("lake", "planes", int(named[1])): OffsetRange(named[2], str(int(named[2]) + 1))}
     assert world.streams.read_arrow(place).column("seats").to_pylist() == [3]
 
     world.send("planes", [(None, number, "b") for number in range(8)], version="v3")
@@ -223,7 +223,9 @@ def test_datasets_advance_at_the_same_time_in_threads_of_one_session(sparkling: 
         reports = list(pool.map(world.advance, specs))
     assert [(report.action, report.rows) for report in reports] == [("sealed", 50)] * 3
     with ThreadPoolExecutor(3) as pool:
-        assert len({frozenset(found.items()) for found in pool.map(lambda spec: entries(world, spec), specs)}) == 1
+        assert (
+            len({frozenset(contents.items()) for contents in pool.map(lambda spec: entries(world, spec), specs)}) == 1
+        )
 
 
 @pytest.mark.spark
@@ -285,5 +287,5 @@ def test_versions_equal_a_dictionary_of_what_was_delivered(new_world, deliveries
         assert entries(world, spec) == expected
         view = world.view(spec)
         assert view.rows == len(expected)
-        found = view.get_all([f"N{key}" for key in range(13)])
-        assert {key: (entry["seats"], entry["model"]) for key, entry in found.items()} == expected
+        by_key = view.get_all([f"N{key}" for key in range(13)])
+        assert {key: (entry["seats"], entry["model"]) for key, entry in by_key.items()} == expected

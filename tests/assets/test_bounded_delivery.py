@@ -28,13 +28,13 @@ def marker(ssp: SystemStreamPartition, offset: int, version: str, rows: int | No
 
 
 def test_a_version_waits_until_every_partition_has_its_marker() -> None:
-    found = next_delivery("planes", START, [marker(P0, 5, "v1")], {})
-    assert found == Waiting("v1", (P1,), (), START)
+    delivery = next_delivery("planes", START, [marker(P0, 5, "v1")], {})
+    assert delivery == Waiting("v1", (P1,), (), START)
 
 
 def test_nothing_delivered_waits_for_all_partitions_and_names_no_version() -> None:
-    found = next_delivery("planes", START, [], {})
-    assert found == Waiting(None, (P0, P1), (), START)
+    delivery = next_delivery("planes", START, [], {})
+    assert delivery == Waiting(None, (P0, P1), (), START)
 
 
 def test_records_after_a_marker_belong_to_the_next_version() -> None:
@@ -89,17 +89,17 @@ def test_a_marker_that_repeats_a_version_with_another_time_is_refused_and_with_t
     with pytest.raises(MarkerConflictError, match=told):
         next_delivery("planes", after, [timed(9, other)], settled)
     for same in (first, elsewhere, None):
-        found = next_delivery("planes", after, [timed(9, same)], settled)
-        assert isinstance(found, Waiting)
-        assert found.offsets == {P0: 10, P1: 1}
+        delivery = next_delivery("planes", after, [timed(9, same)], settled)
+        assert isinstance(delivery, Waiting)
+        assert delivery.offsets == {P0: 10, P1: 1}
 
 
 def test_an_abandoned_version_is_dropped_whatever_its_markers_say() -> None:
     markers = [marker(P0, 5, "v1", 5), marker(P0, 6, "v1", 99), marker(P0, 8, "v2"), marker(P1, 3, "v2")]
-    found = next_delivery("planes", START, markers, {"v1": {}})
-    assert isinstance(found, Complete)
-    assert found.version == "v2"
-    assert [(cut.start, cut.end) for cut in found.segments] == [(7, 8), (0, 3)]
+    delivery = next_delivery("planes", START, markers, {"v1": {}})
+    assert isinstance(delivery, Complete)
+    assert delivery.version == "v2"
+    assert [(cut.start, cut.end) for cut in delivery.segments] == [(7, 8), (0, 3)]
 
 
 def test_partitions_that_mark_different_versions_next_are_refused_and_named() -> None:
@@ -108,10 +108,10 @@ def test_partitions_that_mark_different_versions_next_are_refused_and_named() ->
 
 
 def test_a_marker_that_expects_other_counts_than_were_delivered_is_refused() -> None:
-    found = next_delivery("planes", START, [marker(P0, 5, "v1", 6), marker(P1, 2, "v1", 2)], {})
-    assert isinstance(found, Complete)
+    delivery = next_delivery("planes", START, [marker(P0, 5, "v1", 6), marker(P1, 2, "v1", 2)], {})
+    assert isinstance(delivery, Complete)
     with pytest.raises(MarkerConflictError, match="expects 6 records, the partition holds 5"):
-        check_counts("planes", found, {P0: 5, P1: 2})
+        check_counts("planes", delivery, {P0: 5, P1: 2})
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from(["record", "next", "again"])), min_size=1, max_size=60))
@@ -140,9 +140,9 @@ def test_versions_seal_in_order_and_whole_however_deliveries_interleave(events: 
     settled: dict[str, dict[SystemStreamPartition, MarkerSaid]] = {}
     offsets = dict(START)
     sealed: list[tuple[str, list[list[int]]]] = []
-    while isinstance(found := next_delivery("planes", offsets, markers, settled), Complete):
-        sealed.append((found.version, [list(range(cut.start, cut.end)) for cut in found.segments]))
-        settled[found.version] = {cut.ssp: MarkerSaid(None, None) for cut in found.segments}
-        offsets = found.offsets
+    while isinstance(delivery := next_delivery("planes", offsets, markers, settled), Complete):
+        sealed.append((delivery.version, [list(range(cut.start, cut.end)) for cut in delivery.segments]))
+        settled[delivery.version] = {cut.ssp: MarkerSaid(None, None) for cut in delivery.segments}
+        offsets = delivery.offsets
     complete = min(len(sent[0]), len(sent[1])) - 1
     assert sealed == [(f"v{n + 1}", [sent[0][n], sent[1][n]]) for n in range(complete)]

@@ -107,10 +107,10 @@ class BoundedMachine(RuleBasedStateMachine):
     def deliver_whole(self, rows: list[tuple[str, int | None]], crash: tuple[int, str] | None, advance: bool) -> None:
         """End a version in every partition: the newest that any of them has begun, or the one after it."""
         self.deliver(rows)
-        newest = max(len(each.closed) for each in self.model.partitions) + advance
-        for partition, each in enumerate(self.model.partitions):
-            while len(each.closed) < newest:
-                self._mark(partition, f"d{len(each.closed) + 1}", False)
+        newest = max(len(marked.closed) for marked in self.model.partitions) + advance
+        for partition, stream in enumerate(self.model.partitions):
+            while len(stream.closed) < newest:
+                self._mark(partition, f"d{len(stream.closed) + 1}", False)
         if advance:
             self.advance(crash)
 
@@ -118,7 +118,7 @@ class BoundedMachine(RuleBasedStateMachine):
     def mark(self, partition: int, promised_more: bool) -> None:
         """End the next version in one partition; others may be several versions behind."""
         number = 1 + len(self.model.partitions[partition].closed)
-        slowest = min(len(each.closed) for each in self.model.partitions)
+        slowest = min(len(marked.closed) for marked in self.model.partitions)
         if number <= slowest + IN_FLIGHT:
             self._mark(partition, f"d{number}", promised_more)
 
@@ -136,8 +136,8 @@ class BoundedMachine(RuleBasedStateMachine):
         name = min(self.model.freed)
         self.deliver(rows)
         self.model.freed.remove(name)
-        for partition, each in enumerate(self.model.partitions):
-            each.closed.pop(name, None)
+        for partition, stream in enumerate(self.model.partitions):
+            stream.closed.pop(name, None)
             self._mark(partition, name, False)
 
     def _mark(self, partition: int, version: str, promised_more: bool) -> None:
@@ -179,7 +179,7 @@ class BoundedMachine(RuleBasedStateMachine):
                 if lease.holder != "a reader":  # of an advance that died while it judged: it runs out
                     self.world.lake.store.delete(lease.key)
             seen = self._seen()
-            self.model = next((each for each in reversed(outcomes) if each.seen() == seen), outcomes[-1])
+            self.model = next((outcome for outcome in reversed(outcomes) if outcome.seen() == seen), outcomes[-1])
 
     # -- what operators do
 
@@ -234,7 +234,7 @@ class BoundedMachine(RuleBasedStateMachine):
         while f"d{number}" in ended:
             number += 1
         name = f"d{number + ahead}"
-        if self._made() and not all(name in each.closed for each in self.model.partitions):
+        if self._made() and not all(name in partition.closed for partition in self.model.partitions):
             abandon_version(self.world.lake, "planes", name, **WHY)
             self.model.abandon(name)
 
@@ -246,7 +246,9 @@ class BoundedMachine(RuleBasedStateMachine):
         model: Callable[[Model, str], object],
         wanted: tuple[str, ...] = ("sealed",),
     ) -> None:
-        states = {name: each.state for name, n in self.model.names.items() if (each := self.model.versions.get(n))}
+        states = {
+            name: version.state for name, n in self.model.names.items() if (version := self.model.versions.get(n))
+        }
         fitting = [name for name in self.model.names if states.get(name) in wanted] or list(self.model.names)
         name = "nothing" if back == NOT_THERE else fitting[-1 - back % len(fitting)]
         outcomes = [deepcopy(self.model)]

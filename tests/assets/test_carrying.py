@@ -55,21 +55,21 @@ step = st.one_of(
 def test_a_table_follows_through_any_rewriting_of_its_stream(by_position: bool, steps: list) -> None:
     """The last change that was sent wins, or the highest `at`, however offsets began anew in between."""
     spec = f.table_of(**({"order_by": "at"} if by_position else {}))
-    world, said, partitions, read = f.facts_in(lake_in(InMemoryStore()), IN_PROCESS), {}, f.PARTITIONS, 0
+    world, newest, partitions, read = f.facts_in(lake_in(InMemoryStore()), IN_PROCESS), {}, f.PARTITIONS, 0
     for what, value in [("apply", [("a", 20, 1), ("b", 21, None)]), *steps]:
         if what == "apply":
             f.send(world, value)
             read += len(value)
             for key, at, n in value:
-                if not by_position or at >= said.get(key, (0, 0))[0]:
-                    said[key] = (at, n)
+                if not by_position or at >= newest.get(key, (0, 0))[0]:
+                    newest[key] = (at, n)
         elif what == "stream" and value != partitions:
             rewrite(world, f.NAME, value)
             partitions = value
         elif what == "compact":
             compact_dataset(world.lake, f.NAME, IN_PROCESS, by="test", level=value)
         world.advance(spec)
-        assert now(world) == {key: n for key, (_, n) in said.items() if n is not None}
+        assert now(world) == {key: n for key, (_, n) in newest.items() if n is not None}
         assert StoredVersions(world.lake, f.NAME).require_manifest().counters["read"] == read
 
 
@@ -140,7 +140,7 @@ def test_a_bounded_dataset_goes_on_between_versions() -> None:
     assert [entry.action for entry in store.history()][:2] == ["seal", "carry"]
     world.send(PLANES_NAME, [("a", 99)], version="v2")  # again, under a name that was taken: dropped and told
     report = world.advance(PLANES)
-    assert any("was delivered again" in each for each in report.warnings)
+    assert any("was delivered again" in warning for warning in report.warnings)
     assert served(world.lake) == whole(3)
 
 
@@ -161,7 +161,7 @@ def test_members_of_a_version_set_go_on_in_one_commit() -> None:
     both = version_set("both", PLANES, bounded_dataset("routes", input="lake.routes", key="k", partitions=2))
 
     def advance() -> list[str]:
-        return [each.action for each in advance_version_set(world.lake, world.systems, both, IN_PROCESS, by="test")]
+        return [report.action for report in advance_version_set(world.lake, world.systems, both, IN_PROCESS, by="test")]
 
     deliver(world, 1)
     world.send("routes", [(key, 1) for key in PLANE_KEYS], version="v1")

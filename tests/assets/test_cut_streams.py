@@ -38,8 +38,8 @@ def marker(ssp: SystemStreamPartition, offset: int, version: str, rows: int | No
 
 def test_a_version_that_is_cut_in_one_partition_is_lost_in_all_and_the_next_one_is_taken() -> None:
     markers = [marker(P0, 5, "v1", 5), marker(P0, 9, "v2", 3), marker(P1, 5, "v1", 5), marker(P1, 9, "v2", 3)]
-    found = go_on("planes", {P0: 0, P1: 0}, {P0: 2, P1: 0}, markers, {}, {P0: 3})
-    assert found == GoesOn({P0: 6, P1: 6}, ("v1",))
+    answer = go_on("planes", {P0: 0, P1: 0}, {P0: 2, P1: 0}, markers, {}, {P0: 3})
+    assert answer == GoesOn({P0: 6, P1: 6}, ("v1",))
 
 
 def test_a_version_whose_markers_count_what_is_left_is_whole() -> None:
@@ -52,8 +52,8 @@ def test_a_version_whose_markers_count_what_is_left_is_whole() -> None:
 
 def test_a_version_whose_beginning_is_gone_and_whose_marker_counts_nothing_is_never_whole() -> None:
     markers = [marker(P0, 9, "v2"), marker(P0, 12, "v3"), marker(P1, 9, "v2"), marker(P1, 12, "v3")]
-    found = go_on("planes", {P0: 0, P1: 0}, {P0: 6, P1: 6}, markers, {}, {})
-    assert found == GoesOn({P0: 10, P1: 10}, ("v2",))
+    answer = go_on("planes", {P0: 0, P1: 0}, {P0: 6, P1: 6}, markers, {}, {})
+    assert answer == GoesOn({P0: 10, P1: 10}, ("v2",))
 
 
 def test_what_is_lost_is_not_told_before_every_partition_says_what_it_has_next() -> None:
@@ -65,9 +65,9 @@ def test_what_is_lost_is_not_told_before_every_partition_says_what_it_has_next()
 
 def test_a_version_that_comes_again_whole_after_it_was_cut_is_taken() -> None:
     markers = [marker(P0, 5, "v1", 5), marker(P0, 11, "v1", 5), marker(P1, 5, "v1", 5), marker(P1, 11, "v1", 5)]
-    found = go_on("planes", {P0: 0, P1: 0}, {P0: 2, P1: 2}, markers, {}, {P0: 3, P1: 3})
-    assert found == GoesOn({P0: 6, P1: 6}, ("v1",))
-    again = next_delivery("planes", found.offsets, markers, {})
+    answer = go_on("planes", {P0: 0, P1: 0}, {P0: 2, P1: 2}, markers, {}, {P0: 3, P1: 3})
+    assert answer == GoesOn({P0: 6, P1: 6}, ("v1",))
+    again = next_delivery("planes", answer.offsets, markers, {})
     assert isinstance(again, Complete)
     assert [(cut.start, cut.end) for cut in again.segments] == [(6, 11), (6, 11)]
 
@@ -140,8 +140,8 @@ def test_exactly_the_whole_versions_are_taken_in_order_wherever_retention_cuts(h
     taken = []
     if any(offsets[ssp] < oldest[ssp] for ssp in ssps):
         counted = {cut.ssp: cut.end - cut.start for cut in to_count(offsets, oldest, markers)}
-        found = go_on("planes", offsets, oldest, markers, settled, counted)
-        offsets, lost = (found.offsets, found.versions) if isinstance(found, GoesOn) else ({}, ())
+        answer = go_on("planes", offsets, oldest, markers, settled, counted)
+        offsets, lost = (answer.offsets, answer.versions) if isinstance(answer, GoesOn) else ({}, ())
     while offsets and isinstance(complete := next_delivery("planes", offsets, markers, settled), Complete):
         number = int(complete.version[1:])
         assert {cut.ssp: (cut.start, cut.end) for cut in complete.segments} == {
@@ -380,7 +380,9 @@ def test_a_version_set_goes_on_when_what_one_member_lost_is_abandoned(aging: Agi
             aging.send(name, [(key, number) for key in KEYS], version=f"v{number}")
 
     def advance() -> list[str]:
-        return [each.action for each in advance_version_set(aging.lake, aging.systems, members, IN_PROCESS, by="test")]
+        return [
+            report.action for report in advance_version_set(aging.lake, aging.systems, members, IN_PROCESS, by="test")
+        ]
 
     send(1)
     assert advance() == ["sealed", "sealed"]

@@ -55,13 +55,13 @@ def test_spark_gives_the_rows_that_were_sealed_or_an_error_that_names_the_file(
         path.unlink()
         if data is not None:
             path.write_bytes(data)
-        found = read(frame)
-        if isinstance(found, ManifestMismatchError):
-            assert generation.files[0].name in found.problem
-            assert "adjunct dataset verify" in found.next_step
+        answer = read(frame)
+        if isinstance(answer, ManifestMismatchError):
+            assert generation.files[0].name in answer.problem
+            assert "adjunct dataset verify" in answer.next_step
             errors += 1
         else:
-            assert found == ROWS
+            assert answer == ROWS
     assert errors >= 4
 
 

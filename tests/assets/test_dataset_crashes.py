@@ -48,7 +48,7 @@ def crash_everywhere(world: World, spec, folder: Path, before, after) -> int:
     counted = faulty(whole)
     whole.advance(spec, lake=counted)
     requests = counted.store.requests  # type: ignore[attr-defined]
-    for nth, kind in [*((each, "crash-before") for each in deaths(requests)), (len(requests), "crash-after")]:
+    for nth, kind in [*((death, "crash-before") for death in deaths(requests)), (len(requests), "crash-after")]:
         copy = copy_of(world, folder / f"{kind}-{nth}")
         with pytest.raises(Crash):
             copy.advance(spec, lake=faulty(copy, Fault("*", nth, kind)))  # type: ignore[arg-type]

@@ -173,5 +173,5 @@ def test_declaring_imports_nothing_heavy():
         "import dagster_adjunct.orchestration.application.application; "
         "print([m for m in ('pyspark', 'pandas', 'boto3', 'pyarrow', 'numpy') if m in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert finished.stdout.strip() == "[]"

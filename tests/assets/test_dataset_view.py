@@ -96,11 +96,11 @@ def test_keys_of_every_type_are_found_where_spark_put_them(sparkling: World) -> 
     world.advance(spec)
     view = world.view(spec)
     for s, b, d, t, m, x, v in rows:
-        found = view.get({"s": s, "b": b, "d": d, "t": t, "m": m, "x": x})
-        assert found is not None
-        assert found["v"] == v
+        entry = view.get({"s": s, "b": b, "d": d, "t": t, "m": m, "x": x})
+        assert entry is not None
+        assert entry["v"] == v
         texts = [t.isoformat(), d.isoformat(), s, str(b), str(m), __import__("base64").b64encode(x).decode()]
-        assert view.get(key_from_text("typed", view._key, texts)) == found
+        assert view.get(key_from_text("typed", view._key, texts)) == entry
     assert view.frame(world.spark()).count() == 25
 
 
@@ -167,8 +167,8 @@ def test_threads_may_share_a_view(sparkling: World) -> None:
 
     view = StoredVersions(sealed(sparkling, 200).lake, "planes").current()
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda n: view.get(f"N{n}")["seats"], [*range(200)] * 3))
-    assert found == [*range(200)] * 3
+        seats = list(pool.map(lambda n: view.get(f"N{n}")["seats"], [*range(200)] * 3))
+    assert seats == [*range(200)] * 3
 
 
 @pytest.mark.spark

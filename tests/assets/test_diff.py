@@ -50,7 +50,7 @@ def oracle(schema: Schema, key: list[str], old: list[Row], new: list[Row]) -> tu
         return {tuple(row[place] for place in places): tuple(map(comparable, row)) for row in rows}
 
     before, after = by_key(old), by_key(new)
-    changed = {each for each in before.keys() & after.keys() if before[each] != after[each]}
+    changed = {shared for shared in before.keys() & after.keys() if before[shared] != after[shared]}
     return after.keys() - before.keys(), before.keys() - after.keys(), changed
 
 
@@ -66,13 +66,13 @@ def two_versions(draw: st.DrawFn) -> tuple[Schema, list[str], list[Row], list[Ro
     keys = draw(st.lists(st.tuples(*(KEYS[kind] for kind in key_types)), max_size=12, unique=True))
     values = st.tuples(*(st.none() | VALUES[kind] for kind in value_types))
     old, new = [], []
-    for each in keys:
+    for key_values in keys:
         where = draw(st.sampled_from(["old", "new", "same", "both"]))
         first = draw(values)
         if where != "new":
-            old.append((*each, *first))
+            old.append((*key_values, *first))
         if where != "old":
-            new.append((*each, *(draw(values) if where == "both" else first)))
+            new.append((*key_values, *(draw(values) if where == "both" else first)))
     names = [f"k.{index}" for index in range(len(key_types))]
     columns = dict(zip(names, key_types, strict=True)) | {f"v{i}": kind for i, kind in enumerate(value_types)}
     return Schema.of(columns), names, old, new
@@ -89,19 +89,19 @@ def test_a_diff_equals_that_of_two_dictionaries(
     after = view_of(store, new, schema=schema, key=key, partitions=others or partitions, number=2)
     added, removed, changed = oracle(schema, key, old, new)
 
-    found = diff_versions(before, after, sample=sample)
+    diff = diff_versions(before, after, sample=sample)
 
-    assert (found.old, found.new) == (before.version, after.version)
-    assert (found.added, found.removed, found.changed) == (len(added), len(removed), len(changed))
-    assert found.unchanged == len(old) - len(removed) - len(changed)
-    assert [tuple(each.values()) for each in found.added_sample] == sorted(added)[:sample]
-    assert [tuple(each.values()) for each in found.removed_sample] == sorted(removed)[:sample]
-    assert [tuple(each.key.values()) for each in found.changed_sample] == sorted(changed)[:sample]
-    for entry in found.changed_sample:
+    assert (diff.old, diff.new) == (before.version, after.version)
+    assert (diff.added, diff.removed, diff.changed) == (len(added), len(removed), len(changed))
+    assert diff.unchanged == len(old) - len(removed) - len(changed)
+    assert [tuple(row.values()) for row in diff.added_sample] == sorted(added)[:sample]
+    assert [tuple(row.values()) for row in diff.removed_sample] == sorted(removed)[:sample]
+    assert [tuple(row.key.values()) for row in diff.changed_sample] == sorted(changed)[:sample]
+    for entry in diff.changed_sample:
         place = tuple(entry.key.values())
         assert comparable_entry(entry.old) == comparable_entry(before.get(place))
         assert comparable_entry(entry.new) == comparable_entry(after.get(place))
-    json.dumps(found.to_json(), allow_nan=False)
+    json.dumps(diff.to_json(), allow_nan=False)
 
 
 def comparable_entry(entry: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -125,14 +125,14 @@ def test_many_rows_are_matched_whatever_their_order(seed: int, rate: float, two_
     added, removed, changed = oracle(schema, key, old, new)
 
     before, after = table_of(schema, old), table_of(schema, new)
-    found = compare(before, after, key, ["v"])
+    comparison = compare(before, after, key, ["v"])
 
-    assert found is not None
-    assert keys(after.take(found.added), key) == added
-    assert keys(before.take(found.removed), key) == removed
-    assert keys(after.take(found.after), key) == changed
-    assert before.take(found.before).select(key).equals(after.take(found.after).select(key))
-    assert found.unchanged == len(old) - len(removed) - len(changed)
+    assert comparison is not None
+    assert keys(after.take(comparison.added), key) == added
+    assert keys(before.take(comparison.removed), key) == removed
+    assert keys(after.take(comparison.after), key) == changed
+    assert before.take(comparison.before).select(key).equals(after.take(comparison.after).select(key))
+    assert comparison.unchanged == len(old) - len(removed) - len(changed)
 
 
 def keys(table: pa.Table, key: list[str]) -> set[Row]:
@@ -159,8 +159,8 @@ def test_a_bucket_with_equal_contents_is_not_read() -> None:
             if file.sha256 in equal:
                 store.delete(f"{view.sealed.generations[0].folder}/{file.name}")
     assert len(equal) == 3
-    found = diff_versions(old, new)
-    assert (found.added, found.removed, found.changed, found.unchanged) == (0, 0, 1, 99)
+    diff = diff_versions(old, new)
+    assert (diff.added, diff.removed, diff.changed, diff.unchanged) == (0, 0, 1, 99)
 
 
 def test_a_version_is_equal_to_itself_and_to_another_with_the_same_rows() -> None:
@@ -188,12 +188,12 @@ def test_columns_that_came_went_or_changed_their_type_are_named() -> None:
         key=["tailnum"],
         number=2,
     )
-    found = diff_versions(old, new)
-    assert found.columns_added == ("came",)
-    assert found.columns_removed == ("gone",)
-    assert found.columns_retyped == (("wide", "int", "bigint"), ("text", "string", "int"))
-    assert (found.changed, found.unchanged) == (1, 2), "text can't be compared with numbers; int with bigint can"
-    assert found.to_json()["changed_sample"] == [
+    diff = diff_versions(old, new)
+    assert diff.columns_added == ("came",)
+    assert diff.columns_removed == ("gone",)
+    assert diff.columns_retyped == (("wide", "int", "bigint"), ("text", "string", "int"))
+    assert (diff.changed, diff.unchanged) == (1, 2), "text can't be compared with numbers; int with bigint can"
+    assert diff.to_json()["changed_sample"] == [
         {
             "key": {"tailnum": "N2"},
             "old": {"tailnum": "N2", "seats": 2, "gone": "b", "wide": None, "text": "7"},
@@ -207,9 +207,9 @@ def test_keys_that_grew_wider_are_compared_across_their_buckets() -> None:
     rows: list[Row] = [(n, n) for n in range(-50, 50)]
     old = view_of(store, rows, schema=Schema.of(k="int", v="int"), key=["k"], partitions=5, number=1)
     new = view_of(store, rows[1:], schema=Schema.of(k="bigint", v="int"), key=["k"], partitions=5, number=2)
-    found = diff_versions(old, new)
-    assert (found.added, found.removed, found.changed, found.unchanged) == (0, 1, 0, 99)
-    assert found.removed_sample == ({"k": -50},)
+    diff = diff_versions(old, new)
+    assert (diff.added, diff.removed, diff.changed, diff.unchanged) == (0, 1, 0, 99)
+    assert diff.removed_sample == ({"k": -50},)
 
 
 def test_versions_with_other_keys_are_refused() -> None:
@@ -268,12 +268,12 @@ def test_deltas_are_merged_by_position_and_generation(commits: list[list[tuple[i
         files = write_arrow_buckets(table.sort_by("k"), store, folder, layout, WriteOptions("d"))
         generations.append(Generation(number, folder, tuple(files)))
         for key, value, position in rows.values():
-            winners[key] = max(winners.get(key, (-1, 0, None)), (position, number, value), key=lambda each: each[:2])
+            winners[key] = max(winners.get(key, (-1, 0, None)), (position, number, value), key=lambda row: row[:2])
     sealed = SealedVersion(
         id="v000001-a", number=1, name=None, sealed_at=dt.datetime.now(UTC), columns=schema, key=("k",),
         partition_by=("k",), partitions=2, positioned=True, generations=tuple(generations), offsets={},
     )  # fmt: skip
     entries: list[Row] = [(key, value) for key, (_, _, value) in winners.items() if value is not None]
     expected = view_of(store, entries, schema=schema, key=["k"], dataset="d", number=2)
-    found = diff_versions(expected, VersionReader(store, "d", sealed))
-    assert (found.added, found.removed, found.changed, found.unchanged) == (0, 0, 0, len(entries))
+    diff = diff_versions(expected, VersionReader(store, "d", sealed))
+    assert (diff.added, diff.removed, diff.changed, diff.unchanged) == (0, 0, 0, len(entries))

@@ -102,7 +102,7 @@ def manifest_of(
     order: str = "arrival",
     doomed: tuple[str, ...] = (),
 ) -> DatasetManifest:
-    by_number = {each.number: each for each in refs}
+    by_number = {version.number: version for version in refs}
     shown = by_number[pinned or head]
     pin = Pin(version=by_number[pinned].id, reason="audit", by="ada", at=NOW) if pinned else None
     declaration = Declaration(
@@ -127,15 +127,15 @@ def judge(
     policy: DiscardPolicy = DiscardPolicy(keep=2, grace=DAY),  # noqa: B008 - a frozen value
     leases: Sequence[LeaseInfo] = (),
     roots: dict[str, str] | None = None,
-    found: Listing | None = None,
+    listing: Listing | None = None,
     **facts,
 ) -> dict[str, str]:
     """Return why each version goes or stays, by name."""
     manifest = manifest_of(refs, head=head, **facts)
-    plan = plan_discard(manifest, policy, leases, roots or {}, found or Listing(NOW))
+    plan = plan_discard(manifest, policy, leases, roots or {}, listing or Listing(NOW))
     judged = {
-        **{f"-{each.name}": each.reason for each in plan.go},
-        **{f"+{each.name}": each.reason for each in plan.stay},
+        **{f"-{version.name}": version.reason for version in plan.go},
+        **{f"+{version.name}": version.reason for version in plan.stay},
     }
     assert len(judged) == len(refs), "every version is judged once"
     return judged
@@ -165,8 +165,8 @@ def test_rejected_and_withdrawn_versions_take_no_place_of_sealed_ones_and_go_by_
         "-v3": "rejected, older than 1 day, 0:00:00",
         "-v4": "withdrawn, older than 1 day, 0:00:00",
     }
-    young = Listing(NOW, documents={each.document or "": NOW - timedelta(hours=23) for each in refs})
-    assert {name: why for name, why in judge(refs, head=2, found=young).items() if name in ("+v3", "+v4")} == {
+    young = Listing(NOW, documents={version.document or "": NOW - timedelta(hours=23) for version in refs})
+    assert {name: why for name, why in judge(refs, head=2, listing=young).items() if name in ("+v3", "+v4")} == {
         "+v3": "younger than 1 day, 0:00:00",
         "+v4": "younger than 1 day, 0:00:00",
     }
@@ -208,7 +208,7 @@ def test_open_batches_keep_versions_whatever_their_state() -> None:
 def test_age_is_that_of_the_stored_document_not_of_the_clock_of_who_sealed_it() -> None:
     refs = [ref(1), ref(2), ref(3), ref(4)]
     written = {str(refs[0].document): NOW - DAY + timedelta(seconds=1), str(refs[1].document): NOW - DAY}
-    judged = judge(refs, head=4, found=Listing(NOW, documents=written))
+    judged = judge(refs, head=4, listing=Listing(NOW, documents=written))
     assert judged["+v1"] == "younger than 1 day, 0:00:00"
     assert judged["-v2"] == "not among the newest 2"
 
@@ -231,18 +231,20 @@ def test_versions_ordered_by_name_stay_by_name_and_only_in_their_newest_build() 
     ]
     manifest = manifest_of(refs, head=2, order="name")
     plan = plan_discard(manifest, DiscardPolicy(keep=2, grace=DAY), (), {}, Listing(NOW))
-    assert {each.what: each.reason for each in plan.go} == {
+    assert {judged.what: judged.reason for judged in plan.go} == {
         refs[0].id: f"built again since, as {refs[3].id}",
         refs[2].id: "not among the newest 2",
     }
     everything = plan_discard(manifest, DiscardPolicy(keep=None, grace=DAY), (), {}, Listing(NOW))
-    assert {each.what: each.reason for each in everything.go} == {refs[0].id: f"built again since, as {refs[3].id}"}
+    assert {judged.what: judged.reason for judged in everything.go} == {
+        refs[0].id: f"built again since, as {refs[3].id}"
+    }
 
 
 def test_what_no_version_reaches_is_garbage_once_it_was_untouched_for_the_grace_period() -> None:
     refs = [ref(1), ref(2)]
     data, versions = "datasets/planes/data", "datasets/planes/versions"
-    found = Listing(
+    listing = Listing(
         NOW,
         folders={
             f"{data}/attempt1": LONG_AGO,
@@ -253,8 +255,8 @@ def test_what_no_version_reaches_is_garbage_once_it_was_untouched_for_the_grace_
         documents={str(refs[0].document): LONG_AGO, f"{versions}/never-committed.json": LONG_AGO},
     )
     manifest = manifest_of(refs, head=2, doomed=(f"{data}/being-deleted",))
-    plan = plan_discard(manifest, DiscardPolicy(), (), {}, found)
-    assert [each.what for each in plan.garbage] == [f"{data}/died", f"{versions}/never-committed.json"]
+    plan = plan_discard(manifest, DiscardPolicy(), (), {}, listing)
+    assert [judged.what for judged in plan.garbage] == [f"{data}/died", f"{versions}/never-committed.json"]
     assert plan.garbage[0].reason == "no version reaches it, untouched since 2026-11-20 12:00 UTC"
 
 
@@ -371,9 +373,11 @@ def test_a_dry_run_tells_what_would_go_and_why_and_changes_nothing(planes: World
     assert "would discard 4 version(s); 1 leftover(s)" in told.summary()
     done = discard(planes.lake, NAME, AT_ONCE, by="test")
     assert (done.discarded, done.kept, done.garbage) == (told.discarded, told.kept, told.garbage)
-    said = told.to_json()
-    assert {each["name"]: each["reason"] for each in said["discarded"]}["v6"] == "rejected, older than 0:00:00"
-    assert said["dry_run"] is True
+    told_json = told.to_json()
+    assert {version["name"]: version["reason"] for version in told_json["discarded"]}[
+        "v6"
+    ] == "rejected, older than 0:00:00"
+    assert told_json["dry_run"] is True
 
 
 def test_nothing_that_can_be_reached_is_deleted_and_everything_else_is(planes: World) -> None:
@@ -490,7 +494,7 @@ def test_a_finished_build_that_a_discard_has_deleted_is_built_again(new_planes, 
 def state_of(world: World) -> dict[str, object]:
     manifest = StoredVersions(world.lake, NAME).require_manifest()
     return {
-        "retained": [(each.id, each.state) for each in manifest.versions],
+        "retained": [(version.id, version.state) for version in manifest.versions],
         "doomed": manifest.doomed,
         "served": served(world.lake),
         "stored": {
@@ -555,7 +559,7 @@ def test_what_is_doomed_and_leased_is_spared_told_and_deleted_later(planes: Worl
         "put_if_match", 1, "meanwhile", lambda: held.append(Lease.acquire(planes.lake, NAME, [old], holder="me"))
     )
     report = discard(faulty(planes, lease), NAME, AT_ONCE, by="test")
-    assert {each.reason.split(" until")[0] for each in report.spared} == {"leased by me"}
+    assert {judged.reason.split(" until")[0] for judged in report.spared} == {"leased by me"}
     assert "2 spared" in report.summary()
     assert content(view) == whole(1)
     with pytest.raises(VersionDiscardedError):

@@ -67,8 +67,8 @@ def publish_and_discard_under_readers(
     assert [seen.problem for seen in readers] == [""] * READERS
     assert all(seen.whole for seen in readers)
     assert len({number for seen in readers for number in seen.whole}) > 3, "they read on while versions went"
-    assert [each.problem for each in discards] == [""] * collectors
-    gone = [judged.what for each in discards for report in each.reports for judged in report.discarded]
+    assert [collector.problem for collector in discards] == [""] * collectors
+    gone = [judged.what for collector in discards for report in collector.reports for judged in report.discarded]
     assert len(gone) >= VERSIONS // 2, "discarding kept up with publishing"
     assert len(set(gone)) == len(gone), "two that discard at once don't both claim a version"
     discard(world.lake, DATASET, NOTHING_BUT_THE_NEWEST, by="the end")
@@ -94,23 +94,23 @@ def left(world: World) -> set[str]:
 def reading(url: str, env: Mapping[str, str], pause: float) -> Iterator[tuple[list[Seen], Queue[int]]]:
     """Start the readers and wait until each has read; the list is what they met, once the context has ended, and from
     the queue come the numbers of the versions that one of them meets first, -1 where one has died."""
-    found: list[Seen] = []
+    readings: list[Seen] = []
     ways = sorted(WAYS)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.assets.reading"])
     stop, started, seen = context.Event(), context.Queue(), context.Queue()
     processes = [
-        context.Process(target=read_until, args=(stop, started, seen, url, dict(env), ways[each % len(ways)], pause))
-        for each in range(READERS)
+        context.Process(target=read_until, args=(stop, started, seen, url, dict(env), ways[number % len(ways)], pause))
+        for number in range(READERS)
     ]
     for process in processes:
         process.start()
     try:
         for _ in processes:
             started.get(timeout=PATIENCE)
-        yield found, started
+        yield readings, started
         stop.set()
-        found += [seen.get(timeout=PATIENCE) for _ in processes]
+        readings += [seen.get(timeout=PATIENCE) for _ in processes]
     except Empty:
         pytest.fail("a reader died, or met nothing")
     finally:

@@ -85,30 +85,30 @@ def rows_of(view: VersionReader) -> list[dict[str, Any]]:
 
 
 def content_of(view: VersionReader) -> Entries:
-    found = {row["person"]: (row["seats"], row["note"]) for row in rows_of(view)}
-    assert len(found) == view.rows
-    for name, values in found.items():
+    content = {row["person"]: (row["seats"], row["note"]) for row in rows_of(view)}
+    assert len(content) == view.rows
+    for name, values in content.items():
         entry = view.get(name)
         assert entry == {"person": name, "seats": values[0], "note": values[1]}
-    return found
+    return content
 
 
 def retained(world: World) -> dict[str, Entries]:
     """Return what every retained version holds, by name, each proved whole."""
     log = store_of(world).log
-    found = {}
+    contents = {}
     for ref in store_of(world).versions():
         if ref.document is not None:
             view = VersionReader(world.lake.store, "people", log.read_version(ref))
             assert verify_version(view, deep=True).ok
             assert (ref.rows, ref.bytes) == (view.rows, sum(g.size for g in view.sealed.generations))
-            found[str(ref.name)] = content_of(view)
-    return found
+            contents[str(ref.name)] = content_of(view)
+    return contents
 
 
 def traces(store: ObjectStore, secret: str) -> list[str]:
     """Return every object in which a text stands: as it is, in a footer, or in the cells of a Parquet file."""
-    found = []
+    places = []
     for item in store.list(""):
         if item.key.startswith("streams/"):
             continue
@@ -120,15 +120,15 @@ def traces(store: ObjectStore, secret: str) -> list[str]:
         if item.key.endswith(".json"):
             texts += [unpack_footer(text) for text in footers(json.loads(data))]
         if any(secret.encode() in text for text in texts):
-            found.append(item.key)
-    return found
+            places.append(item.key)
+    return places
 
 
 def footers(value: Any) -> list[str]:
     if isinstance(value, dict):
         mine = [value["footer"]] if isinstance(value.get("footer"), str) else []
-        return mine + [text for each in value.values() for text in footers(each)]
-    return [text for each in value for text in footers(each)] if isinstance(value, list) else []
+        return mine + [text for part in value.values() for text in footers(part)]
+    return [text for part in value for text in footers(part)] if isinstance(value, list) else []
 
 
 # -- what is retained afterwards
@@ -143,17 +143,17 @@ def test_a_key_goes_from_every_retained_version_and_the_rest_stays_as_it_was(peo
     assert report.complete
     expected = {name: {k: v for k, v in content.items() if k not in (SECRET, "bob")} for name, content in model.items()}
     assert retained(people) == expected
-    assert [each.rows for each in report.rewritten] == [2, 2, 2]
-    assert [each.old for each in report.rewritten] == [ref.id for ref in before.versions]
+    assert [version.rows for version in report.rewritten] == [2, 2, 2]
+    assert [version.old for version in report.rewritten] == [ref.id for ref in before.versions]
     after = store_of(people).require_manifest()
     assert [(ref.number, ref.name, ref.state) for ref in after.versions] == [
         (ref.number, ref.name, ref.state) for ref in before.versions
     ]
-    assert {ref.id for ref in after.versions} == {each.new for each in report.rewritten}
+    assert {ref.id for ref in after.versions} == {version.new for version in report.rewritten}
     assert after.version is not None
     assert after.version.id == after.head == report.rewritten[-1].new
     assert after.version.counters["forgotten"] == 2
-    assert [each.version for each in after.delivered] == [ref.id for ref in after.versions]
+    assert [delivered.version for delivered in after.delivered] == [ref.id for ref in after.versions]
     assert after.doomed == ()
     assert traces(people.lake.store, SECRET) == []
     assert traces(people.lake.store, "bob in") == []
@@ -176,7 +176,7 @@ def test_versions_without_the_key_keep_their_ids_and_files(people: World) -> Non
     report = forget(people.lake, "people", [SECRET], **WHY)
     after = {ref.name: ref for ref in store_of(people).versions()}
     assert after["v2"] == before["v2"].model_copy(update={"replaced": after["v1"].id})
-    assert [each.name for each in report.rewritten] == ["v1"]
+    assert [version.name for version in report.rewritten] == ["v1"]
     assert report.complete
 
 
@@ -312,7 +312,7 @@ def test_a_search_says_where_keys_are_and_changes_nothing(people: World) -> None
     before = {item.key: item.etag for item in people.lake.store.list("")}
     search = find_keys(people.lake, "people", [SECRET])
     assert not search.clean
-    (file,) = [str(each) for each in search.found if each.object.endswith(".parquet")]
+    (file,) = [str(sighting) for sighting in search.found if sighting.object.endswith(".parquet")]
     assert "1 row has one of the keys" in file
     assert {item.key: item.etag for item in people.lake.store.list("")} == before
     assert find_keys(people.lake, "people", ["nobody"]).clean
@@ -346,7 +346,7 @@ def test_a_build_on_record_is_named_and_goes_when_it_is_off_record(people: World
     people.lake.store.put(record, b"{}")
     report = forget(people.lake, "people", [SECRET], **WHY)
     assert not report.complete
-    assert [each.object for each in report.proof.found] == [key]
+    assert [sighting.object for sighting in report.proof.found] == [key]
     (pending,) = report.pending
     assert "a build on record" in pending.reason
     assert "NOT complete" in report.summary()
@@ -360,7 +360,7 @@ def test_a_stray_file_beside_a_version_s_own_is_found_and_left_to_a_human(people
     key = plant(people, folder, [SECRET])
     report = forget(people.lake, "people", [SECRET], **WHY)
     assert not report.complete
-    assert [str(each) for each in report.proof.found] == [f"{key}: 1 row has one of the keys"]
+    assert [str(sighting) for sighting in report.proof.found] == [f"{key}: 1 row has one of the keys"]
 
 
 def test_a_file_that_is_missing_leaves_the_proof_open(people: World) -> None:
@@ -401,7 +401,7 @@ def test_a_leased_version_is_pending_until_it_is_let_go(people: World) -> None:
     report = forget(people.lake, "people", [SECRET], **WHY)
     assert not report.complete
     assert report.pending
-    assert all("leased by a dashboard until" in each.reason for each in report.pending)
+    assert all("leased by a dashboard until" in judged.reason for judged in report.pending)
     assert old.get(SECRET) is not None, "what is leased is not pulled from under its reader"
     assert store_of(people).require_current().get(SECRET) is None
     lease.release()
@@ -414,7 +414,7 @@ def test_what_an_open_batch_needs_is_pending_and_a_discard_finishes_it(people: W
     old = store_of(people).require_current().version
     why = "open batch 3 of application delays"
     report = forget(people.lake, "people", [SECRET], **WHY, roots=lambda: {old: why})
-    assert {each.reason for each in report.pending} == {why}
+    assert {judged.reason for judged in report.pending} == {why}
     assert not report.complete
     assert store_of(people).version_of_batch(old).get(SECRET) is not None, "the batch is run again as it was begun"
     with pytest.raises(DatasetError, match="rewritten by an erasure"):
@@ -526,7 +526,7 @@ def test_a_version_that_is_discarded_meanwhile_leaves_nothing_rewritten(people: 
         meanwhile(people, 1, lambda: discard(people.lake, "people", keep_one, by="bob")), "people", [SECRET], **WHY
     )
     assert report.complete
-    assert [each.name for each in report.rewritten] == ["v2"]
+    assert [version.name for version in report.rewritten] == ["v2"]
     assert retained(people) == {"v2": entries(2, "ada")}
     folders = {item.key.rsplit("/", 1)[0] for item in people.lake.store.list("datasets/people/data/")}
     assert folders == set(store_of(people).versions()[0].folders)
@@ -586,7 +586,7 @@ def test_an_erasure_on_s3_is_whole_proved_and_finished_later_where_a_reader_hold
         deliver(world, f"v{n}", entries(n, "ada", "bob", SECRET))
     lease = Lease.acquire(world.lake, "people", [store_of(world).require_current().version], holder="a dashboard")
     report = forget(world.lake, "people", [SECRET], **WHY)
-    assert {each.reason.partition(" until")[0] for each in report.pending} == {"leased by a dashboard"}
+    assert {judged.reason.partition(" until")[0] for judged in report.pending} == {"leased by a dashboard"}
     assert report.not_erased[-1].startswith("older object versions in s3://")
     lease.release()
     assert forget(world.lake, "people", [SECRET], **WHY).complete
@@ -689,7 +689,7 @@ def test_all_versions_hold_what_a_dict_without_the_keys_holds(
         report = forget(world.lake, "people", keys, **WHY)
         assert report.complete
         gone = {number: set(content) & keys for number, content in model.items()}
-        assert sum(each.rows for each in report.rewritten) == sum(map(len, gone.values()))
+        assert sum(version.rows for version in report.rewritten) == sum(map(len, gone.values()))
         model = {n: {k: v for k, v in content.items() if k not in keys} for n, content in model.items()}
         for view in views(world):
             assert by_key(view) == model[view.sealed.number]

@@ -98,7 +98,7 @@ def test_declarations_that_can_not_work_are_refused_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "declared", "answer"),
+    ("kind", "declared", "answer"),
     [
         ("int", "int", True),
         ("int", "bigint", True),
@@ -119,8 +119,8 @@ def test_declarations_that_can_not_work_are_refused_at_once() -> None:
         ("boolean", "int", False),
     ],
 )
-def test_a_type_fits_another_when_each_value_of_it_is_one_of_the_other(found: str, declared: str, answer: bool) -> None:
-    assert fits(found, declared) is answer
+def test_a_type_fits_another_when_each_value_of_it_is_one_of_the_other(kind: str, declared: str, answer: bool) -> None:
+    assert fits(kind, declared) is answer
 
 
 # -- projections
@@ -137,8 +137,8 @@ def test_a_projection_computes_widens_and_filters_and_tombstones_go_around_it(re
     projection = Projection("tailnum STRING, wide BIGINT, seats BIGINT", {"wide": "seats + 1"}, "seats > 0")
     entries = projection.apply(records, projection.schema(RECORDS, "it"), "it")
     assert entries.dtypes[:3] == [("tailnum", "string"), ("wide", "bigint"), ("seats", "bigint")]
-    found = [(row.tailnum, row.wide, row.seats, row["__offset"], row["__tombstone"]) for row in entries.collect()]
-    assert found == [("N1", 3, 2, 5, False), ("N3", None, None, 7, True)]
+    rows = [(row.tailnum, row.wide, row.seats, row["__offset"], row["__tombstone"]) for row in entries.collect()]
+    assert rows == [("N1", 3, 2, 5, False), ("N3", None, None, 7, True)]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def run(extractor: PythonExtractor, *rows: tuple[Any, ...]) -> list[tuple[Any, .
         [pa.array([row[i] for row in values], field.type) for i, field in enumerate(schema)], schema=schema
     )
     out = list(_entries(iter([batch]), extractor, schema.names, extractor.schema(RECORDS, "it"), "dataset 'planes'"))
-    return [tuple(row.values()) for each in out for row in each.to_pylist()]
+    return [tuple(row.values()) for part in out for row in part.to_pylist()]
 
 
 def test_a_python_function_gives_none_one_or_several_entries_with_the_place_of_their_record() -> None:
@@ -311,9 +311,9 @@ def test_an_extractor_works_on_queries_too(sparkling: World) -> None:
 def test_errors_are_found_in_the_text_that_spark_makes_of_them() -> None:
     assert find("org.apache.spark.SparkException: Job aborted") is None
     text = "adjunct-error[SchemaMismatchError] it [next step] mend [adjunct-error]"
-    found = find(f"RuntimeError: {text}\n at org.apache")
-    assert isinstance(found, SchemaMismatchError)
-    assert (found.problem, found.next_step) == ("it", "mend")
+    error = find(f"RuntimeError: {text}\n at org.apache")
+    assert isinstance(error, SchemaMismatchError)
+    assert (error.problem, error.next_step) == ("it", "mend")
 
 
 @pytest.mark.parametrize(
@@ -337,9 +337,9 @@ def test_no_value_of_a_sensitive_column_is_in_an_error(returned: str) -> None:
     assert "N-secret" in str(open_.value) or "ZeroDivisionError" in str(open_.value)
     told = f"RuntimeError: {_raised(caught.value)}\n at org.apache"
     assert "N-secret" not in told
-    found = find(told)
-    assert isinstance(found, DatasetError)
-    assert found.problem == caught.value.problem
+    error = find(told)
+    assert isinstance(error, DatasetError)
+    assert error.problem == caught.value.problem
 
 
 def _raised(error: DatasetError) -> str:

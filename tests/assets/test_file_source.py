@@ -95,7 +95,9 @@ def versions(spec: AdjunctDataset, partition: str | None = None) -> FileVersions
 
 
 def after(manifest: DatasetManifest, *deliveries: Delivery) -> DatasetManifest:
-    done = tuple(Delivered(name=each.version, version="v1", markers=dict(each.markers)) for each in deliveries)
+    done = tuple(
+        Delivered(name=delivery.version, version="v1", markers=dict(delivery.markers)) for delivery in deliveries
+    )
     return manifest.after(delivered=(*manifest.delivered, *done))
 
 
@@ -109,17 +111,17 @@ def in_order(spec: AdjunctDataset, manifest: DatasetManifest | None = None) -> t
     source = versions(spec)
     manifest = manifest or source.first_manifest()
     names = []
-    while isinstance(found := source.next(manifest), Delivery):
-        names.append(found.version)
-        manifest = after(manifest, found)
-    return names, found
+    while isinstance(answer := source.next(manifest), Delivery):
+        names.append(answer.version)
+        manifest = after(manifest, answer)
+    return names, answer
 
 
 def delivered(spec: AdjunctDataset, partition: str | None = None) -> tuple[FileVersions, Delivery]:
     source = versions(spec, partition)
-    found = source.next(source.first_manifest())
-    assert isinstance(found, Delivery)
-    return source, found
+    answer = source.next(source.first_manifest())
+    assert isinstance(answer, Delivery)
+    return source, answer
 
 
 # -- which version is next
@@ -162,12 +164,12 @@ def test_nothing_there_waits_for_a_first_folder_and_says_that_the_place_may_be_m
     spec = dataset(place, versions=VersionPartitions())
     names, awaiting = in_order(spec)
     assert (names, awaiting.missing, awaiting.idle) == ([], (f"{place.url}/*/_SUCCESS",), True)
-    said = f"the folder {place.url} is missing or empty"
-    assert said in world.advance(spec).summary()
+    sentence = f"the folder {place.url} is missing or empty"
+    assert sentence in world.advance(spec).summary()
     asked = versions(spec, "v1")
     waiting = asked.next(asked.first_manifest())
     assert isinstance(waiting, Awaiting)
-    assert said in waiting.notes[0]
+    assert sentence in waiting.notes[0]
 
     place.csv("v1", {}, done=None)
     assert "missing or empty" not in world.advance(spec).summary()
@@ -176,7 +178,7 @@ def test_nothing_there_waits_for_a_first_folder_and_says_that_the_place_may_be_m
     shutil.rmtree(place.url)
     report = world.advance(spec)
     assert report.action == "up-to-date"
-    assert said in report.summary()
+    assert sentence in report.summary()
 
 
 def test_a_named_marker_completes_a_folder_and_is_no_data(place: Place) -> None:
@@ -222,9 +224,9 @@ def test_a_delivered_folder_that_is_completed_anew_with_something_else_is_told_a
     assert in_order(spec, manifest)[1].notes == ()
     place.put("v1/_SUCCESS", '{"rows": 2}')
     place.csv("v2", {"N1": 2})
-    names, found = in_order(spec, manifest)
-    assert (names, found.idle) == (["v2"], True)
-    (note,) = found.notes
+    names, answer = in_order(spec, manifest)
+    assert (names, answer.idle) == (["v2"], True)
+    (note,) = answer.notes
     assert re.match(r"version 'v1' was delivered, and .*/v1/_SUCCESS was written again at .* over something else", note)
     assert "under a new version name" in note
     assert in_order(spec, abandoned(manifest, "v1"))[1].notes == ()
@@ -336,9 +338,9 @@ def test_a_partition_is_the_folder_of_exactly_its_name(place: Place) -> None:
     assert delivered(spec, "v10")[1].version == "v10"
     for missing in ("v2", "v3"):
         source = versions(spec, missing)
-        found = source.next(source.first_manifest())
-        assert isinstance(found, Awaiting)
-        assert (found.version, found.missing, found.idle) == (missing, (f"{place.url}/{missing}/_SUCCESS",), False)
+        answer = source.next(source.first_manifest())
+        assert isinstance(answer, Awaiting)
+        assert (answer.version, answer.missing, answer.idle) == (missing, (f"{place.url}/{missing}/_SUCCESS",), False)
 
 
 def test_a_partition_is_built_again_when_it_was_completed_anew_or_is_not_retained(place: Place) -> None:
@@ -483,7 +485,7 @@ def test_another_number_of_records_than_promised_refuses_the_version(place: Plac
 
 
 @pytest.mark.parametrize(
-    ("said", "problem"),
+    ("content", "problem"),
     [
         ("done", "neither empty nor JSON"),
         ("[1]", "a JSON list"),
@@ -494,9 +496,9 @@ def test_another_number_of_records_than_promised_refuses_the_version(place: Plac
     ],
 )
 def test_a_completion_object_that_says_nothing_sensible_refuses_the_version(
-    place: Place, said: str, problem: str
+    place: Place, content: str, problem: str
 ) -> None:
-    place.csv("v1", {"N1": 1}, done=said)
+    place.csv("v1", {"N1": 1}, done=content)
     source, delivery = delivered(dataset(place))
     with pytest.raises(MarkerConflictError, match=problem):
         source.check(delivery, no_spark)
@@ -724,5 +726,5 @@ def test_a_store_whose_clock_is_ahead_does_not_have_a_refused_version_tried_for_
 
 
 def delivered_next(spec: AdjunctDataset, manifest: DatasetManifest) -> str | None:
-    found = versions(spec).next(manifest)
-    return found.version if isinstance(found, Delivery) else None
+    answer = versions(spec).next(manifest)
+    return answer.version if isinstance(answer, Delivery) else None

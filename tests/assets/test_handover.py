@@ -82,9 +82,9 @@ def check_all_engines(view: VersionReader) -> None:
 
     connection = duckdb.connect()
     duckdb_view(connection, view, 'my "view"')
-    found = connection.execute('SELECT * FROM "my ""view"""')
-    assert tuple(column[0] for column in found.description) == view.schema.names
-    assert by_key(found.fetchall()) == EXPECTED
+    result = connection.execute('SELECT * FROM "my ""view"""')
+    assert tuple(column[0] for column in result.description) == view.schema.names
+    assert by_key(result.fetchall()) == EXPECTED
     counted = connection.execute('SELECT sum(b), count(*), min(day) FROM "my ""view""" WHERE "the.key" >= 10')
     assert counted.fetchall() == [(sum(range(10, 20)) * 2**40, 10, dt.date(2000, 1, 11))]
 
@@ -169,16 +169,16 @@ def test_hidden_columns_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tombstones", "deltas", "said"),
+    ("tombstones", "deltas", "message"),
     [
         ([False], 1, r"2 generations some are superseded or deleted.*adjunct dataset compact d --level major"),
         ([False, True], 0, r"some are deletions that later changes are compared with.*keep_tombstones"),
     ],
 )
-def test_what_has_to_be_merged_is_refused(tmp_path: Path, tombstones: list[bool], deltas: int, said: str) -> None:
+def test_what_has_to_be_merged_is_refused(tmp_path: Path, tombstones: list[bool], deltas: int, message: str) -> None:
     view = unbounded(open_lake(tmp_path / "lake").store, tombstones, deltas)
     for hand_over in (parquet_files, pyarrow_dataset, polars_frame, lambda v: duckdb_view(duckdb.connect(), v, "v")):
-        with pytest.raises(DatasetError, match=said):
+        with pytest.raises(DatasetError, match=message):
             hand_over(view)
 
 

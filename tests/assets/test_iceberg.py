@@ -72,7 +72,7 @@ class Published:
         sealed = view.sealed
         ref = VersionRef(
             id=sealed.id, number=number, name=sealed.name, rows=sealed.rows, sealed_at=sealed.sealed_at,
-            document=log.write_version(sealed), folders=tuple(each.folder for each in sealed.generations),
+            document=log.write_version(sealed), folders=tuple(generation.folder for generation in sealed.generations),
         )  # fmt: skip
         declaration = Declaration(
             kind="bounded", input="query planes", key=("tailnum",), key_types=("string",),
@@ -134,10 +134,10 @@ def check_versions_follow_each_other(planes: Published) -> None:
     assert (summary["adjunct.version"], summary["adjunct.version-name"]) == (planes.views[1].version, "v2")
     assert (summary["ticket"], summary["total-records"], summary["deleted-records"]) == ("7", "45", "40")
 
-    found = table.scan(row_filter="seats >= 45").to_duckdb("planes")
+    result = table.scan(row_filter="seats >= 45").to_duckdb("planes")
     expected = [row for row in tuesday if row[1] >= 45]
-    assert sorted(found.execute("FROM planes").fetchall()) == expected
-    assert found.execute("SELECT max(seen), sum(miles) FROM planes").fetchall() == [
+    assert sorted(result.execute("FROM planes").fetchall()) == expected
+    assert result.execute("SELECT max(seen), sum(miles) FROM planes").fetchall() == [
         (max(row[6] for row in expected), sum(row[3] for row in expected))
     ]
 

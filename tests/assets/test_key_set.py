@@ -40,8 +40,8 @@ def test_keys_of_every_type_are_found_in_rows_documents_and_words(kind: str, val
     assert keys.rows_in(table) == [1, 4]
     assert keys.listed_as(json.loads(json.dumps(encode_key([value]))))
     assert not keys.listed_as(json.loads(json.dumps(encode_key([other]))))
-    for said in (str(value), repr(value), json.dumps(encode_key([value])), f"{value!r} is missing", [[value]]):
-        assert keys.named_in(said), said
+    for text in (str(value), repr(value), json.dumps(encode_key([value])), f"{value!r} is missing", [[value]]):
+        assert keys.named_in(text), text
     assert not keys.named_in(str(other))
     assert not keys.named_in("", None, {})
 
@@ -70,10 +70,10 @@ def test_numbers_are_not_looked_for_in_the_reasons_of_erasures_and_texts_are() -
 
 def test_only_whole_words_name_a_key_and_marks_around_it_do_not_hide_it() -> None:
     keys = keys_of("string", "N1", "*")
-    for said in ("N1", "N1,", "'N1'", "(N1)", "N1 and N2", "x=N1", "a*b"):
-        assert keys.named_in(said), said
-    for said in ("N10", "XN1", "N1_", "n1"):
-        assert not keys.named_in(said), said
+    for text in ("N1", "N1,", "'N1'", "(N1)", "N1 and N2", "x=N1", "a*b"):
+        assert keys.named_in(text), text
+    for text in ("N10", "XN1", "N1_", "n1"):
+        assert not keys.named_in(text), text
 
 
 def test_documents_keep_what_does_not_name_a_key() -> None:
@@ -99,7 +99,7 @@ def test_documents_keep_what_does_not_name_a_key() -> None:
     assert redacted(document, keys) == cleared
     assert redacted(cleared, keys) == cleared
     past = redacted(document, keys, all_ranges=True)
-    assert [each["min_key"] for each in past["files"]] == [None, None]
+    assert [cleaned["min_key"] for cleaned in past["files"]] == [None, None]
     unreadable = other | {"footer": "!!"}
     assert "footer" not in redacted({"files": [unreadable]}, keys)["files"][0], (
         "it can't be shown to be without the key"

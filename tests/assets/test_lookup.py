@@ -237,9 +237,9 @@ def test_generations_merge_by_position_and_drop_what_was_deleted(changes: list[d
 
 
 def fetched(store: FaultyStore) -> list[str]:
-    found = [request for request, _ in store.requests]
+    sent = [request for request, _ in store.requests]
     store.requests.clear()
-    return found
+    return sent
 
 
 def test_a_row_group_is_one_ranged_request_and_is_kept() -> None:
@@ -360,28 +360,30 @@ def damage(view: VersionReader, change: Any) -> None:
 
 def test_a_flipped_bit_is_an_error_or_harmless_and_never_another_value() -> None:
     entry = view_of(numbers(50), NUMBERS, ["k"], partitions=1, group=100).get(7)
-    said = []
+    problems = []
     for at in range(4, 240):  # pages of all columns, with their headers, whose statistics nobody needs
         view = view_of(numbers(50), NUMBERS, ["k"], partitions=1, group=100)
         damage(view, lambda data, at=at: data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :])
         try:
             assert view.get(7) == entry, at
         except ManifestMismatchError as error:
-            said.append(error.problem)
-    assert len(said) > 150
-    assert all("dataset 'd', version v000001-a: " in each and "and it can't be read" in each for each in said)
+            problems.append(error.problem)
+    assert len(problems) > 150
+    assert all(
+        "dataset 'd', version v000001-a: " in problem and "and it can't be read" in problem for problem in problems
+    )
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [(lambda data: None, "it is missing"), (lambda data: data[:60], "it ends before its row group 0")],
 )
-def test_a_missing_or_short_file_is_named_by_get_and_by_items(change: Any, said: str) -> None:
+def test_a_missing_or_short_file_is_named_by_get_and_by_items(change: Any, message: str) -> None:
     view = view_of(numbers(50), NUMBERS, ["k"], partitions=1, group=100)
     damage(view, change)
-    with pytest.raises(ManifestMismatchError, match=said):
+    with pytest.raises(ManifestMismatchError, match=message):
         view.get(7)
-    with pytest.raises(ManifestMismatchError, match=said):
+    with pytest.raises(ManifestMismatchError, match=message):
         list(view.items())
 
 

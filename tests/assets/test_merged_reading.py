@@ -93,7 +93,7 @@ def wanted(generations: Sequence[Sequence[Change]]) -> dict[Key, int]:
     return {key: change.value for key, change in newest.items() if change.value is not None}
 
 
-def found(frame: DataFrame) -> dict[Key, int]:
+def entries_in(frame: DataFrame) -> dict[Key, int]:
     rows = [tuple(_plain(value) for value in row) for row in frame.collect()]
     keys = {row[:-1]: row[-1] for row in rows}
     assert len(keys) == len(rows), "a key stands twice in the frame"
@@ -147,7 +147,7 @@ def test_the_frame_is_the_newest_row_of_each_key(
     for _ in range(2):
         generations = history(chance, key_of, by_column=by_column)
         view = version(lake, schema, generations, order_by="v" if by_column else None, **options)
-        assert found(view.frame(spark)) == wanted(generations)
+        assert entries_in(view.frame(spark)) == wanted(generations)
         by_key = {key if isinstance(key, tuple) else (key,): entry["v"] for key, entry in view.items()}
         assert by_key == wanted(generations)
 
@@ -156,24 +156,24 @@ def test_a_change_that_is_older_than_the_base_does_not_win_by_a_column(lake: Lak
     base = [Change(("a",), 10, 1), Change(("b",), 10, None), Change(("c",), 10, 3)]
     late = [Change(("a",), 5, 7), Change(("b",), 5, 7), Change(("c",), 10, 8), Change(("d",), 5, 9)]
     view = version(lake, TEXT, [base, late], order_by="v")
-    assert found(view.frame(spark)) == {("a",): 1, ("c",): 8, ("d",): 9}
+    assert entries_in(view.frame(spark)) == {("a",): 1, ("c",): 8, ("d",): 9}
 
 
 def test_a_base_alone_hides_the_deletions_that_it_keeps(lake: Lake, spark: SparkSession) -> None:
     view = version(lake, TEXT, [[Change(("a",), 1, 1), Change(("b",), 2, None)]], order_by="v")
-    assert found(view.frame(spark)) == {("a",): 1}
+    assert entries_in(view.frame(spark)) == {("a",): 1}
 
 
 def test_a_base_that_came_from_a_delta_hides_its_deletions_too(lake: Lake, spark: SparkSession) -> None:
     generations = [[Change(("gone",), 1, 1)], [Change(("a",), 2, None), Change(("b",), 3, 3)], [Change(("c",), 4, 4)]]
     sealed = version(lake, TEXT, generations).sealed
     erased = sealed.model_copy(update={"generations": sealed.generations[1:]})
-    assert found(VersionReader(lake.store, "merged", erased).frame(spark)) == {("b",): 3, ("c",): 4}
+    assert entries_in(VersionReader(lake.store, "merged", erased).frame(spark)) == {("b",): 3, ("c",): 4}
 
 
 def test_deletions_alone_leave_nothing(lake: Lake, spark: SparkSession) -> None:
     view = version(lake, TEXT, [[], [Change(("a",), 1, None)], [Change(("b",), 2, None)]])
-    assert found(view.frame(spark)) == {}
+    assert entries_in(view.frame(spark)) == {}
 
 
 GENERATIONS = [

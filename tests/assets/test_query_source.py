@@ -39,9 +39,9 @@ def opened(spec: AdjunctDataset, partition: str | None = None) -> QueryVersions:
 
 
 def delivered(source: QueryVersions) -> Delivery:
-    found = source.next(source.first_manifest())
-    assert isinstance(found, Delivery)
-    return found
+    delivery = source.next(source.first_manifest())
+    assert isinstance(delivery, Delivery)
+    return delivery
 
 
 def test_a_version_is_computed_once_an_opening_and_named_by_the_time_or_its_partition() -> None:

@@ -61,12 +61,14 @@ def seal_in_two_processes(url: str, env: Mapping[str, str]) -> None:
         for number in range(1, ROUNDS + 1):
             deliver(world, number)
             start.wait(writing.PATIENCE)
-            outcomes = sorted((told.get(timeout=writing.PATIENCE) for _ in writers), key=lambda each: each.action)
+            outcomes = sorted((told.get(timeout=writing.PATIENCE) for _ in writers), key=lambda report: report.action)
             met += outcomes[0].action == "conflict"
-            assert [each.action for each in outcomes] in (["conflict", "sealed"], ["sealed", "up-to-date"]), outcomes
+            assert [report.action for report in outcomes] in (["conflict", "sealed"], ["sealed", "up-to-date"]), (
+                outcomes
+            )
             if outcomes[0].action == "conflict":
                 assert "Nothing of this attempt is" in outcomes[0].problem
-            (sealed,) = next(each.sealed for each in outcomes if each.action == "sealed")
+            (sealed,) = next(report.sealed for report in outcomes if report.action == "sealed")
             store = StoredVersions(world.lake, NAME)
             assert [ref.name for ref in store.versions()] == [f"v{done}" for done in range(1, number + 1)]
             assert store.require_current().version == sealed

@@ -114,7 +114,7 @@ def test_a_reader_by_lease_keeps_the_old_copy_until_it_leaves(planes: World) -> 
     view = StoredVersions(lake, NAME).require_current()
     with Lease.acquire(lake, NAME, [view.version], holder="a reader"):
         report = repartition_versions(lake, NAME, 5, **WHY)
-        assert any("a reader" in each for each in report.pending)
+        assert any("a reader" in judged for judged in report.pending)
         assert content(view) == whole(2)
     check(lake, 5, 1, 2)
 

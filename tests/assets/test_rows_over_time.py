@@ -38,13 +38,13 @@ READER = "dagster_adjunct.assets.reading.version_reader"
 
 def rows_of(frame: DataFrame) -> list[Interval]:
     names = frame.columns
-    found = []
+    as_intervals = []
     for row in (dict(zip(names, values, strict=True)) for values in frame.collect()):
         price = None if row.get(TOMBSTONE) else row["price"]
         start, end = _day_of(row[VALID_FROM]), _day_of(row[VALID_TO])
         assert start is not None
-        found.append(Interval((row["item"], row["shop"]), start, end, row[FIRST], price))
-    return found
+        as_intervals.append(Interval((row["item"], row["shop"]), start, end, row[FIRST], price))
+    return as_intervals
 
 
 def _day_of(time: dt.datetime | None) -> int | None:
@@ -82,8 +82,8 @@ def test_history_is_what_all_changes_come_to(
     current = {(row["item"], row["shop"]): row["price"] for row in reader.frame(spark).collect()}
     assert current == {row.key: row.price for row in expected if row.end is None and row.price is not None}
     whole = EntriesOverTime(reader).frame(spark).collect()
-    found = [(*row[:3], _day_of(row[3]), _day_of(row[4]), row[5]) for row in whole]
-    assert sorted(found) == sorted(joined(expected))
+    in_days = [(*row[:3], _day_of(row[3]), _day_of(row[4]), row[5]) for row in whole]
+    assert sorted(in_days) == sorted(joined(expected))
 
 
 @pytest.mark.parametrize("rows", ["few", "many"])
@@ -97,9 +97,9 @@ def test_entries_at_a_moment_are_those_whose_interval_has_it(
     reader, expected = stored(lake, generations, **LAYOUTS["by its key"]), intervals(generations)
     for after in (0, 1, -1):
         moment = day(5) + dt.timedelta(microseconds=after)
-        found = {tuple(row[:2]): row[2] for row in EntriesAt(reader, moment).frame(spark).collect()}
+        prices = {tuple(row[:2]): row[2] for row in EntriesAt(reader, moment).frame(spark).collect()}
         valid = [row for row in expected if day(row.start) <= moment and (row.end is None or moment < day(row.end))]
-        assert found == {row.key: row.price for row in valid if row.price is not None}
+        assert prices == {row.key: row.price for row in valid if row.price is not None}
 
 
 def test_few_rows_over_time_are_read_in_one_scan_and_sorted_once(lake: Lake, spark: SparkSession) -> None:

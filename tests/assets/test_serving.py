@@ -67,9 +67,9 @@ class Planes:
 
     def requests(self) -> list[str]:
         """Return the requests since the last look."""
-        found = [request for request, _ in self.store.requests]
+        sent = [request for request, _ in self.store.requests]
         self.store.requests.clear()
-        return found
+        return sent
 
     def leased(self) -> list[str]:
         """Return the versions that are leased."""
@@ -215,10 +215,10 @@ def test_an_iteration_keeps_its_version_over_a_switch(planes: Planes) -> None:
     planes.publish(1)
     with planes.open() as served:
         begun, not_begun = served.items(), served.items()
-        found = [next(begun) for _ in range(5)]
+        begun_with = [next(begun) for _ in range(5)]
         planes.publish(2)
         assert served.refresh()
-        assert {entry["seats"] for _, entry in [*found, *begun]} == {1}
+        assert {entry["seats"] for _, entry in [*begun_with, *begun]} == {1}
         assert [entry["seats"] for _, entry in not_begun] == [1] * COUNT
         assert [entry["seats"] for _, entry in served.items()] == [2] * COUNT
 

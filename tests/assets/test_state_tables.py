@@ -99,7 +99,7 @@ def test_a_generation_goes_when_the_watermark_reaches_its_last_row_and_no_other_
     batch(lake, 5, [], 19)
     assert generations(lake) == [1, 3]
     batch(lake, 6, [], 20)
-    assert [each.folder for each in pinned(lake).generations] == [folders[3]]  # type: ignore[union-attr]
+    assert [generation.folder for generation in pinned(lake).generations] == [folders[3]]  # type: ignore[union-attr]
     batch(lake, 7, [], 40)
     assert held(lake, 40) == {}
     batch(lake, 8, [("e", 1, 50)], 41)
@@ -127,7 +127,7 @@ def test_small_generations_are_merged_without_what_has_expired(lake: Lake) -> No
     tend_state(writing(lake), "app-seen")
     assert len(generations(lake)) < 8
     assert held(lake, 8) == before
-    rows_there = sum(each.rows for each in pinned(lake).generations)  # type: ignore[union-attr]
+    rows_there = sum(generation.rows for generation in pinned(lake).generations)  # type: ignore[union-attr]
     assert rows_there == 15  # k1 was gone at 8
     batch(lake, 9, [], 100)
     assert generations(lake) == [], "what is merged still tells when its last row goes"

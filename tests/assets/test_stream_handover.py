@@ -131,7 +131,7 @@ def test_an_iceberg_table_holds_the_files_of_its_snapshots(tmp_path: Path) -> No
     catalog = sql.SqlCatalog("me", uri=uri, warehouse=str(tmp_path / "warehouse"))
     catalog.create_namespace("out")
 
-    def found(snapshot: int | None = None) -> list[tuple[Any, ...]]:
+    def table_rows(snapshot: int | None = None) -> list[tuple[Any, ...]]:
         rows = catalog.load_table("out.s").scan(snapshot_id=snapshot).to_arrow().to_pylist()
         assert not rows or list(rows[0]) == ["k", "v", "__tombstone", "__epoch"]
         return sorted((row["k"], row["v"], row["__tombstone"], row["__epoch"] or 0) for row in rows)
@@ -140,11 +140,11 @@ def test_an_iceberg_table_holds_the_files_of_its_snapshots(tmp_path: Path) -> No
     view = stream_view(filled.lake, "s")
     first = register_in_iceberg(view, catalog, "out.s")
     before = filled.expected("all")
-    assert (first.new, first.dataset, found()) == (True, "lake.s", before)
+    assert (first.new, first.dataset, table_rows()) == (True, "lake.s", before)
     assert not register_in_iceberg(view, catalog, "out.s").new
     filled.send(1, 3, 1)
     second = register_in_iceberg(stream_view(filled.lake, "s"), catalog, "out.s")
-    assert (second.new, found(), found(first.snapshot_id)) == (True, filled.expected("all"), before)
+    assert (second.new, table_rows(), table_rows(first.snapshot_id)) == (True, filled.expected("all"), before)
 
     now = filled.expected("all")
     filled.send(4, 9, 0)
@@ -153,14 +153,14 @@ def test_an_iceberg_table_holds_the_files_of_its_snapshots(tmp_path: Path) -> No
         clock.now += timedelta(hours=2)
         filled.streams.maintain("s")
     assert len(filled.streams.state("s")[1].tail) < 3
-    assert (found(), found(first.snapshot_id)) == (now, before)
+    assert (table_rows(), table_rows(first.snapshot_id)) == (now, before)
     with pytest.raises(OffsetOutOfRangeError, match=r"has changed since its commit(?s:.*)Take a new view"):
         register_in_iceberg(unregistered, catalog, "out.s")
     latest = stream_view(filled.lake, "s", epochs="latest")
     with pytest.raises(DatasetError, match="a replay has replaced"):
         register_in_iceberg(latest, catalog, "out.s")
     again = register_in_iceberg(view, catalog, "out.s")  # back to what is held
-    assert (again.new, found()) == (True, before)
+    assert (again.new, table_rows()) == (True, before)
     assert release_from_iceberg(filled.lake, "lake.s", "out.s") == (first.version, second.version)
     clock.now += timedelta(hours=2)
     assert filled.streams.maintain("s").deleted_objects >= 2

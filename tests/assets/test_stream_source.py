@@ -58,9 +58,9 @@ def opened(world: World, spec: AdjunctDataset = PLANES) -> VersionSource:
 
 
 def delivered(source: VersionSource, manifest: DatasetManifest | None = None) -> Delivery:
-    found = source.next(manifest or source.first_manifest())
-    assert isinstance(found, Delivery)
-    return found
+    delivery = source.next(manifest or source.first_manifest())
+    assert isinstance(delivery, Delivery)
+    return delivery
 
 
 def after(manifest: DatasetManifest, delivery: Delivery) -> DatasetManifest:
@@ -87,12 +87,12 @@ def test_versions_follow_each_other_and_all_that_an_advance_asks_costs_two_reque
     source = open_source({"lake": system}, PLANES, world.lake)
     manifest = source.first_manifest()
     names = []
-    while isinstance(found := source.next(manifest), Delivery):
-        names.append(found.version)
-        assert source.check(found, no_spark) == 10
-        manifest = after(manifest, found)
+    while isinstance(answer := source.next(manifest), Delivery):
+        names.append(answer.version)
+        assert source.check(answer, no_spark) == 10
+        manifest = after(manifest, answer)
     assert names == ["v1", "v2"]
-    assert found.idle
+    assert answer.idle
     assert len(asked) == 2
 
 
@@ -111,8 +111,8 @@ def test_a_version_known_from_long_ago_is_dropped_whatever_its_markers_say(world
     world.send("planes", [("N1", 1), ("N2", 2)], version="v1")
     world.send("planes", [("N3", 3)], version="v2")
     source = opened(world)
-    found = delivered(source, source.first_manifest().after(known=("v1",)))
-    assert (found.version, found.redelivered) == ("v2", 2)
+    delivery = delivered(source, source.first_manifest().after(known=("v1",)))
+    assert (delivery.version, delivery.redelivered) == ("v2", 2)
     ended = Abandoned(name="v2", reason="x", by="me", at=dt.datetime.now(dt.UTC))
     waiting = source.next(source.first_manifest().after(known=("v1",), abandoned=(ended,)))
     assert isinstance(waiting, Awaiting)
@@ -132,8 +132,8 @@ def test_another_writer_that_read_on_since_we_looked_is_no_stream_made_anew(worl
     source = opened(world)
     world.send("planes", [("N1", 1), ("N2", 1), ("N3", 1), ("N4", 1)], version="v1")
     manifest = after(source.first_manifest(), delivered(opened(world)))
-    assert isinstance(found := source.next(manifest), Awaiting)
-    assert found.idle
+    assert isinstance(answer := source.next(manifest), Awaiting)
+    assert answer.idle
 
 
 def test_an_unknown_system_or_key_is_refused_by_the_datasets_name(world: World) -> None:
@@ -160,7 +160,7 @@ def test_a_marker_without_rows_that_comes_again_is_compared_with_what_was_counte
     report = world.advance(PLANES)
     assert report.action == ("sealed" if before_seal else "up-to-date")
     manifest = StoredVersions(world.lake, PLANES).require_manifest()
-    assert {ssp: said.rows for ssp, said in manifest.delivered[0].markers.items()} == {
+    assert {ssp: marker.rows for ssp, marker in manifest.delivered[0].markers.items()} == {
         f"lake.planes.{partition}": rows for partition, rows in counted.items()
     }
 
@@ -252,9 +252,9 @@ def test_markers_that_promise_the_records_checksum_are_compared_with_the_records
 def test_a_checksum_of_another_form_is_its_producers_own_and_costs_nothing(world: World) -> None:
     marked(world, {0: "sha256:abc", 1: None})
     source = opened(world)
-    found = delivered(source)
-    assert source.check(found, no_spark) == 10
-    assert found.markers["lake.planes.0"].checksum == "sha256:abc"
+    delivery = delivered(source)
+    assert source.check(delivery, no_spark) == 10
+    assert delivery.markers["lake.planes.0"].checksum == "sha256:abc"
 
 
 def test_a_partition_without_records_has_a_checksum_too(world: World) -> None:

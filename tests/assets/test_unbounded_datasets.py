@@ -65,9 +65,9 @@ def entries(world: World, spec=WEATHER) -> dict[tuple[str, int], float]:
         }
     rows = world.view(spec).frame(world.spark()).selectExpr("origin", "unix_timestamp(hour) h", "temp").collect()
     begin = int(hour(0).timestamp())
-    found = {(row.origin, (row.h - begin) // 3600): row.temp for row in rows}
-    assert len(found) == len(rows), "a key stands twice in the frame"
-    return found
+    temperatures = {(row.origin, (row.h - begin) // 3600): row.temp for row in rows}
+    assert len(temperatures) == len(rows), "a key stands twice in the frame"
+    return temperatures
 
 
 def applied(state: dict[tuple[str, int], float], changes) -> dict[tuple[str, int], float]:
@@ -238,11 +238,11 @@ def test_base_and_deltas_equal_a_dictionary_after_every_commit(new_world, batche
         advance_dataset(world.lake, world.systems, WEATHER, IN_PROCESS, by="test")
         view = world.view(WEATHER)
         keys = [(origin, hour(n)) for origin in ("JFK", "EWR", "LGA") for n in range(6)]
-        found = view.get_all(keys)
+        held = view.get_all(keys)
         wanted = {(origin, hour(n)): temp for (origin, n), temp in state.items()}
-        assert {key: entry["temp"] for key, entry in found.items()} == wanted
+        assert {key: entry["temp"] for key, entry in held.items()} == wanted
         assert entries(world) == state
         history.append((view.version, wanted))
     for version, wanted in history:
-        found = StoredVersions(world.lake, WEATHER).version(version).get_all(keys)
-        assert {key: entry["temp"] for key, entry in found.items()} == wanted
+        held = StoredVersions(world.lake, WEATHER).version(version).get_all(keys)
+        assert {key: entry["temp"] for key, entry in held.items()} == wanted

@@ -50,9 +50,9 @@ def by_spark(world: World, view: VersionReader) -> dict[int, tuple[Any, ...]]:
     rows = [row.asDict() for row in view.frame(world.spark()).selectExpr(*columns).collect()]
     for row in rows:
         row["opened"] = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=row["opened"])
-    found = {row["id"]: plain(row) for row in rows}
-    assert len(found) == len(rows), "a key stands twice in the frame"
-    return found
+    by_id = {row["id"]: plain(row) for row in rows}
+    assert len(by_id) == len(rows), "a key stands twice in the frame"
+    return by_id
 
 
 def check_equal(world: World, spec: AdjunctDataset, bank: Bank, also: set[int]) -> None:

@@ -97,24 +97,24 @@ def test_keys_are_unique_where_no_record_replaced_another() -> None:
 
 
 def test_no_null_keys_looks_at_the_files_that_were_stored() -> None:
-    found = candidate()
-    assert no_null_keys()(found) == Verdict(
+    checked = candidate()
+    assert no_null_keys()(checked) == Verdict(
         name="no_null_keys", passed=True, message="4 rows have 'tailnum'", facts={"nulls": {"tailnum": 0}, "rows": 4}
     )
-    generation = found.view.sealed.generations[0]
-    path = found.view.store.staging_dir() / "replaced.parquet"
+    generation = checked.view.sealed.generations[0]
+    path = checked.view.store.staging_dir() / "replaced.parquet"
     pq.write_table(table_of(SCHEMA, [(None, 1, "x"), ("N2", 2, "x"), (None, 3, "x")]), path)
-    found.view.store.put(f"{generation.folder}/{generation.files[0].name}", path.read_bytes())
-    verdict = no_null_keys()(found)
+    checked.view.store.put(f"{generation.folder}/{generation.files[0].name}", path.read_bytes())
+    verdict = no_null_keys()(checked)
     assert not verdict.passed
     assert verdict.message == "2 of 4 rows have no 'tailnum'"
 
 
 def test_a_stored_file_that_is_gone_refuses_the_version_by_name() -> None:
-    found = candidate()
-    generation = found.view.sealed.generations[0]
-    found.view.store.delete(f"{generation.folder}/{generation.files[0].name}")
-    (verdict,) = evaluate([no_null_keys()], found)
+    checked = candidate()
+    generation = checked.view.sealed.generations[0]
+    checked.view.store.delete(f"{generation.folder}/{generation.files[0].name}")
+    (verdict,) = evaluate([no_null_keys()], checked)
     assert not verdict.passed
     assert verdict.message.startswith("ManifestMismatchError: dataset 'planes', version v000002-attempt2: the manifest")
     assert "it is missing" in verdict.message
@@ -135,7 +135,7 @@ SHUFFLED = Schema.of(tailnum="string", maker="string", seats="int")
 
 
 @pytest.mark.parametrize(
-    ("new", "passing", "said"),
+    ("new", "passing", "message"),
     [
         (SCHEMA, {"exact", "additive", "any"}, "the same 3 columns as version"),
         (WIDER, {"additive", "any"}, "added year (int)"),
@@ -144,12 +144,12 @@ SHUFFLED = Schema.of(tailnum="string", maker="string", seats="int")
         (SHUFFLED, {"additive", "any"}, "the order is tailnum, maker, seats, was tailnum, seats, maker"),
     ],
 )
-def test_schemas_are_compared_by_the_declared_rule(new: Schema, passing: set[str], said: str) -> None:
+def test_schemas_are_compared_by_the_declared_rule(new: Schema, passing: set[str], message: str) -> None:
     rows = [("N1", *([None] * (len(new.names) - 1)))]
-    found = candidate(rows, ROWS, schema=new)
-    verdicts = {rule: schema_compatible(rule)(found) for rule in ("exact", "additive", "any")}
+    checked = candidate(rows, ROWS, schema=new)
+    verdicts = {rule: schema_compatible(rule)(checked) for rule in ("exact", "additive", "any")}
     assert {rule for rule, verdict in verdicts.items() if verdict.passed} == passing
-    assert all(said in verdict.message for verdict in verdicts.values())
+    assert all(message in verdict.message for verdict in verdicts.values())
 
 
 def test_the_first_version_is_compared_with_nothing() -> None:
@@ -184,11 +184,11 @@ def test_a_least_number_of_rows() -> None:
     [(True, True), (False, False), (np.bool_(True), True), (Finding(True, "fine"), True), (Finding(False), False)],
 )
 def test_a_custom_rule_answers_with_a_truth_value_or_a_finding(answer: Any, passed: bool) -> None:
-    assert custom("mine", lambda found: answer)(candidate()).passed is passed
+    assert custom("mine", lambda checked: answer)(candidate()).passed is passed
 
 
 def test_a_custom_rule_can_read_the_candidate_by_key() -> None:
-    known = custom("has_n1", lambda found: Finding(found.view.get("N1") is not None, "N1 must be there", {"n": 1}))
+    known = custom("has_n1", lambda checked: Finding(checked.view.get("N1") is not None, "N1 must be there", {"n": 1}))
     assert known(candidate()).passed
     assert known(candidate(planes(3))) == Verdict(
         name="has_n1", passed=False, message="N1 must be there", facts={"n": 1}
@@ -197,7 +197,7 @@ def test_a_custom_rule_can_read_the_candidate_by_key() -> None:
 
 def test_facts_become_what_json_can_hold() -> None:
     odd = {"n": np.int64(5), "x": math.nan, "d": dt.date(2026, 1, 2), "s": {"a"}, 7: (b"x", np.float32(0.5))}
-    verdict = custom("odd", lambda found: Finding(True, "", odd))(candidate())
+    verdict = custom("odd", lambda checked: Finding(True, "", odd))(candidate())
     assert verdict.facts == {"n": 5, "x": "nan", "d": "2026-01-02", "s": ["a"], "7": ["b'x'", 0.5]}
     assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict
 
@@ -205,11 +205,11 @@ def test_facts_become_what_json_can_hold() -> None:
 # -- asked together
 
 
-def broken(found: Candidate) -> bool:
+def broken(checked: Candidate) -> bool:
     raise ValueError("the list of\nmakers is empty")
 
 
-def unreachable(found: Candidate) -> bool:
+def unreachable(checked: Candidate) -> bool:
     raise StoreUnavailableError("the list of makers can't be reached.", "Try again.")
 
 
@@ -226,7 +226,7 @@ def test_all_are_asked_and_one_that_raises_has_failed_with_its_text(caplog: pyte
 
 
 def raising(error: Exception) -> Callable[[Candidate], bool]:
-    def rule(found: Candidate) -> bool:
+    def rule(checked: Candidate) -> bool:
         raise error
 
     return rule
@@ -263,13 +263,13 @@ MISTAKES = [
 def test_a_mistake_in_a_validator_refuses_nothing_and_says_where_it_is(error: Exception) -> None:
     with pytest.raises(ValidatorError) as raised:
         evaluate([min_rows(99), custom("mine", raising(error))], candidate())
-    said = raised.value
-    assert said.__cause__ is error
-    assert (said.dataset, said.validator) == ("planes", "mine")
-    assert said.problem.startswith("dataset 'planes', version 'v2': validator 'mine' can't be evaluated: ")
-    assert said.problem.endswith(f"{type(error).__name__}: {said_first(error)}")
-    assert "Correct the validator and advance again" in said.next_step
-    assert "adjunct dataset abandon planes v2 --reason" in said.next_step
+    told = raised.value
+    assert told.__cause__ is error
+    assert (told.dataset, told.validator) == ("planes", "mine")
+    assert told.problem.startswith("dataset 'planes', version 'v2': validator 'mine' can't be evaluated: ")
+    assert told.problem.endswith(f"{type(error).__name__}: {said_first(error)}")
+    assert "Correct the validator and advance again" in told.next_step
+    assert "adjunct dataset abandon planes v2 --reason" in told.next_step
 
 
 def said_first(error: Exception) -> str:
@@ -306,10 +306,10 @@ def test_what_is_raised_about_the_data_refuses_the_version(error: Exception) -> 
 def test_a_warning_that_can_t_be_evaluated_stops_nothing(error: Exception) -> None:
     (verdict,) = evaluate([custom("mine", raising(error), severity="warn")], candidate())
     assert (verdict.passed, verdict.severity) == (False, "warn")
-    said = str(error) if isinstance(error, AdjunctError) else said_first(error)
+    told = str(error) if isinstance(error, AdjunctError) else said_first(error)
     if isinstance(error, JavaError):
-        said = "org.apache.spark.SparkException: job aborted"
-    assert verdict.message == f"{type(error).__name__}: {said}"
+        told = "org.apache.spark.SparkException: job aborted"
+    assert verdict.message == f"{type(error).__name__}: {told}"
 
 
 def test_what_may_work_later_says_nothing_of_the_version() -> None:
@@ -318,7 +318,7 @@ def test_what_may_work_later_says_nothing_of_the_version() -> None:
 
 
 def test_a_jvm_that_breaks_says_nothing_of_the_version() -> None:
-    def failing(found: Candidate) -> bool:
+    def failing(checked: Candidate) -> bool:
         raise Py4JNetworkError("Answer from Java side is empty")
 
     with pytest.raises(Py4JNetworkError):
@@ -327,14 +327,14 @@ def test_a_jvm_that_breaks_says_nothing_of_the_version() -> None:
 
 def test_an_answer_that_says_nothing_is_a_mistake_with_what_to_return() -> None:
     with pytest.raises(ValidatorError, match="'mine' returned None: expected True, False or a Finding"):
-        evaluate([custom("mine", lambda found: None)], candidate())  # type: ignore[arg-type, return-value]
+        evaluate([custom("mine", lambda checked: None)], candidate())  # type: ignore[arg-type, return-value]
 
 
 def test_a_validator_of_another_class_keeps_its_declared_name_and_severity() -> None:
     class Odd:
         name, severity = "odd", "warn"
 
-        def __call__(self, found: Candidate) -> Verdict:
+        def __call__(self, checked: Candidate) -> Verdict:
             return Verdict(name="another", passed=False)
 
     odd = Odd()
@@ -345,7 +345,7 @@ def test_a_validator_of_another_class_keeps_its_declared_name_and_severity() -> 
     class Silent(Odd):
         name, severity = "silent", "error"
 
-        def __call__(self, found: Candidate) -> Verdict:
+        def __call__(self, checked: Candidate) -> Verdict:
             return None  # type: ignore[return-value]
 
     with pytest.raises(ValidatorError, match="validator 'silent' returned None: expected a Verdict"):
@@ -412,11 +412,11 @@ def test_a_dataset_refuses_validators_that_can_t_be_told_apart_or_are_none() -> 
 
 
 def test_a_damaged_file_is_an_error_where_a_validator_is_called_by_hand() -> None:
-    found = candidate()
-    generation = found.view.sealed.generations[0]
-    found.view.store.put(f"{generation.folder}/{generation.files[0].name}", b"not parquet")
+    checked = candidate()
+    generation = checked.view.sealed.generations[0]
+    checked.view.store.put(f"{generation.folder}/{generation.files[0].name}", b"not parquet")
     with pytest.raises(ManifestMismatchError, match="it can't be read"):
-        no_null_keys()(found)
+        no_null_keys()(checked)
 
 
 # -- on Spark
@@ -463,7 +463,7 @@ def test_rules_in_sql_count_what_breaks_them_and_tell_some_keys(on_spark: Candid
 
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         (sql_check("wrong", "SELECT nothing FROM version"), "AnalysisException: [UNRESOLVED_COLUMN"),
         (sql_check("wrong", "wings > 2"), "AnalysisException: [UNRESOLVED_COLUMN"),
@@ -473,13 +473,13 @@ def test_rules_in_sql_count_what_breaks_them_and_tell_some_keys(on_spark: Candid
         (values_in("maker", [5]), "can't be compared with the column's type, string: [CAST_INVALID_INPUT]"),
     ],
 )
-def test_a_rule_that_does_not_fit_the_columns_refuses_nothing(on_spark: Candidate, wrong: Check, said: str) -> None:
+def test_a_rule_that_does_not_fit_the_columns_refuses_nothing(on_spark: Candidate, wrong: Check, message: str) -> None:
     with pytest.raises(ValidatorError) as raised:
         evaluate([wrong], on_spark)
-    assert said in raised.value.problem
+    assert message in raised.value.problem
     (warned,) = evaluate([replace(wrong, severity="warn")], on_spark)
     assert not warned.passed
-    assert said in warned.message
+    assert message in warned.message
 
 
 # -- in a cycle

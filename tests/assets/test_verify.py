@@ -37,7 +37,7 @@ def first_file(view: VersionReader) -> tuple[str, BucketFile]:
 def problems(view: VersionReader, *, deep: bool = False) -> list[str]:
     report = verify.verify_version(view, deep=deep)
     assert report.ok is (not report.damaged)
-    return [str(each) for each in report.damaged]
+    return [str(damage) for damage in report.damaged]
 
 
 def test_a_whole_version_is_as_listed_and_the_report_says_how_much_was_read() -> None:
@@ -64,13 +64,13 @@ def test_every_missing_changed_and_stray_object_is_named() -> None:
     other[50] ^= 1
     view.store.put(flipped, bytes(other))
     view.store.put(f"{generation.folder}/part-00000-stray.parquet", b"")
-    found = problems(view)
-    assert [each.partition(":")[0] for each in found[:3]] == [gone, cut, flipped]
-    assert "it is missing" in found[0]
-    assert f"it has {len(data) - 1:,} bytes, the manifest lists {len(data):,}" in found[1]
-    assert "its SHA-256 is" in found[2]
-    assert "part-00000-stray.parquet: it is not listed in the manifest" in found[3]
-    assert len(found) == 4
+    told = problems(view)
+    assert [problem.partition(":")[0] for problem in told[:3]] == [gone, cut, flipped]
+    assert "it is missing" in told[0]
+    assert f"it has {len(data) - 1:,} bytes, the manifest lists {len(data):,}" in told[1]
+    assert "its SHA-256 is" in told[2]
+    assert "part-00000-stray.parquet: it is not listed in the manifest" in told[3]
+    assert len(told) == 4
     assert "4 damaged" in verify.verify_version(view).summary()
 
 
@@ -84,9 +84,9 @@ def replaced(view: VersionReader, change: Callable[[pa.Table], pa.Table], **list
     pq.write_table(table, path, row_group_size=4)
     data = path.read_bytes()
     view.store.put(key, data)
-    said = {"rows": table.num_rows, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()} | listed
+    facts = {"rows": table.num_rows, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()} | listed
     generation = view.sealed.generations[0]
-    files = (replace(file, **said), *generation.files[1:])
+    files = (replace(file, **facts), *generation.files[1:])
     sealed = view.sealed.model_copy(update={"generations": (replace(generation, files=files),)})
     return VersionReader(view.store, view.dataset, sealed)
 
@@ -107,7 +107,7 @@ def foreign(table: pa.Table) -> pa.Table:
 
 
 @pytest.mark.parametrize(
-    ("change", "listed", "said"),
+    ("change", "listed", "message"),
     [
         (lambda table: table, {}, None),
         (lambda table: table, {"rows": 3}, "rows, the manifest lists 3"),
@@ -123,15 +123,15 @@ def foreign(table: pa.Table) -> pa.Table:
     ],
 )
 def test_deep_checks_look_at_what_the_bytes_say(
-    change: Callable[[pa.Table], pa.Table], listed: dict[str, Any], said: str | None
+    change: Callable[[pa.Table], pa.Table], listed: dict[str, Any], message: str | None
 ) -> None:
     view = replaced(weather(), change, **listed)
     assert problems(view) == []
-    found = problems(view, deep=True)
-    assert len(found) == (said is not None)
-    if said is not None:
-        assert first_file(view)[0] in found[0]
-        assert said in found[0]
+    told = problems(view, deep=True)
+    assert len(told) == (message is not None)
+    if message is not None:
+        assert first_file(view)[0] in told[0]
+        assert message in told[0]
 
 
 def test_bytes_that_are_no_parquet_are_named_when_they_are_looked_into() -> None:
@@ -144,8 +144,8 @@ def test_bytes_that_are_no_parquet_are_named_when_they_are_looked_into() -> None
     generation = view.sealed.generations[0]
     files = (replace(file, sha256=hashlib.sha256(junk).hexdigest()), *generation.files[1:])
     sealed = view.sealed.model_copy(update={"generations": (replace(generation, files=files),)})
-    (found,) = problems(VersionReader(view.store, view.dataset, sealed), deep=True)
-    assert "it can't be read" in found
+    (problem,) = problems(VersionReader(view.store, view.dataset, sealed), deep=True)
+    assert "it can't be read" in problem
 
 
 @pytest.mark.parametrize(

@@ -192,9 +192,9 @@ def test_readers_never_see_a_mix_of_two_versions_of_a_set(prices: World) -> None
 
     def read() -> None:
         while not done.is_set():
-            found = seen(prices)
-            if len(set(found.values())) != 1:
-                mixed.append(found)
+            versions = seen(prices)
+            if len(set(versions.values())) != 1:
+                mixed.append(versions)
 
     readers = [threading.Thread(target=read) for _ in range(2)]
     for reader in readers:

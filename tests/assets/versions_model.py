@@ -59,14 +59,14 @@ class Model:
         return self.head if self.pin is None else self.pin
 
     def seen(self) -> tuple[object, ...]:
-        retained = tuple((number, each.state) for number, each in sorted(self.versions.items()))
+        retained = tuple((number, version.state) for number, version in sorted(self.versions.items()))
         return retained, self.head, self.pin, self.pin_ends, tuple(self.names), tuple(sorted(self.abandoned))
 
     def readable(self) -> dict[int, Entries]:
         return {
-            number: each.entries
-            for number, each in self.versions.items()
-            if each.entries is not None and each.state != "withdrawn"
+            number: version.entries
+            for number, version in self.versions.items()
+            if version.entries is not None and version.state != "withdrawn"
         }
 
     # -- the cycle
@@ -77,18 +77,18 @@ class Model:
         while True:
             name = f"d{number}"
             if name not in self.names and name not in self.abandoned and name not in self.freed:
-                return name if all(name in each.closed for each in self.partitions) else None
+                return name if all(name in partition.closed for partition in self.partitions) else None
             number += 1
 
     def settle(self, name: str) -> None:
         """Take in one complete version."""
         entries: Entries = {}
-        for each in self.partitions:
-            for key, value in each.closed[name][0]:
+        for partition in self.partitions:
+            for key, value in partition.closed[name][0]:
                 entries.pop(key, None)
                 if value is not None:
                     entries[key] = value
-        refused = any(each.closed[name][1] for each in self.partitions)
+        refused = any(other.closed[name][1] for other in self.partitions)
         current = self.versions[self.head].entries if self.head is not None else None
         if not refused and entries == current and self.head is not None:
             self.names[name] = self.head
@@ -108,13 +108,15 @@ class Model:
             self.unpin()
 
     def discard(self, keep: int, leased: set[int]) -> None:
-        sealed = sorted((number for number, each in self.versions.items() if each.state == "sealed"), reverse=True)
+        sealed = sorted(
+            (number for number, version in self.versions.items() if version.state == "sealed"), reverse=True
+        )
         staying = {*sealed[:keep], *leased, self.head, self.pin}
         # What a withdrawal of the head would serve again; a policy that keeps one version keeps no other for it.
         next_best = self.versions[self.head].replaced if self.head is not None and keep != 1 else None
         if next_best in sealed:
             staying.add(next_best)
-        self.versions = {number: each for number, each in self.versions.items() if number in staying}
+        self.versions = {number: version for number, version in self.versions.items() if number in staying}
 
     # -- operators
 
@@ -141,7 +143,9 @@ class Model:
     def before(self, number: int | None) -> int | None:
         if number is None:
             return None
-        return max((n for n, each in self.versions.items() if n < number and each.state == "sealed"), default=None)
+        return max(
+            (n for n, version in self.versions.items() if n < number and version.state == "sealed"), default=None
+        )
 
     def withdraw(self, name: str) -> None:
         number = self.find(name)
@@ -187,7 +191,7 @@ class Model:
     def in_flight(self) -> bool:
         """Whether a version has ended in some partitions and is not taken in, or is complete and waits."""
         settled = {*self.names, *self.abandoned, *self.freed}
-        return any(set(each.closed) - settled for each in self.partitions)
+        return any(set(partition.closed) - settled for partition in self.partitions)
 
     def abandon(self, name: str) -> None:
         self.abandoned.add(name)

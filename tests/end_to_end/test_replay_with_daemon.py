@@ -63,8 +63,10 @@ def test_a_startpoint_is_replayed_once_by_the_sensors_run_though_processes_are_k
     world.gate.close()
     asked = ("startpoint", "set", APP, "shop.events.2,5", "--timestamp", "2026-01-01T10:00Z", "--by", "ada")
     dry = json.loads(world.command(*asked, "--reason", "prices were wrong", "--dry-run", "--json"))
-    found = {each["partition"]: (each["checkpoint"], each["start"]) for each in dry["partitions"]}
-    assert found == _positions(world)
+    positions = {
+        partition["partition"]: (partition["checkpoint"], partition["start"]) for partition in dry["partitions"]
+    }
+    assert positions == _positions(world)
     world.command(*asked, "--reason", "prices were wrong")
     # A sensor that is switched on looks at once, and then every half a minute.
     for name in ("new_records", "startpoints", "restart"):

@@ -115,8 +115,8 @@ class World:
         streams = LakeStreams(self.lake)
         if "relayed" not in streams.list_streams():
             return []
-        found = streams.read_arrow(streams.whole("relayed"), columns=["id"])
-        return sorted(zip(found["__epoch"].to_pylist(), found["id"].to_pylist(), strict=True))
+        table = streams.read_arrow(streams.whole("relayed"), columns=["id"])
+        return sorted(zip(table["__epoch"].to_pylist(), table["id"].to_pylist(), strict=True))
 
     def in_topic(self, stream: str = "relayed") -> Output:
         """Return (epoch, id) of what readers of committed records find in an output topic, in order."""
@@ -158,8 +158,8 @@ class World:
         settings = {"group.id": "oracle", "isolation.level": "read_committed", "enable.partition.eof": True}
         consumer = Consumer({"bootstrap.servers": self.kafka.bootstrap, "enable.auto.commit": False, **settings})
         try:
-            found = consumer.list_topics(topic, timeout=30).topics[topic]
-            left = set(found.partitions)
+            metadata = consumer.list_topics(topic, timeout=30).topics[topic]
+            left = set(metadata.partitions)
             consumer.assign([TopicPartition(topic, partition, 0) for partition in left])
             while left:
                 message = consumer.poll(60)

@@ -42,5 +42,5 @@ def main_job(tmp_path_factory: pytest.TempPathFactory) -> FinishedJob:
             drive(lake, state, "--kill", f"{KILLED_AT}@{KILLED_IN_BATCH}").assert_killed_at(KILLED_AT)
             done = {"lake": lake, "state": str(state), "result": drive(lake, state).result}
             finished.write_text(json.dumps(done), encoding="utf-8")
-        found = json.loads(finished.read_text(encoding="utf-8"))
-    return FinishedJob(found["lake"], Path(found["state"]), found["result"])
+        facts = json.loads(finished.read_text(encoding="utf-8"))
+    return FinishedJob(facts["lake"], Path(facts["state"]), facts["result"])

@@ -126,10 +126,10 @@ def main() -> None:
             nonlocal started
             began, first = time.monotonic(), not started
             started = True
-            found = session()
+            running = session()
             if first:
                 seconds["session"] = time.monotonic() - began
-            return found
+            return running
 
         for part in (1, 2):
             began = time.monotonic()

@@ -34,8 +34,8 @@ class Driven:
     def result(self) -> dict[str, Any]:
         """What it printed at its end: both reports, whether Spark was started, seconds by stage."""
         assert self.returncode == 0, f"exit code {self.returncode}\n{self.stderr[-4000:]}"
-        found: dict[str, Any] = json.loads(self.stdout.splitlines()[-1])
-        return found
+        result: dict[str, Any] = json.loads(self.stdout.splitlines()[-1])
+        return result
 
     def assert_killed_at(self, point: str) -> None:
         assert self.returncode == -signal.SIGKILL, (
@@ -87,9 +87,9 @@ def _wait_for_the_rest(mark: str) -> None:
 
 def _marked(mark: str) -> list[int]:
     needle = f"{_MARK}={mark}".encode()
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if needle in (folder / "environ").read_bytes():
-                found.append(int(folder.name))
-    return found
+                pids.append(int(folder.name))
+    return pids

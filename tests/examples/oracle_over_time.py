@@ -18,14 +18,14 @@ def of_aircraft(flights: Iterable[Row], landings: Iterable[Row]) -> Counter[tupl
     places: dict[str, list[tuple[datetime, str, str]]] = defaultdict(list)
     for row in sorted(landings, key=lambda row: row["since"]):  # of one moment the later record counts
         places[row["tailnum"]].append((row["since"], row["operator"], row["airport"]))
-    found: Counter[tuple[Any, ...]] = Counter()
+    outputs: Counter[tuple[Any, ...]] = Counter()
     for flight in flights:
         known = places.get(flight["tailnum"], [])
         at = bisect_right(known, flight["time_hour"], key=lambda place: place[0])
         since, operator, airport = known[at - 1] if at else (None, None, None)
         named = (flight[name] for name in ("time_hour", "carrier", "flight", "tailnum", "origin", "dest"))
-        found[(*named, operator, airport, since)] += 1
-    return found
+        outputs[(*named, operator, airport, since)] += 1
+    return outputs
 
 
 def instead(flights: Iterable[Row]) -> Counter[tuple[Any, ...]]:
@@ -35,7 +35,7 @@ def instead(flights: Iterable[Row]) -> Counter[tuple[Any, ...]]:
     for flight in flights:
         if flight["dep_time"] is not None:
             left[(flight["carrier"], flight["dest"])].append(flight)
-    found: Counter[tuple[Any, ...]] = Counter()
+    outputs: Counter[tuple[Any, ...]] = Counter()
     for flight in flights:
         if flight["dep_time"] is not None:
             continue
@@ -46,10 +46,10 @@ def instead(flights: Iterable[Row]) -> Counter[tuple[Any, ...]]:
             if flight["time_hour"] <= other["time_hour"] <= flight["time_hour"] + WITHIN
         ]
         for other in others:
-            found[(*own, other["flight"], other["origin"], other["time_hour"])] += 1
+            outputs[(*own, other["flight"], other["origin"], other["time_hour"])] += 1
         if not others:
-            found[(*own, None, None, None)] += 1
-    return found
+            outputs[(*own, None, None, None)] += 1
+    return outputs
 
 
 def days(flights: Iterable[Row]) -> dict[tuple[str, datetime], tuple[int, int, float | None]]:
@@ -58,9 +58,9 @@ def days(flights: Iterable[Row]) -> dict[tuple[str, datetime], tuple[int, int, f
     for flight in flights:
         day = flight["time_hour"].replace(hour=0, minute=0, second=0, microsecond=0)
         of_day[(flight["origin"], day)].append(flight)
-    found = {}
+    by_day = {}
     for key, rows in of_day.items():
         delays = [row["dep_delay"] for row in rows if row["dep_delay"] is not None]
         departed = sum(row["dep_time"] is not None for row in rows)
-        found[key] = (len(rows), departed, sum(delays) / len(delays) if delays else None)
-    return found
+        by_day[key] = (len(rows), departed, sum(delays) / len(delays) if delays else None)
+    return by_day

@@ -37,8 +37,8 @@ def assert_disruptions(lake_url: str, every: int) -> None:
     streams = LakeStreams(open_lake(lake_url))
     columns = ["time_hour", "carrier", "flight", "tailnum", "origin", "dest", "reason", "aircraft_at", "desk"]
     rows = streams.read_arrow(streams.whole("disrupted-flights"), columns=columns).select(columns).to_pylist()
-    found = [row | {"time_hour": row["time_hour"].strftime("%Y-%m-%dT%H:%M:%SZ")} for row in rows]
-    assert by_flight(found) == by_flight(disrupted(flights_in_order(every), {}, airline_desks()))
+    outputs = [row | {"time_hour": row["time_hour"].strftime("%Y-%m-%dT%H:%M:%SZ")} for row in rows]
+    assert by_flight(outputs) == by_flight(disrupted(flights_in_order(every), {}, airline_desks()))
 
 
 def sqlite_state(path: Path) -> dict[str, tuple[Any, ...]]:
@@ -59,7 +59,7 @@ def postgres_state(server: PostgresServer) -> dict[str, tuple[Any, ...]]:
 def assert_outputs(lake_url: str, state: dict[str, tuple[Any, ...]], every: int = 1) -> None:
     """Compare both outputs with the oracle, all rows; `every` as the flights were delivered."""
     enriched, records, _ = expected(every)
-    found = enriched_rows(lake_url)
-    assert found == enriched, (list((found - enriched).items())[:3], list((enriched - found).items())[:3])
+    rows = enriched_rows(lake_url)
+    assert rows == enriched, (list((rows - enriched).items())[:3], list((enriched - rows).items())[:3])
     different = {key for key in records.keys() | state.keys() if records.get(key) != state.get(key)}
     assert not different, [(state.get(key), records.get(key)) for key in sorted(different)[:3]]

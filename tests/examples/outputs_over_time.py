@@ -40,17 +40,17 @@ def outputs(lake: Lake, stream: str, columns: tuple[str, ...]) -> Counter[tuple[
 
 def assert_instead(lake: Lake, flights: list[dict[str, Any]]) -> None:
     """Compare what met; what met nothing comes out once its six hours are over by the slowest partition."""
-    found, wanted = outputs(lake, "flights-instead", INSTEAD), instead(flights)
-    assert not found - wanted
-    assert all(row[5] is None and row[4] >= LAST_DAY for row in wanted - found)
+    written, wanted = outputs(lake, "flights-instead", INSTEAD), instead(flights)
+    assert not written - wanted
+    assert all(row[5] is None and row[4] >= LAST_DAY for row in wanted - written)
 
 
 def assert_days(lake: Lake, flights: list[dict[str, Any]]) -> None:
     """Compare the days that are over, which are all but the last."""
-    found = outputs(lake, "airport-days", DAYS)
-    assert set(found.values()) == {1}
+    written = outputs(lake, "airport-days", DAYS)
+    assert set(written.values()) == {1}
     wanted = days(flights)
-    over = {row[:2] for row in found}
+    over = {row[:2] for row in written}
     assert over >= {key for key in wanted if key[1] < LAST_DAY - DAY}
-    assert {row[:2]: row[2:4] for row in found} == {key: day[:2] for key, day in wanted.items() if key in over}
-    assert all(row[4] == pytest.approx(wanted[row[:2]][2]) for row in found)
+    assert {row[:2]: row[2:4] for row in written} == {key: day[:2] for key, day in wanted.items() if key in over}
+    assert all(row[4] == pytest.approx(wanted[row[:2]][2]) for row in written)

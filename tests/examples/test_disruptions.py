@@ -26,7 +26,7 @@ def test_disrupted_flights_know_where_their_aircraft_is_and_whom_to_call() -> No
     flights = flights_in_order(EVERY)
     with TestApplication(app, {"lake.enriched-flights": FLIGHTS}) as test:
         test.table("carrier-desks", {carrier: {"desk": desk} for carrier, desk in DESKS.items()})
-        found: list[dict[str, Any]] = []
+        outputs: list[dict[str, Any]] = []
         wanted: list[dict[str, Any]] = []
         seen: dict[str, str] = {}
         for start in range(0, len(flights), BATCH):  # what is given at once is one batch
@@ -34,9 +34,9 @@ def test_disrupted_flights_know_where_their_aircraft_is_and_whom_to_call() -> No
             test.input("lake.enriched-flights", given)
             result = test.run()
             assert result.report.step.batches == 1
-            found += result.output("lake.disrupted-flights")
+            outputs += result.output("lake.disrupted-flights")
             wanted += disrupted(given, seen, DESKS)
-        assert by_flight(found) == by_flight(wanted)
+        assert by_flight(outputs) == by_flight(wanted)
         assert len(wanted) > 150
-        assert {row["reason"] for row in found} == {"cancelled", "late"}
-        assert any(row["aircraft_at"] not in (row["dest"], None) for row in found)
+        assert {row["reason"] for row in outputs} == {"cancelled", "late"}
+        assert any(row["aircraft_at"] not in (row["dest"], None) for row in outputs)

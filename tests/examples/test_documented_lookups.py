@@ -20,23 +20,23 @@ def test_the_documented_look_ups_of_the_demo_print_what_the_page_shows(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shown: Block | None = None
-    said = ""
+    output = ""
     for block in blocks_of(ROOT / "docs" / "getting-started.md"):
         if not block.run and block.language == "console" and "adjunct" in block.text:
-            shown, said = block, _printed(block, main_job.lake)
-        elif not block.run and block.language == "text" and said:
-            assert printed(block.text, said), f"{block.place} shows\n{block.text}\nand this was printed\n{said}"
+            shown, output = block, _printed(block, main_job.lake)
+        elif not block.run and block.language == "text" and output:
+            assert printed(block.text, output), f"{block.place} shows\n{block.text}\nand this was printed\n{output}"
     assert shown is not None
 
 
 def _printed(block: Block, lake: str) -> str:
     """Return what the commands of a block print on this lake; `adjunct ui` is none of them."""
-    said = []
+    outputs = []
     for line in block.text.splitlines():
         program, *arguments = shlex.split(line)
         if program != "adjunct" or arguments[0] in ("ui", "demo"):
             continue
         result = CliRunner().invoke(root, [*arguments, "--lake", lake], env={"COLUMNS": "100"}, catch_exceptions=False)
         assert result.exit_code == 0, f"{block.place}: {line}\n{result.output}"
-        said.append(result.output)
-    return "\n".join(said)
+        outputs.append(result.output)
+    return "\n".join(outputs)

@@ -22,8 +22,8 @@ FLIGHTS, UPDATES, AIRCRAFT, UNNUMBERED = 336_776, 334_264, 4_043, 2_512
 def batches(job: FinishedJob) -> list[ClosedBatch]:
     """Return every closed batch, oldest first."""
     history = BatchLog(open_lake(job.lake), "flight-delays").history(1000)
-    found = {state.last.intent.batch: state.last for _, state in history if state.last is not None}
-    return [found[number] for number in sorted(found)]
+    reports = {state.last.intent.batch: state.last for _, state in history if state.last is not None}
+    return [reports[number] for number in sorted(reports)]
 
 
 def test_both_outputs_of_the_main_job_equal_the_oracle(main_job: FinishedJob) -> None:

@@ -86,8 +86,8 @@ def test_datasets_are_listed_and_shown_with_their_versions(main_job: FinishedJob
 
 
 def test_entries_are_found_by_key_also_by_a_key_of_two_columns(main_job: FinishedJob) -> None:
-    found = read(main_job, "dataset", "get", "planes", "N14228", "N00000")
-    assert [item["entry"] and item["entry"]["manufacturer"] for item in found] == ["BOEING", None]
+    items = read(main_job, "dataset", "get", "planes", "N14228", "N00000")
+    assert [item["entry"] and item["entry"]["manufacturer"] for item in items] == ["BOEING", None]
     hour = read(main_job, "dataset", "get", "weather", "EWR", "2013-01-01T06:00:00Z", "JFK", "2013-12-30T12:00:00Z")
     assert [item["entry"]["origin"] for item in hour] == ["EWR", "JFK"]
     assert hour[0]["entry"]["temp"] == pytest.approx(39.02)
@@ -111,7 +111,7 @@ def test_the_plan_is_shown_without_reading_data(main_job: FinishedJob) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "sentence"),
     [
         (("stream", "describe", "nowhere"), "there is no stream 'nowhere'"),
         (("dataset", "show", "nowhere"), "there is no dataset 'nowhere'"),
@@ -120,11 +120,11 @@ def test_the_plan_is_shown_without_reading_data(main_job: FinishedJob) -> None:
     ],
 )
 def test_what_is_not_there_is_said_in_a_sentence_with_exit_code_1(
-    main_job: FinishedJob, arguments: tuple[str, ...], said: str
+    main_job: FinishedJob, arguments: tuple[str, ...], sentence: str
 ) -> None:
     refused = adjunct(*arguments, "--lake", main_job.lake)
     assert refused.returncode == 1, refused.stderr
-    assert said in " ".join(refused.stderr.split())
+    assert sentence in " ".join(refused.stderr.split())
     assert "Traceback" not in refused.stderr
 
 

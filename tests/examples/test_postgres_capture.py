@@ -47,11 +47,11 @@ def typed(name: str, value: Any) -> Any:
     return value if read is None or value is None else read(value)
 
 
-def replayed(found: list[dict[str, Any]], table: dict[int, Any] | None = None) -> list[tuple[Any, ...]]:
+def replayed(records_read: list[dict[str, Any]], table: dict[int, Any] | None = None) -> list[tuple[Any, ...]]:
     """The table that records make, taken in order of each partition; a tombstone must follow its delete."""
     rows = dict(table or {})
     before: dict[str, Any] = {}
-    for record in found:
+    for record in records_read:
         if record["value"] is None:
             assert record["__tombstone"]
             assert before["op"] == "d"
@@ -162,13 +162,13 @@ def test_a_capture_that_is_killed_goes_on_without_loss_or_repetition(
                 capture.read()
     capture.read()
     assert replayed(records(lake)) == bank.rows()
-    found = [json.loads(record["value"]) for record in records(lake) if record["value"]]
-    told = [(one["transaction"]["id"], one["transaction"]["total_order"]) for one in found]
+    changes = [json.loads(record["value"]) for record in records(lake) if record["value"]]
+    told = [(one["transaction"]["id"], one["transaction"]["total_order"]) for one in changes]
     assert len(set(told)) == len(told)
     streams = LakeStreams(lake)
-    said = [json.loads(value) for value in streams.read_arrow(streams.whole("ends")).column("value").to_pylist()]
-    ends = [one for one in said if one["status"] == "END"]
-    assert [one["status"] for one in said] == ["BEGIN", "END"] * len(ends)
+    boundaries = [json.loads(value) for value in streams.read_arrow(streams.whole("ends")).column("value").to_pylist()]
+    ends = [one for one in boundaries if one["status"] == "END"]
+    assert [one["status"] for one in boundaries] == ["BEGIN", "END"] * len(ends)
     assert {one["id"]: one["event_count"] for one in ends} == {
         id_: sum(1 for told_id, _ in told if told_id == id_) for id_, _ in told
     }

@@ -51,9 +51,9 @@ class DagsterServers:
             f"{self.url}/graphql", data=body, headers={"Content-Type": "application/json"}, method="POST"
         )
         with urllib.request.urlopen(request, timeout=60) as answer:
-            found: dict[str, Any] = json.loads(answer.read())
-        assert not found.get("errors"), found["errors"]
-        data: dict[str, Any] = found["data"]
+            response: dict[str, Any] = json.loads(answer.read())
+        assert not response.get("errors"), response["errors"]
+        data: dict[str, Any] = response["data"]
         return data
 
     def launch(self, job: str, config: Mapping[str, Any] = {}, **selection: Any) -> str:
@@ -82,9 +82,9 @@ class DagsterServers:
         """Return what `look` finds, asked every second; fail after so many seconds."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            found = look()
-            if found:
-                return found
+            result = look()
+            if result:
+                return result
             time.sleep(1)
         logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in sorted(self.home.glob("*.log")))
         raise AssertionError(f"{what} did not happen within {seconds:.0f} s\n{logs}")
@@ -129,9 +129,9 @@ def _loaded(servers: DagsterServers, processes: list[subprocess.Popen[bytes]]) -
         entries = servers.graphql(_READY)["workspaceOrError"]["locationEntries"]
     except (OSError, urllib.error.URLError):
         return False
-    found = [entry["locationOrLoadError"]["__typename"] for entry in entries if entry["locationOrLoadError"]]
-    assert "PythonError" not in found, servers.graphql(_LOAD_ERRORS)
-    return found == ["RepositoryLocation"]
+    kinds = [entry["locationOrLoadError"]["__typename"] for entry in entries if entry["locationOrLoadError"]]
+    assert "PythonError" not in kinds, servers.graphql(_LOAD_ERRORS)
+    return kinds == ["RepositoryLocation"]
 
 
 _LOAD_ERRORS = (

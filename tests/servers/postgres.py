@@ -130,8 +130,8 @@ def _initialise(server: PostgresServer, lines: tuple[str, ...]) -> None:
 
 
 def _programs() -> Path | None:
-    found = shutil.which("pg_ctl")
-    folders = [Path(found).resolve().parent] if found else []
+    program = shutil.which("pg_ctl")
+    folders = [Path(program).resolve().parent] if program else []
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     return next((f for f in folders if all((f / p).exists() for p in ("initdb", "pg_ctl", "psql"))), None)
 

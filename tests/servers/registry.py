@@ -36,8 +36,8 @@ def registry_url() -> Iterator[str]:
         "-Dquarkus.http.host=127.0.0.1", f"-Dquarkus.http.port={port}", "-Dcom.sun.management.jmxremote=false",
     ]  # fmt: skip
     log = folder / "registry.log"
-    with log.open("wb") as said:
-        process = subprocess.Popen([*java, "-jar", str(jar)], cwd=folder, stdout=said, stderr=said)
+    with log.open("wb") as output:
+        process = subprocess.Popen([*java, "-jar", str(jar)], cwd=folder, stdout=output, stderr=output)
     url = f"http://127.0.0.1:{port}/apis/ccompat/v7"
     try:
         _wait(process, url, log)

@@ -134,7 +134,7 @@ def versitygw_binary() -> Path | None:
     if go:
         gopath = subprocess.run([go, "env", "GOPATH"], capture_output=True, text=True, check=False).stdout.strip()
         candidates.append(Path(gopath) / "bin/versitygw")
-    return next((Path(found) for found in candidates if found and os.access(found, os.X_OK)), None)
+    return next((Path(binary) for binary in candidates if binary and os.access(binary, os.X_OK)), None)
 
 
 def _missing(reason: str) -> None:

@@ -47,10 +47,10 @@ class TroubledS3:
         self.cuts.extend(paths)
 
     def is_cut(self, method: str, path: str) -> bool:
-        found = next((each for each in self.cuts if method == "GET" and each in path), None)
-        if found is not None:
-            self.cuts.remove(found)
-        return found is not None
+        path_cut = next((part for part in self.cuts if method == "GET" and part in path), None)
+        if path_cut is not None:
+            self.cuts.remove(path_cut)
+        return path_cut is not None
 
     def take(self, method: str) -> Trouble | None:
         self.seen.append(method)

@@ -76,11 +76,11 @@ def rows_of(rows: Any) -> list[dict[str, Any]]:
 def decoded(world: World, spec: AdjunctDataset) -> list[Change]:
     """Return the changes that the whole stream holds, by offset."""
     columns = len(Source.of(world.systems, spec).schema.names)
-    found = [
+    changes = [
         Change(row["__offset"], tuple(row.values())[:columns], row["__tombstone"], row["__position"], row["__problem"])
         for row in rows_of(changes_of(world, spec))
     ]
-    return sorted(found, key=lambda change: (change.offset, not change.deleted, repr(change.row)))
+    return sorted(changes, key=lambda change: (change.offset, not change.deleted, repr(change.row)))
 
 
 def problems(world: World, spec: AdjunctDataset) -> dict[int, str]:
@@ -91,7 +91,7 @@ def problems(world: World, spec: AdjunctDataset) -> dict[int, str]:
 def applied(changes: Sequence[Change], key: int = 0) -> dict[Any, tuple[Any, ...]]:
     """Return the table that changes make, in order of position; the key is the first column unless said otherwise."""
     table: dict[Any, tuple[Any, ...]] = {}
-    for change in sorted(changes, key=lambda each: (each.position or 0, each.offset)):
+    for change in sorted(changes, key=lambda event: (event.position or 0, event.offset)):
         assert change.problem is None, change.problem
         table.pop(change.row[key], None)
         if not change.deleted:

@@ -99,16 +99,16 @@ def test_rows_in_avro_are_rows_as_in_json(sparkling: World) -> None:
     ]
     stream(sparkling, BINARY, values)
     form = DebeziumEnvelope(COLUMNS, format="avro", avro_schema=SCHEMA, timestamps="micros")
-    found = decoded(sparkling, dataset(changes=form, order_by="source.lsn"))
+    changes = decoded(sparkling, dataset(changes=form, order_by="source.lsn"))
     at = dt.datetime(2020, 1, 1, 12, 30, 0, 123456, tzinfo=dt.UTC).astimezone().replace(tzinfo=None)
     anvil = (1, "anvil ✓", Decimal("-12.50"), at, dt.date(2020, 1, 1), bytearray(b"\x00\xff"))
-    assert found[:4] == [
+    assert changes[:4] == [
         Change(0, anvil, False, 10, None),
         Change(1, (1, *[None] * 5), True, 11, None),
         Change(1, (2, *anvil[1:]), False, 11, None),
         Change(2, (2, *[None] * 5), True, 12, None),
     ]
-    told = {change.offset: str(change.problem) for change in found[4:]}
+    told = {change.offset: str(change.problem) for change in changes[4:]}
     assert sorted(told) == [4, 5, 6, 7]
     assert all(told[offset].startswith("not Avro of the declared schema: ") for offset in (4, 5, 6))
     assert "1 bytes are left over" in told[5]
@@ -122,9 +122,9 @@ def test_numbers_that_json_has_not_are_read_from_avro(sparkling: World) -> None:
     form = DebeziumEnvelope("id BIGINT, ratio DOUBLE", format="avro", avro_schema=newer)
     assert [str(change.row[1]) for change in decoded(sparkling, dataset(changes=form))] == ["inf", "nan", "1e+39"]
     narrow = DebeziumEnvelope("id BIGINT, ratio FLOAT", format="avro", avro_schema=newer)
-    found = [(str(change.row[1]), change.problem) for change in decoded(sparkling, dataset(changes=narrow))]
+    read = [(str(change.row[1]), change.problem) for change in decoded(sparkling, dataset(changes=narrow))]
     told = "column 'ratio' is a number too large for float"
-    assert found == [("inf", None), ("nan", None), ("None", told)]
+    assert read == [("inf", None), ("nan", None), ("None", told)]
 
 
 def test_values_with_a_schema_id_are_read_with_their_own_schema(sparkling: World) -> None:
@@ -141,10 +141,10 @@ def test_values_with_a_schema_id_are_read_with_their_own_schema(sparkling: World
     ]
     stream(sparkling, BINARY, [(value,) for value in values])
     form = DebeziumEnvelope("id BIGINT, color STRING", format="avro", avro_schema={41: newer, 7: SCHEMA})
-    found = decoded(sparkling, dataset(changes=form))
-    assert [change.row for change in found[:2]] == [(1, None), (1, "red")]
-    assert found[2].problem == "the Avro schema 8 is not declared: avro_schema has 7, 41"
-    assert str(found[3].problem).startswith("not Avro with a schema id: it begins with 02020212")
+    changes = decoded(sparkling, dataset(changes=form))
+    assert [change.row for change in changes[:2]] == [(1, None), (1, "red")]
+    assert changes[2].problem == "the Avro schema 8 is not declared: avro_schema has 7, 41"
+    assert str(changes[3].problem).startswith("not Avro with a schema id: it begins with 02020212")
 
 
 def test_transactions_are_known_of_avro_too(sparkling: World) -> None:
@@ -153,8 +153,8 @@ def test_transactions_are_known_of_avro_too(sparkling: World) -> None:
     form = DebeziumEnvelope("id BIGINT", format="avro", avro_schema=SCHEMA)
     records = sparkling.streams.read(sparkling.spark(), sparkling.streams.whole("changes"))
     rows = transactions_of(form, records, "it").collect()
-    found = sorted((row["__offset"], row["transaction"], row["number"], row["readable"]) for row in rows)
-    assert found == [(0, None, None, True), (1, "5", "1", True), (2, None, None, False)]
+    judged_rows = sorted((row["__offset"], row["transaction"], row["number"], row["readable"]) for row in rows)
+    assert judged_rows == [(0, None, None, True), (1, "5", "1", True), (2, None, None, False)]
 
 
 def test_whatever_bytes_there_are_they_are_read_or_a_problem() -> None:

@@ -87,19 +87,19 @@ def test_unwrapped_records_say_in_a_column_that_a_row_was_deleted(either: World)
     stream(either, UNWRAPPED, rows)
     spec = dataset(changes=DebeziumUnwrapped("deleted", "op"))
     assert Source.of(either.systems, spec).schema == ROWS
-    found = decoded(either, spec)
-    assert found[:4] == [
+    changes = decoded(either, spec)
+    assert changes[:4] == [
         Change(0, (1, "a"), False, 0, None),
         Change(1, (1, "b"), False, 1, None),
         Change(2, (1, "b"), True, 2, None),
         Change(3, (1, None), True, 3, None),
     ]
-    assert [change.problem for change in found[4:7]] == [
+    assert [change.problem for change in changes[4:7]] == [
         "column 'deleted' is 'maybe': expected true or false",
         "column 'deleted' is null: expected true or false",
         "unknown operation 'x'",
     ]
-    assert "a truncate deletes all rows at once" in str(found[7].problem)
+    assert "a truncate deletes all rows at once" in str(changes[7].problem)
 
 
 def test_whether_a_row_was_deleted_may_be_a_boolean(either: World) -> None:
@@ -120,9 +120,9 @@ def test_whether_a_row_was_deleted_may_be_a_boolean(either: World) -> None:
 )
 def test_positions_are_the_values_of_the_ordering_column(either: World, kind: str, value: Any, position: int) -> None:
     stream(either, Schema.of(id="bigint", version=kind), [(1, value), (2, None)])
-    found = decoded(either, dataset(order_by="version"))
-    assert found[0].position == position
-    assert found[1].problem == "no value to order by: 'version' is null"
+    changes = decoded(either, dataset(order_by="version"))
+    assert changes[0].position == position
+    assert changes[1].problem == "no value to order by: 'version' is null"
 
 
 def test_an_extractor_makes_none_one_or_several_entries_of_a_change(either: World) -> None:
@@ -174,8 +174,8 @@ def test_a_change_that_makes_no_entry_deletes_the_one_that_was_there(sparkling: 
 def test_a_change_that_makes_no_entry_deletes_nothing_where_the_key_is_computed(sparkling: World) -> None:
     stream(sparkling, SEATS, PLANES[:4])
     computed = Projection("plane STRING, seats INT", {"plane": "upper(tailnum)"}, "seats > 0")
-    found = decoded(sparkling, dataset(key="plane", extractor=computed))
-    assert [(change.row, change.deleted) for change in found] == [(("N1", 2), False), (("N2", 3), False)]
+    changes = decoded(sparkling, dataset(key="plane", extractor=computed))
+    assert [(change.row, change.deleted) for change in changes] == [(("N1", 2), False), (("N2", 3), False)]
 
 
 DAYS = Schema.of(id="bigint", day="date", at="timestamp")
@@ -189,19 +189,19 @@ def test_dates_and_times_that_python_has_not_are_problems_whatever_the_format(ei
     functions = PythonExtractor("tests.assets.extractors:same", "id BIGINT, day DATE, at TIMESTAMP", ("id",))
     for extractor in (None, functions):
         changes = changes_of(either, dataset(extractor=extractor)).select(["__offset", "__problem"])
-        found = {row["__offset"]: row["__problem"] for row in rows_of(changes)}
-        assert [found[offset] for offset in range(3)] == [None] * 3
-        assert found[3] == "column 'day' is '0000-12-31', declared date: years are 1 to 9999"
-        assert found[4] == "column 'day' is '+10000-01-01', declared date: years are 1 to 9999"
-        assert all(found[offset].startswith("column 'at' is ") for offset in (5, 6))
+        problem_at = {row["__offset"]: row["__problem"] for row in rows_of(changes)}
+        assert [problem_at[offset] for offset in range(3)] == [None] * 3
+        assert problem_at[3] == "column 'day' is '0000-12-31', declared date: years are 1 to 9999"
+        assert problem_at[4] == "column 'day' is '+10000-01-01', declared date: years are 1 to 9999"
+        assert all(problem_at[offset].startswith("column 'at' is ") for offset in (5, 6))
 
 
 def test_a_date_that_a_projection_computes_is_of_a_year_that_python_has(sparkling: World) -> None:
     stream(sparkling, SEATS, [("N1", 1), ("N2", 10_000_000)])
     projection = Projection("tailnum STRING, day DATE", {"day": "date_add(date'2020-01-01', seats)"})
-    found = decoded(sparkling, dataset(key="tailnum", extractor=projection))
-    assert [change.row[1] for change in found] == [dt.date(2020, 1, 2), None]
-    assert "years are 1 to 9999" in str(found[1].problem)
+    changes = decoded(sparkling, dataset(key="tailnum", extractor=projection))
+    assert [change.row[1] for change in changes] == [dt.date(2020, 1, 2), None]
+    assert "years are 1 to 9999" in str(changes[1].problem)
 
 
 @pytest.mark.parametrize(

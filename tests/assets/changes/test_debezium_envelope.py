@@ -100,8 +100,8 @@ def test_a_row_is_snapshot_inserted_updated_and_deleted_with_a_tombstone_after_i
         envelope("d", {**ANNE, "id": 2}, None),
     )
     anne, anna = (1, "Anne", "annek@noanswer.org"), (1, "Anna", "annek@noanswer.org")
-    found = decoded(sparkling, dataset(changes=CUSTOMERS))
-    assert found == [
+    changes = decoded(sparkling, dataset(changes=CUSTOMERS))
+    assert changes == [
         Change(0, anne, False, 0, None),
         Change(1, (2, *anne[1:]), False, 1, None),
         Change(2, anna, False, 2, None),
@@ -109,8 +109,8 @@ def test_a_row_is_snapshot_inserted_updated_and_deleted_with_a_tombstone_after_i
         Change(4, (1, None, None), True, 4, None),
         Change(6, (2, None, None), True, 6, None),
     ]
-    assert applied(found[:4]) == {1: anna, 2: (2, *anne[1:])}
-    assert applied(found) == {}
+    assert applied(changes[:4]) == {1: anna, 2: (2, *anne[1:])}
+    assert applied(changes) == {}
 
 
 def test_the_envelope_may_stand_beside_its_schema(sparkling: World) -> None:
@@ -124,19 +124,19 @@ def test_the_envelope_may_stand_beside_its_schema(sparkling: World) -> None:
 def test_an_update_that_changes_the_key_deletes_the_old_row_and_writes_the_new_one(sparkling: World) -> None:
     moved = envelope("u", ANNE, {**ANNA, "id": 1004}, 77)
     envelopes(sparkling, envelope("c", None, ANNE, 70), moved, wrapped(moved))
-    found = decoded(sparkling, dataset(changes=CUSTOMERS, order_by="source.lsn"))
-    assert found[1:3] == [
+    changes = decoded(sparkling, dataset(changes=CUSTOMERS, order_by="source.lsn"))
+    assert changes[1:3] == [
         Change(1, (1, None, None), True, 77, None),
         Change(1, (1004, "Anna", "annek@noanswer.org"), False, 77, None),
     ]
-    assert [change[1:] for change in found[3:]] == [change[1:] for change in found[1:3]]
-    assert applied(found) == {1004: (1004, "Anna", "annek@noanswer.org")}
+    assert [change[1:] for change in changes[3:]] == [change[1:] for change in changes[1:3]]
+    assert applied(changes) == {1004: (1004, "Anna", "annek@noanswer.org")}
 
 
 def test_only_a_change_of_the_datasets_own_key_moves_a_row(sparkling: World) -> None:
     envelopes(sparkling, envelope("u", ANNE, {**ANNA, "id": 7}))
-    found = decoded(sparkling, dataset(changes=CUSTOMERS, key="email"))
-    assert found == [Change(0, (7, "Anna", "annek@noanswer.org"), False, 0, None)]
+    changes = decoded(sparkling, dataset(changes=CUSTOMERS, key="email"))
+    assert changes == [Change(0, (7, "Anna", "annek@noanswer.org"), False, 0, None)]
 
 
 @pytest.mark.parametrize(
@@ -151,8 +151,8 @@ def test_only_a_change_of_the_datasets_own_key_moves_a_row(sparkling: World) -> 
 )
 def test_changes_are_ordered_by_a_path_or_a_column(sparkling: World, path: str, position: int) -> None:
     envelopes(sparkling, envelope("c", None, ANNE), envelope("d", BARE_KEY, None), wrapped(envelope("u", ANNE, ANNA)))
-    found = decoded(sparkling, dataset(changes=CUSTOMERS, order_by=path))
-    assert [change.position for change in found] == [position] * 3
+    changes = decoded(sparkling, dataset(changes=CUSTOMERS, order_by=path))
+    assert [change.position for change in changes] == [position] * 3
 
 
 def test_a_path_that_holds_no_number_is_a_problem(sparkling: World) -> None:
@@ -183,21 +183,21 @@ def test_what_is_no_change_of_a_row_is_left_out_or_a_problem(sparkling: World) -
         json.dumps({"op": "c", "after": 5}),
     )
     send(sparkling, [(None, False)])
-    found = problems(sparkling, dataset(changes=CUSTOMERS))
-    assert 0 not in found
-    assert found[1].startswith("a truncate deletes all rows")
-    assert found[2] == "unknown operation 'x'"
-    assert found[3] == "operation 'c' without the row after it"
-    assert "a delete without the row before it" in found[4]
-    assert found[5].startswith('not a Debezium envelope: it has no \'op\': \'{"after": {"id": 1')
-    assert found[6].startswith("not a Debezium envelope: it has no 'op'")
-    assert found[7] == "not JSON: 'nonsense'"
-    assert found[8] == 'not JSON: \'{"op":"c","after":{"id":1\''
-    assert found[9] == "not a Debezium envelope: '5'"
-    assert found[10] == "not a Debezium envelope: '[]'"
-    assert found[11] == "not JSON: ''"
-    assert found[12] == 'not a Debezium envelope: \'{"op": "c", "after": 5}\''
-    assert found[13] == "not a Debezium envelope: the value is null"
+    problem_at = problems(sparkling, dataset(changes=CUSTOMERS))
+    assert 0 not in problem_at
+    assert problem_at[1].startswith("a truncate deletes all rows")
+    assert problem_at[2] == "unknown operation 'x'"
+    assert problem_at[3] == "operation 'c' without the row after it"
+    assert "a delete without the row before it" in problem_at[4]
+    assert problem_at[5].startswith('not a Debezium envelope: it has no \'op\': \'{"after": {"id": 1')
+    assert problem_at[6].startswith("not a Debezium envelope: it has no 'op'")
+    assert problem_at[7] == "not JSON: 'nonsense'"
+    assert problem_at[8] == 'not JSON: \'{"op":"c","after":{"id":1\''
+    assert problem_at[9] == "not a Debezium envelope: '5'"
+    assert problem_at[10] == "not a Debezium envelope: '[]'"
+    assert problem_at[11] == "not JSON: ''"
+    assert problem_at[12] == 'not a Debezium envelope: \'{"op": "c", "after": 5}\''
+    assert problem_at[13] == "not a Debezium envelope: the value is null"
     assert len(decoded(sparkling, dataset(changes=CUSTOMERS))) == 13
 
 
@@ -224,7 +224,7 @@ def in_utc(row: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize(
-    ("given", "said", "expected"),
+    ("given", "values", "expected"),
     [
         ({}, {}, {}),
         ({}, {"day": "2020-01-01", "at": "2020-01-01 13:30:00.1234560+01"}, {}),
@@ -239,14 +239,14 @@ def in_utc(row: tuple[Any, ...]) -> tuple[Any, ...]:
     ],
 )
 def test_values_have_their_declared_types(
-    sparkling: World, given: dict[str, Any], said: dict[str, Any], expected: dict[int, Any]
+    sparkling: World, given: dict[str, Any], values: dict[str, Any], expected: dict[int, Any]
 ) -> None:
     form = DebeziumEnvelope(COLUMNS, **{"decimals": "string", **given})
     good = GOOD | ({"price": "BOI="} if form.decimals == "precise" else {})
-    envelopes(sparkling, {"op": "c", "after": {**good, **said}})
-    (found,) = decoded(sparkling, dataset(changes=form))
-    assert found.problem is None
-    assert in_utc(found.row) == tuple(expected.get(index, value) for index, value in enumerate(ROW))
+    envelopes(sparkling, {"op": "c", "after": {**good, **values}})
+    (change,) = decoded(sparkling, dataset(changes=form))
+    assert change.problem is None
+    assert in_utc(change.row) == tuple(expected.get(index, value) for index, value in enumerate(ROW))
 
 
 MISFITS = [
@@ -274,11 +274,11 @@ MISFITS = [
 
 def test_a_value_that_does_not_fit_its_column_is_a_problem_and_never_null(sparkling: World) -> None:
     envelopes(sparkling, *({"op": "c", "after": {**GOOD, column: value}} for column, value, _ in MISFITS))
-    found = problems(sparkling, dataset(changes=DebeziumEnvelope(COLUMNS, decimals="string")))
+    problem_at = problems(sparkling, dataset(changes=DebeziumEnvelope(COLUMNS, decimals="string")))
     expected = [f"column {column!r} is '{shown}', declared {TYPED.field(column).type}" for column, _, shown in MISFITS]
     hinted = expected.index("column 'at' is '1577881800123456', declared timestamp")
     expected[hinted] += "; timestamps= says what it counts"
-    assert [found.get(offset) for offset in range(len(MISFITS))] == expected
+    assert [problem_at.get(offset) for offset in range(len(MISFITS))] == expected
 
 
 WIDE = [
@@ -308,21 +308,21 @@ WIDE = [
 
 
 def test_numbers_are_finite_and_dates_are_numbers_or_texts_of_years_that_python_has(sparkling: World) -> None:
-    envelopes(sparkling, *(f'{{"op":"c","after":{{"id":1,{said}}}}}' for said, _ in WIDE))
+    envelopes(sparkling, *(f'{{"op":"c","after":{{"id":1,{text}}}}}' for text, _ in WIDE))
     form = DebeziumEnvelope(
         "id BIGINT, small FLOAT, large DOUBLE, day DATE, at TIMESTAMP, note STRING", timestamps="millis"
     )
     changes = changes_of(sparkling, dataset(changes=form)).select("__offset", "__problem", "id")
-    found = {row["__offset"]: row["__problem"] for row in changes.collect()}
-    assert [told[:10] if told and told.startswith("not JSON: ") else told for _, told in sorted(found.items())] == [
-        told for _, told in WIDE
-    ]
+    problem_at = {row["__offset"]: row["__problem"] for row in changes.collect()}
+    assert [
+        told[:10] if told and told.startswith("not JSON: ") else told for _, told in sorted(problem_at.items())
+    ] == [told for _, told in WIDE]
 
 
 def test_an_update_of_the_key_with_a_date_that_python_has_not_deletes_nothing(sparkling: World) -> None:
     envelopes(sparkling, {"op": "u", "before": {"id": 1}, "after": {"id": 2, "day": 9_999_999}})
-    (found,) = decoded(sparkling, dataset(changes=DebeziumEnvelope("id BIGINT, day DATE")))
-    assert "years are 1 to 9999" in str(found.problem)
+    (change,) = decoded(sparkling, dataset(changes=DebeziumEnvelope("id BIGINT, day DATE")))
+    assert "years are 1 to 9999" in str(change.problem)
 
 
 def test_a_decimal_that_json_has_made_inexact_is_a_problem(sparkling: World) -> None:
@@ -330,9 +330,9 @@ def test_a_decimal_that_json_has_made_inexact_is_a_problem(sparkling: World) -> 
     envelopes(
         sparkling, f'{{"op":"c","after":{{"id":1,"p":"{digits}"}}}}', f'{{"op":"c","after":{{"id":1,"p":{digits}}}}}'
     )
-    found = decoded(sparkling, dataset(changes=DebeziumEnvelope("id BIGINT, p DECIMAL(38,2)", decimals="string")))
-    assert found[0].row == (1, Decimal(digits))
-    assert "declared decimal(38,2)" in str(found[1].problem)
+    changes = decoded(sparkling, dataset(changes=DebeziumEnvelope("id BIGINT, p DECIMAL(38,2)", decimals="string")))
+    assert changes[0].row == (1, Decimal(digits))
+    assert "declared decimal(38,2)" in str(changes[1].problem)
 
 
 @pytest.mark.parametrize(
@@ -365,9 +365,9 @@ def test_a_precise_decimal_of_38_digits_is_exact(sparkling: World) -> None:
 def test_of_the_row_before_only_the_key_is_used(sparkling: World) -> None:
     before = {**GOOD, "at": "", "price": "0", "data": "?", "note": "__debezium_unavailable_value"}
     envelopes(sparkling, {"op": "d", "before": before}, {"op": "u", "before": before, "after": GOOD})
-    found = decoded(sparkling, dataset(changes=DebeziumEnvelope(COLUMNS, decimals="string")))
-    assert [change.problem for change in found] == [None, None]
-    assert found[0].row == (1, *[None] * 8)
+    changes = decoded(sparkling, dataset(changes=DebeziumEnvelope(COLUMNS, decimals="string")))
+    assert [change.problem for change in changes] == [None, None]
+    assert changes[0].row == (1, *[None] * 8)
 
 
 def test_a_large_value_that_is_not_known_is_never_stored_as_its_placeholder(sparkling: World) -> None:
@@ -375,10 +375,12 @@ def test_a_large_value_that_is_not_known_is_never_stored_as_its_placeholder(spar
     envelopes(
         sparkling, envelope("u", None, {**ANNE, "email": unknown}), envelope("u", None, {**ANNE, "last_name": unknown})
     )
-    found = problems(sparkling, dataset(changes=CUSTOMERS))
-    assert list(found) == [0], "columns that are not stored do not matter"
-    assert found[0].startswith("column 'email' is '__debezium_unavailable_value', which stands for a value too large")
-    assert "unavailable=None" in found[0], "where that is its text, it says what helps"
+    problem_at = problems(sparkling, dataset(changes=CUSTOMERS))
+    assert list(problem_at) == [0], "columns that are not stored do not matter"
+    assert problem_at[0].startswith(
+        "column 'email' is '__debezium_unavailable_value', which stands for a value too large"
+    )
+    assert "unavailable=None" in problem_at[0], "where that is its text, it says what helps"
 
 
 def test_a_text_that_is_the_placeholder_is_taken_where_nothing_is_unknown(sparkling: World) -> None:
@@ -400,9 +402,9 @@ def test_column_names_may_have_any_characters(sparkling: World) -> None:
     form = DebeziumEnvelope("`i d` BIGINT, `a.b` STRING, `payload` STRING")
     row = {"i d": 1, "a.b": "x", "payload": "y"}
     envelopes(sparkling, {"op": "c", "after": row}, {"op": "d", "before": row}, {"op": "c", "after": {"i d": "z"}})
-    found = decoded(sparkling, dataset(changes=form, key="i d"))
-    assert [change.row for change in found[:2]] == [(1, "x", "y"), (1, None, None)]
-    assert found[2].problem == "column 'i d' is 'z', declared bigint"
+    changes = decoded(sparkling, dataset(changes=form, key="i d"))
+    assert [change.row for change in changes[:2]] == [(1, "x", "y"), (1, None, None)]
+    assert changes[2].problem == "column 'i d' is 'z', declared bigint"
 
 
 def test_a_key_that_an_extractor_computes_can_be_written_and_not_deleted(sparkling: World) -> None:
@@ -431,8 +433,8 @@ def test_a_row_must_have_the_key_of_its_record(sparkling: World) -> None:
         (2, envelope("c", None, ANNE)),
         (3, envelope("d", BARE_KEY, None)),
     )
-    found = [change.problem for change in decoded(sparkling, dataset(changes=CUSTOMERS)) if change.problem]
-    assert sorted(found) == [
+    reasons = [change.problem for change in decoded(sparkling, dataset(changes=CUSTOMERS)) if change.problem]
+    assert sorted(reasons) == [
         'the record\'s own key is {"id":2}, and the row in it has another one',
         'the record\'s own key is {"id":3}, and the row in it has another one',
     ]
@@ -440,9 +442,11 @@ def test_a_row_must_have_the_key_of_its_record(sparkling: World) -> None:
 
 def test_a_key_that_changes_needs_an_order_that_holds_across_partitions(sparkling: World) -> None:
     keyed(sparkling, (7, envelope("u", ANNE, {**ANNA, "id": 7})), (1, envelope("u", ANNE, {**ANNA, "id": 7})))
-    found = [change.problem for change in decoded(sparkling, dataset(changes=CUSTOMERS))]
-    assert len(found) == 2
-    assert all(str(each).startswith("an update changes the key, and offsets of several partitions") for each in found)
+    reasons = [change.problem for change in decoded(sparkling, dataset(changes=CUSTOMERS))]
+    assert len(reasons) == 2
+    assert all(
+        str(reason).startswith("an update changes the key, and offsets of several partitions") for reason in reasons
+    )
     ordered = decoded(sparkling, dataset(changes=CUSTOMERS, order_by="source.lsn"))
     found_rows = sorted((change.row[0], change.deleted, change.position) for change in ordered)
     assert found_rows == [(1, True, 24023128)] * 2 + [(7, False, 24023128)] * 2
@@ -453,8 +457,8 @@ def test_an_extractor_gets_the_row_after_and_deletions_go_around_it(sparkling: W
         sparkling, envelope("c", None, ANNE), envelope("u", ANNE, {**ANNA, "id": 9}), envelope("d", BARE_KEY, None)
     )
     projection = Projection("id BIGINT, name STRING", {"name": "upper(first_name)"})
-    found = decoded(sparkling, dataset(changes=CUSTOMERS, extractor=projection))
-    assert [(change.row, change.deleted) for change in found] == [
+    changes = decoded(sparkling, dataset(changes=CUSTOMERS, extractor=projection))
+    assert [(change.row, change.deleted) for change in changes] == [
         ((1, "ANNE"), False),
         ((1, None), True),
         ((9, "ANNA"), False),

@@ -35,26 +35,28 @@ Partitions = dict[int, list[str | None]]
 
 
 def parts_of(partitions: Partitions) -> dict[tuple[str, int], Part]:
-    found: dict[tuple[str, int], Part] = {}
+    parts: dict[tuple[str, int], Part] = {}
     for partition, records in partitions.items():
         for transaction in set(records) - {None}:
-            at = [offset for offset, each in enumerate(records) if each == transaction]
-            found[str(transaction), partition] = Part(at[0], at[-1], len(at))
-    return found
+            at = [offset for offset, name in enumerate(records) if name == transaction]
+            parts[str(transaction), partition] = Part(at[0], at[-1], len(at))
+    return parts
 
 
 def furthest(partitions: Partitions, complete: dict[str, int]) -> dict[int, int]:
     """Try all ends, and return the furthest at which each transaction is in with all its changes or with none."""
-    totals = Counter(each for records in partitions.values() for each in records if each is not None)
+    totals = Counter(
+        transaction for records in partitions.values() for transaction in records if transaction is not None
+    )
     best: dict[int, int] = {}
     for ends in product(*(range(len(records) + 1) for records in partitions.values())):
         taken = Counter(
-            each
+            transaction
             for records, end in zip(partitions.values(), ends, strict=True)
-            for each in records[:end]
-            if each is not None
+            for transaction in records[:end]
+            if transaction is not None
         )
-        whole = all(complete.get(each) == count == totals[each] for each, count in taken.items())
+        whole = all(complete.get(transaction) == count == totals[transaction] for transaction, count in taken.items())
         if whole and sum(ends) > sum(best.values(), -1):
             best = dict(zip(partitions, ends, strict=True))
     return best
@@ -68,8 +70,12 @@ def test_the_cut_is_the_furthest_at_which_every_transaction_is_whole(
     records: list[list[str | None]], ended: dict[str, bool]
 ) -> None:
     partitions = dict(enumerate(records))
-    totals = Counter(each for part in records for each in part)
-    complete = {each: totals[each] + (0 if arrived else 1) for each, arrived in ended.items() if totals[each]}
+    totals = Counter(transaction for part in records for transaction in part)
+    complete = {
+        transaction: totals[transaction] + (0 if arrived else 1)
+        for transaction, arrived in ended.items()
+        if totals[transaction]
+    }
     ends = {partition: len(part) for partition, part in partitions.items()}
     assert cut_at_incomplete(parts_of(partitions), complete, ends) == furthest(partitions, complete)
 
@@ -122,8 +128,8 @@ def cut(world: World, start: int = 0) -> dict[int, tuple[str, str]]:
     source = Source.of(world.systems, SPEC)
     whole = world.streams.whole("changes")
     ranges = {ssp: (str(start), span.end) for ssp, span in whole.items() if int(span.end) > start}
-    found = whole_transactions(SPEC, world.systems, world.spark(), source, ranges)
-    return {ssp.partition: span for ssp, span in found.items()}
+    spans = whole_transactions(SPEC, world.systems, world.spark(), source, ranges)
+    return {ssp.partition: span for ssp, span in spans.items()}
 
 
 def changes(world: World, *values: str) -> None:
@@ -151,8 +157,8 @@ def test_a_transaction_is_whole_in_all_partitions_or_in_none(sparkling: World) -
     say(sparkling, begin("1"), end("1", 8), begin("2"))
     source = Source.of(sparkling.systems, SPEC)
     whole = {ssp: (span.start, span.end) for ssp, span in sparkling.streams.whole("changes").items()}
-    found = whole_transactions(SPEC, sparkling.systems, sparkling.spark(), source, whole)
-    rows_in = source.read(sparkling.spark(), found).collect()
+    spans = whole_transactions(SPEC, sparkling.systems, sparkling.spark(), source, whole)
+    rows_in = source.read(sparkling.spark(), spans).collect()
     assert sorted(row["id"] for row in rows_in) == list(range(8))
 
 

@@ -67,9 +67,9 @@ def send(world: World, facts: Sequence[Fact]) -> None:
 
 def content(view: VersionReader | Any) -> Content:
     """Return what a view holds, read in order and by key."""
-    found = {key: entry["n"] for key, entry in view.items()}
-    assert {key: entry["n"] for key, entry in view.get_all(KEYS).items()} == found
-    return found
+    values = {key: entry["n"] for key, entry in view.items()}
+    assert {key: entry["n"] for key, entry in view.get_all(KEYS).items()} == values
+    return values
 
 
 def by_spark(world: World, view: VersionReader) -> Content:
@@ -81,11 +81,11 @@ def by_spark(world: World, view: VersionReader) -> Content:
 def letters(world: World) -> list[tuple[int, int]]:
     """Return the places of all dead letters, each of which gives a reason."""
     try:
-        found = world.streams.read_arrow(world.streams.whole(DEAD), DEAD_LETTERS.names).to_pylist()
+        dead = world.streams.read_arrow(world.streams.whole(DEAD), DEAD_LETTERS.names).to_pylist()
     except StreamNotFoundError:
         return []
-    assert all(letter["reason"] and (letter["dataset"], letter["stream"]) == (NAME, f"lake.{NAME}") for letter in found)
-    return [(letter["partition"], letter["offset"]) for letter in found]
+    assert all(letter["reason"] and (letter["dataset"], letter["stream"]) == (NAME, f"lake.{NAME}") for letter in dead)
+    return [(letter["partition"], letter["offset"]) for letter in dead]
 
 
 def faulty(world: World, *faults: Fault) -> Lake:
@@ -125,16 +125,16 @@ class Log:
         return {key: value for key, (_, value) in newest.items() if value is not None}
 
     def newest(self, ends: Ends, starts: Ends | None = None) -> dict[str, tuple[int, int | None]]:
-        found: dict[str, tuple[int, int | None]] = {}
+        by_key: dict[str, tuple[int, int | None]] = {}
         for partition, facts in enumerate(self.facts):
             for offset in range((starts or {}).get(partition, 0), ends[partition]):
                 key, at, value = facts[offset]
                 position = at if self.by_position else offset
                 if key is None or self.is_late(partition, offset):
                     continue
-                if key not in found or position >= found[key][0]:
-                    found[key] = (position, value)
-        return found
+                if key not in by_key or position >= by_key[key][0]:
+                    by_key[key] = (position, value)
+        return by_key
 
     def bad(self, ends: Ends) -> set[tuple[int, int]]:
         """Return the places of the facts up to here that no table can hold."""

@@ -105,10 +105,10 @@ def check(view: VersionReader, model: Model) -> None:
     for key in KEYS:
         parts = view.history_of(key)
         assert all(one.valid_to == two.valid_from for one, two in itertools.pairwise(parts))
-        said = [part.entry and part.entry["n"] for part in parts]
-        assert all(one != two for one, two in itertools.pairwise(said)), "not joined"
+        values = [part.entry and part.entry["n"] for part in parts]
+        assert all(one != two for one, two in itertools.pairwise(values)), "not joined"
         for second in range(edge_of(view), LAST + 1):
             met = [part for part in parts if part.holds(at(second))]
             assert len(met) <= 1
-            found = met[0].entry["n"] if met and met[0].entry is not None else None
-            assert found == model.value(key, second), (key, second)
+            read = met[0].entry["n"] if met and met[0].entry is not None else None
+            assert read == model.value(key, second), (key, second)

@@ -47,13 +47,13 @@ def entries(world: World, spec: AdjunctDataset, version: str | None = None) -> C
     """Return what a version holds, by key and in order, and the same by Spark where the world has it."""
     store = StoredVersions(world.lake, spec.name)
     view = store.require_current() if version is None else store.version(version)
-    found = content(view)
-    assert view.rows in (None, len(found))
+    held = content(view)
+    assert view.rows in (None, len(held))
     if world.spark is not IN_PROCESS:
         rows = [(row.k, row.n) for row in view.frame(world.spark()).collect()]
         assert len(dict(rows)) == len(rows), "a key stands twice in the frame"
-        assert dict(rows) == found
-    return found
+        assert dict(rows) == held
+    return held
 
 
 def stored(world: World, spec: AdjunctDataset) -> set[tuple[int, str, bool]]:
@@ -66,9 +66,9 @@ def stored(world: World, spec: AdjunctDataset) -> set[tuple[int, str, bool]]:
 
 def content(view: Any) -> Content:
     """Return what a view holds, read without Spark."""
-    found = {key: entry["n"] for key, entry in view.items()}
-    assert {key: entry["n"] for key, entry in view.get_all(KEYS).items()} == found
-    return found
+    values = {key: entry["n"] for key, entry in view.items()}
+    assert {key: entry["n"] for key, entry in view.get_all(KEYS).items()} == values
+    return values
 
 
 def copy_of(world: World, folder: Path) -> World:

@@ -92,9 +92,9 @@ def test_unparsable_envelopes_are_dead_letters_and_the_rest_is_applied(sparkling
     report = sparkling.advance(spec)
     assert (report.action, report.counters["quarantined"]) == ("bootstrapped", 3)
     assert rows(sparkling, spec) == {1: 1}
-    found = dead(sparkling)
-    assert [offset for offset, _ in found] == [1, 2, 3]
-    assert all(reason for _, reason in found)
+    letters = dead(sparkling)
+    assert [offset for offset, _ in letters] == [1, 2, 3]
+    assert all(reason for _, reason in letters)
 
 
 # -- deletions
@@ -139,7 +139,7 @@ def test_a_key_that_an_update_changes_is_deleted_and_the_new_one_written(sparkli
 def forget_all_but_the_newest(world: World) -> None:
     """Let retention drop all of the stream's segments but one."""
     streams = LakeStreams(world.lake)
-    sizes = [each.size for each in all_segments(streams.state(NAME)[1], streams.pages_of(NAME))]
+    sizes = [segment.size for segment in all_segments(streams.state(NAME)[1], streams.pages_of(NAME))]
     streams.configure(NAME, retention=Retention(max_bytes=sizes[-1]), compaction=None)
     streams.maintain(NAME)
 

@@ -267,10 +267,13 @@ def test_footers_that_every_commit_would_repeat_are_left_out_where_they_are_larg
     send(quick, spec, {"a": 1, "b": 1})
     send(quick, spec, {"a": 2})
     compact(quick, spec, "minor")
-    assert all(file.footer for each in quick.view(spec).sealed.generations for file in each.files)
+    assert all(file.footer for generation in quick.view(spec).sealed.generations for file in generation.files)
     monkeypatch.setattr(served_version, "FOOTERS", 10)
     compact(quick, spec, "major")
-    assert [file.footer for each in quick.view(spec).sealed.generations for file in each.files] == [None, None]
+    assert [file.footer for generation in quick.view(spec).sealed.generations for file in generation.files] == [
+        None,
+        None,
+    ]
     assert entries(quick, spec) == {"a": 2, "b": 1}
 
 

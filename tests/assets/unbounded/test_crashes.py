@@ -119,7 +119,7 @@ def copy_of(world: World) -> World:
 def an_hour_later(lake: Lake) -> None:
     if isinstance(lake.store, InMemoryStore):
         objects = lake.store._objects
-        objects.update({key: replace(each, modified=each.modified - HOUR) for key, each in objects.items()})
+        objects.update({key: replace(info, modified=info.modified - HOUR) for key, info in objects.items()})
     else:
         make_older(lake, HOUR)
 
@@ -147,7 +147,7 @@ def outcome(world: World, case: Case) -> dict[str, object]:
         act(world, case)
     manifest = StoredVersions(world.lake, NAME).require_manifest()
     assert manifest.bootstrap is not None
-    found = {
+    facts = {
         "content": content(StoredVersions(world.lake, NAME).require_current()),
         "offsets": manifest.offsets,
         "counted": {name: manifest.counters.get(name, 0) for name in ("read", "quarantined")},
@@ -158,8 +158,8 @@ def outcome(world: World, case: Case) -> dict[str, object]:
     an_hour_later(world.lake)
     discard(world.lake, NAME, AT_ONCE, by="test")
     assert left_over(world, case.spec) == set()
-    assert content(StoredVersions(world.lake, NAME).require_current()) == found["content"]
-    return found
+    assert content(StoredVersions(world.lake, NAME).require_current()) == facts["content"]
+    return facts
 
 
 def check(world: World, case: Case, allowed: list[dict[str, int]], expected: dict[str, object], where: str) -> None:

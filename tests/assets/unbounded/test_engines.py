@@ -76,8 +76,8 @@ def state(world: World) -> dict[str, Any]:
     ]
     letters: list[Any] = []
     if DEAD in world.streams.list_streams():
-        found = world.streams.read_arrow(world.streams.whole(DEAD), LETTERS).to_pylist()
-        letters = [[letter[name] for name in LETTERS] for letter in found]
+        dead = world.streams.read_arrow(world.streams.whole(DEAD), LETTERS).to_pylist()
+        letters = [[letter[name] for name in LETTERS] for letter in dead]
     return {
         "entries": dict(StoredVersions(world.lake, NAME).require_current().items()),
         "files": files,
@@ -104,14 +104,14 @@ def test_any_history_makes_the_same_table_by_both(tmp_path: Path, spark: Any, na
     for step in range(3):
         new, starts = some_facts(chance, bad=bad), [chance.randrange(2) for _ in range(PARTITIONS)]
         level = chance.choice(["major", "minor"])
-        for world, said in zip(worlds, told, strict=True):
+        for world, outcomes in zip(worlds, told, strict=True):
             send(world, new)
             report = world.advance(table_of(**options))
-            said += [report.action, report.counters, state(world)]
+            outcomes += [report.action, report.counters, state(world)]
             if step:
                 compacted = compact_dataset(world.lake, NAME, world.spark, by="test", level=level)
-                said += [compacted.action, compacted.counters, compacted.rows, state(world)]
-                said += [rewound(world, table_of(extractor=TENFOLD, **options), starts), state(world)]
+                outcomes += [compacted.action, compacted.counters, compacted.rows, state(world)]
+                outcomes += [rewound(world, table_of(extractor=TENFOLD, **options), starts), state(world)]
         assert told[0] == told[1]
 
 

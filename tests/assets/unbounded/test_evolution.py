@@ -123,7 +123,7 @@ def test_added_and_widened_columns_are_read_of_old_and_new_rows(sparkling: World
     for level in ("minor", "major"):
         compact_dataset(world.lake, "wide", world.spark, by="test", level=level)
         assert read(world) == wanted
-    assert [each.rows for each in world.view(spec(WIDE)).sealed.generations] == [4]
+    assert [generation.rows for generation in world.view(spec(WIDE)).sealed.generations] == [4]
     check_deeply(world)
 
 
@@ -162,7 +162,7 @@ def test_a_projection_may_widen_and_add_what_the_stream_has(sparkling: World) ->
 
 def test_removed_narrowed_and_retyped_columns_are_refused_with_the_difference() -> None:
     stored = Schema.of(k="int", a="bigint", b="string", c="double")
-    for declared, said in (
+    for declared, difference in (
         (Schema.of(k="int", a="bigint", c="double"), "b (string) is removed"),
         (Schema.of(k="int", a="int", b="string", c="double"), "a is int, was bigint, whose values do not all fit"),
         (Schema.of(k="int", a="double", b="string", c="double"), "a is double, was bigint"),
@@ -171,7 +171,7 @@ def test_removed_narrowed_and_retyped_columns_are_refused_with_the_difference() 
     ):
         with pytest.raises(DatasetError) as caught:
             check_evolution("d", stored, declared, ("k",))
-        assert said in caught.value.problem
+        assert difference in caught.value.problem
         assert "adjunct dataset rebuild d" in caught.value.next_step
     more = Schema.of(z="date", c="double", k="int", b="string", a="decimal(20,0)")
     check_evolution("d", stored, more, ("k",))

@@ -61,14 +61,14 @@ def major(world: World) -> str:
 
 def stored(view: VersionReader) -> dict[int, dict[str, tuple[int | None, int, bool]]]:
     """Return (value, position, whether it is a tombstone) of each stored key, by generation."""
-    found: dict[int, dict[str, tuple[int | None, int, bool]]] = {}
+    rows_of: dict[int, dict[str, tuple[int | None, int, bool]]] = {}
     for generation in view.sealed.generations:
-        rows = found.setdefault(generation.id, {})
+        rows = rows_of.setdefault(generation.id, {})
         for file in generation.files:
             data = view.store.get(f"{generation.folder}/{file.name}").data
             for row in pq.read_table(pa.BufferReader(data)).to_pylist():
                 rows[row["k"]] = (row.get("n"), row["__position"], row["__tombstone"])
-    return found
+    return rows_of
 
 
 def grown(world: World, **options: Any) -> AdjunctDataset:
@@ -99,8 +99,8 @@ def test_a_key_goes_from_every_generation_and_the_rest_stays_as_it_was(quick: Wo
     assert stored(after) == expected, "positions, and tombstones of other keys, are what they were"
     assert content(after) == LEFT
     assert traces(quick.lake.store, SECRET) == []
-    assert [each.rows for each in report.rewritten] == [1, 1, 1]
-    assert {each.state for each in report.rewritten} == {"served"}
+    assert [rewritten.rows for rewritten in report.rewritten] == [1, 1, 1]
+    assert {rewritten.state for rewritten in report.rewritten} == {"served"}
     assert report.retained_from == after.sealed.number == manifest(quick).retained_from
     assert (manifest(quick).retired, manifest(quick).doomed) == ((), ())
     assert manifest(quick).offsets == before.offsets
@@ -109,11 +109,11 @@ def test_a_key_goes_from_every_generation_and_the_rest_stays_as_it_was(quick: Wo
     assert [entry.action for entry in store.history()][:2] == ["discard", "forget"]
     with pytest.raises(VersionDiscardedError, match=f"from number {report.retained_from} on can be read"):
         store.version(view.version)
-    _, found = send(quick, spec, {"a": 10})
-    assert content(current(quick)) == found == {**LEFT, "a": 10}
+    _, latest = send(quick, spec, {"a": 10})
+    assert content(current(quick)) == latest == {**LEFT, "a": 10}
     assert content(store.version(after.version)) == LEFT, "time travel goes on from the erasure"
     major(quick)
-    assert content(current(quick)) == found
+    assert content(current(quick)) == latest
     assert current(quick).rows == 3
 
 
@@ -122,7 +122,7 @@ def test_a_number_that_stands_in_counts_or_in_the_reason_is_forgotten(quick: Wor
     quick.stream(NAME, Schema.of(k="bigint", n="int"), ["k"], 1)
     spec = unbounded_dataset(NAME, input=f"lake.{NAME}", key="k", partitions=1, compaction=BY_HAND)
     for value in (1, 2):
-        quick.send(NAME, [(each, value) for each in (1, 2, 4711)])
+        quick.send(NAME, [(number, value) for number in (1, 2, 4711)])
         quick.advance(spec)
     assert forget(quick.lake, NAME, [key], **WHY).complete
     assert current(quick).get(key) is None
@@ -203,15 +203,15 @@ def test_a_table_that_is_being_built_forgets_too(quick: World) -> None:
     bootstrap = manifest(quick).bootstrap
     assert bootstrap is not None
     assert (bootstrap.state, bootstrap.why) == ("running", CLEARED)
-    assert "building" in {each.state for each in report.rewritten}
-    assert ["a build on record" in each.reason for each in report.pending] == [True], "the one that died"
+    assert "building" in {rewritten.state for rewritten in report.rewritten}
+    assert ["a build on record" in judged.reason for judged in report.pending] == [True], "the one that died"
     quick.lake.store.delete_many([attempt.key for attempt in attempts(quick.lake, NAME)])
     assert forget(quick.lake, NAME, [SECRET], **WHY).complete
     assert traces(quick.lake.store, SECRET) == []
     assert content(current(quick)) == {"a": 1, "b": 2}, "what is served is not touched"
     quick.advance(spec)
-    found = {key: entry["n"] for key, entry in current(quick).items() if key != SECRET}
-    assert found == {"a": 1, "b": 2, "c": 4, "d": 6, "e": 7, "f": 8}
+    values = {key: entry["n"] for key, entry in current(quick).items() if key != SECRET}
+    assert values == {"a": 1, "b": 2, "c": 4, "d": 6, "e": 7, "f": 8}
 
 
 def test_files_from_before_a_column_was_added_are_rewritten(quick: World) -> None:
@@ -291,7 +291,7 @@ def test_a_version_that_somebody_reads_is_pending_until_it_is_let_go(quick: Worl
     report = forget(quick.lake, NAME, [SECRET, "a"], **WHY)
     assert not report.complete
     assert report.pending
-    assert all("leased by a dashboard until" in each.reason for each in report.pending)
+    assert all("leased by a dashboard until" in judged.reason for judged in report.pending)
     assert old.get("a") == {"k": "a", "n": 6}, "what is leased is not pulled from under its reader"
     assert current(quick).get("a") is None
     lease.release()
@@ -303,7 +303,7 @@ def test_an_open_batch_is_run_again_with_the_version_it_was_begun_with(quick: Wo
     grown(quick)
     old, why = current(quick).version, "open batch 3 of application delays"
     report = forget(quick.lake, NAME, ["a"], **WHY, roots=lambda: {old: why})
-    assert {each.reason for each in report.pending} == {why}
+    assert {judged.reason for judged in report.pending} == {why}
     store = StoredVersions(quick.lake, NAME)
     assert store.version_of_batch(old).get("a") == {"k": "a", "n": 6}
     with pytest.raises(VersionDiscardedError):

@@ -54,8 +54,8 @@ def test_a_table_that_has_read_all_is_not_behind_however_long_its_stream_is_idle
     table.send(a=1, b=2)
     table.advance()
     for later in (timedelta(0), 7 * DAY):
-        found = lag(table, now=NOW + later)
-        assert (found.offsets, found.records, found.lost, found.seconds) == (0, 0, 0, 0.0)
+        behind = lag(table, now=NOW + later)
+        assert (behind.offsets, behind.records, behind.lost, behind.seconds) == (0, 0, 0, 0.0)
         assert stale_partitions({"lake": table.streams}, table.manifest, MINUTE, now=NOW + later) == []
 
 
@@ -110,12 +110,12 @@ def test_a_table_is_stale_where_something_older_than_allowed_is_unread(world: Wo
     assert stale_partitions(systems, table.manifest, 9 * MINUTE, now=NOW) == [partition(0), partition(1)]
     with pytest.raises(StaleDatasetError) as caught:
         check_fresh(systems, table.spec, table.manifest, 9 * MINUTE, NOW)
-    said = caught.value
+    error = caught.value
     assert "dataset 'accounts' is stale: 2 offsets of lake.accounts.0 are not in it, the oldest about 0:10:" in str(
-        said
+        error
     )
-    assert "at most 0:09:00 is allowed (1 more of its partitions are too old as well)" in said.problem
-    assert "adjunct dataset advance accounts MODULE:APP" in said.next_step
+    assert "at most 0:09:00 is allowed (1 more of its partitions are too old as well)" in error.problem
+    assert "adjunct dataset advance accounts MODULE:APP" in error.next_step
     table.advance()
     check_fresh(systems, table.spec, table.manifest, 9 * MINUTE, NOW)
 

@@ -39,8 +39,8 @@ NewStore = Callable[[], ObjectStore]
 
 
 def copy_of(world: World, store: ObjectStore) -> World:
-    for each in world.lake.store.list(""):
-        store.put(each.key, world.lake.store.get(each.key).data)
+    for info in world.lake.store.list(""):
+        store.put(info.key, world.lake.store.get(info.key).data)
     return World(Lake(store, world.lake.id), IN_PROCESS, dict(world.sequences))
 
 

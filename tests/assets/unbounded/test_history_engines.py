@@ -58,9 +58,9 @@ def facts(world: World) -> dict[str, Any]:
     generations = manifest.version.generations
     return {
         "files": [
-            (each.id, file.bucket, file.rows, file.digest, file.min_key, file.max_key, file.stats)
-            for each in generations
-            for file in each.files
+            (generation.id, file.bucket, file.rows, file.digest, file.min_key, file.max_key, file.stats)
+            for generation in generations
+            for file in generation.files
         ],
         "history": manifest.version.history,
         "rows": manifest.version.rows,
@@ -79,7 +79,7 @@ def test_any_changes_make_the_same_history_by_both(tmp_path: Path, spark: Any) -
     positions = {SystemStreamPartition("lake", NAME, part): StartpointSpecific(offset="0") for part in range(2)}
     for step, level in enumerate((None, "minor", "major", "again", "major")):
         changes = some_changes(chance, 8 * step)
-        found = []
+        outcomes = []
         for world in worlds:
             send(world, changes)
             report = world.advance(spec)
@@ -89,8 +89,8 @@ def test_any_changes_make_the_same_history_by_both(tmp_path: Path, spark: Any) -
                 )
             elif level is not None:
                 compact_dataset(world.lake, NAME, world.spark, by="test", level=level)
-            found.append((report.counters, facts(world)))
-        assert found[0] == found[1], level
+            outcomes.append((report.counters, facts(world)))
+        assert outcomes[0] == outcomes[1], level
     model_checked_by_spark(worlds[0], spec, spark)
 
 

@@ -51,28 +51,28 @@ def written(world: World, chance: random.Random, **options: Any) -> Model:
 
 def intervals(model: Model) -> list[Interval]:
     """Return what the model says, second by second, as intervals without neighbours of one value."""
-    found: list[Interval] = []
+    spans: list[Interval] = []
     for key in sorted(model.valid):
         last: int | None = None
         for second in range(LAST + 2):
             value = model.value(key, second)
             if value != last:
                 if last is not None:
-                    found[-1] = (*found[-1][:3], second)
+                    spans[-1] = (*spans[-1][:3], second)
                 if value is not None:
-                    found.append((key, value, second, None))
+                    spans.append((key, value, second, None))
                 last = value
-    return found
+    return spans
 
 
 def over_time(rows: list[tuple[Any, ...]]) -> list[Interval]:
     """Return rows of (k, since, n, __valid_from or none, valid_to, is_current) as intervals."""
-    found = []
+    spans = []
     for key, since, value, *more in rows:
         end, current = more[-2:]
         assert current == (end is None)
-        found.append((key, value, second_of(_utc(since)), None if end is None else second_of(_utc(end))))
-    return sorted(found)
+        spans.append((key, value, second_of(_utc(since)), None if end is None else second_of(_utc(end))))
+    return sorted(spans)
 
 
 def _utc(moment: dt.datetime) -> dt.datetime:
@@ -93,9 +93,9 @@ def test_spark_reads_what_a_dictionary_says(prices_world: World, spark: SparkSes
         assert over_time([tuple(row) for row in opened.over_time().frame(spark).collect()]) == sorted(intervals(model))
         assert held([tuple(row) for row in opened.frame(spark).collect()]) == model.current
         for second in (0, LAST // 2, LAST + 1):
-            found = held([tuple(row) for row in opened.valid_at(at(second)).frame(spark).collect()])
+            entries = held([tuple(row) for row in opened.valid_at(at(second)).frame(spark).collect()])
             values = {key: model.value(key, second) for key in KEYS}
-            assert found == {key: value for key, value in values.items() if value is not None}
+            assert entries == {key: value for key, value in values.items() if value is not None}
 
 
 def by_duckdb(view: Any) -> list[tuple[Any, ...]]:

@@ -67,7 +67,7 @@ def left_over(table: Table) -> set[str]:
     """Return the folders of data that the manifest does not name."""
     listed = {item.key.rsplit("/", 1)[0] for item in table.world.lake.store.list(f"datasets/{NAME}/data/")}
     version = table.manifest.version
-    return listed - {each.folder for each in (version.generations if version else ())}
+    return listed - {generation.folder for generation in (version.generations if version else ())}
 
 
 def test_parquet_files_and_the_stream_from_their_position_give_the_table(sparkling: World, tmp_path: Path) -> None:
@@ -158,16 +158,16 @@ def test_a_rebuild_loads_the_snapshot_again(sparkling: World, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "message"),
     [
         ({"k": pa.array(["a"])}, "n is missing"),
         ({"k": pa.array(["a"]), "n": pa.array([1], pa.int64())}, "n is bigint, expected int"),
         ({"k": pa.array([1], pa.int32()), "n": pa.array([1], pa.int32())}, "k is int, expected string"),
     ],
 )
-def test_other_columns_are_refused_by_name(sparkling: World, tmp_path: Path, columns: Any, said: str) -> None:
+def test_other_columns_are_refused_by_name(sparkling: World, tmp_path: Path, columns: Any, message: str) -> None:
     table = table_in(sparkling)
-    with pytest.raises(DatasetError, match=said):
+    with pytest.raises(DatasetError, match=message):
         advance(table, ParquetSnapshot(write(tmp_path / "bulk", BEGIN, **columns)))
     assert table.content is None
 
@@ -192,12 +192,12 @@ def test_a_position_names_every_partition_of_the_stream_once() -> None:
     ssps = [partition(0), partition(1)]
     assert positions("x", {"lake.accounts.0": "5", "1": 7}, ssps) == {partition(0): "5", partition(1): "7"}
     assert positions("x", [(0, 5), (1, 7)], ssps) == {partition(0): "5", partition(1): "7"}
-    for given, said in (
+    for given, problem in (
         ({"lake.accounts.0": "5"}, r"each once: lake.accounts.1 missing"),
         ({"0": 1, "1": 1, "2": 1}, r"each once: 2 unknown"),
         ([(0, 1), (1, 1), (1, 2)], r"a partition stands twice"),
     ):
-        with pytest.raises(DatasetError, match=said):
+        with pytest.raises(DatasetError, match=problem):
             positions("x", given, ssps)
 
 
@@ -209,8 +209,8 @@ def test_what_is_no_offset_is_told_with_dataset_snapshot_and_partition(
     folder = write(tmp_path / "bulk", {"lake.accounts.0": "0", "lake.accounts.1": offset}, **rows(1))
     with pytest.raises((DatasetError, OffsetOutOfRangeError)) as caught:
         advance(table, ParquetSnapshot(folder))
-    for said in ("dataset 'accounts': Parquet files at", "bulk", f"the offset {offset!r}", "partition lake.accounts.1"):
-        assert said in caught.value.problem
+    for fact in ("dataset 'accounts': Parquet files at", "bulk", f"the offset {offset!r}", "partition lake.accounts.1"):
+        assert fact in caught.value.problem
     assert table.content is None
 
 
@@ -223,11 +223,11 @@ def test_errors_of_a_users_functions_are_told_and_those_of_adjunct_pass(sparklin
     def busy(_: Any = None) -> Any:
         raise StoreUnavailableError("the store is busy.", "Try again.")
 
-    said = r"dataset 'accounts': query {}: its {} function failed: ValueError: no such export"
-    with pytest.raises(DatasetError, match=said.format("wrong", "query")) as caught:
+    message = r"dataset 'accounts': query {}: its {} function failed: ValueError: no such export"
+    with pytest.raises(DatasetError, match=message.format("wrong", "query")) as caught:
         advance(table, QuerySnapshot(query=wrong, position=BEGIN))
     assert isinstance(caught.value.__cause__, ValueError)
-    with pytest.raises(DatasetError, match=said.format(r"\(SELECT 1\)", "position")):
+    with pytest.raises(DatasetError, match=message.format(r"\(SELECT 1\)", "position")):
         advance(table, QuerySnapshot(sql="SELECT 1", position=wrong))
     for snapshot in (QuerySnapshot(query=busy, position=BEGIN), QuerySnapshot(sql="SELECT 1", position=busy)):
         with pytest.raises(StoreUnavailableError):
@@ -354,7 +354,7 @@ def test_a_postgresql_query_is_loaded_typed_in_batches(accounts: tuple[World, Po
     manifest = world.lake.store.get(json.loads(world.lake.store.get(f"datasets/{NAME}/CURRENT").data)["manifest"])
     assert str(server.port).encode() not in manifest.data, "where the database is, is no part of what is stored"
     folders = {item.key.rsplit("/", 1)[0] for item in world.lake.store.list(f"datasets/{NAME}/data/")}
-    assert folders == {each.folder for each in view.sealed.generations}, "what was staged is deleted"
+    assert folders == {generation.folder for generation in view.sealed.generations}, "what was staged is deleted"
     assert not list(world.lake.store.list(f"datasets/{NAME}/attempts/"))
 
 
@@ -394,7 +394,7 @@ def test_the_position_query_sees_what_the_rows_see(accounts: tuple[World, Postgr
 
 @pytest.mark.server
 @pytest.mark.parametrize(
-    ("query", "error", "said"),
+    ("query", "error", "message"),
     [
         ("SELECT id FROM snap", DatasetError, "name, small, price, weight, ok, opened, day, raw missing"),
         (_SNAP.replace("id,", "id::text AS id,"), SchemaMismatchError, "'id' holds values of str, expected bigint"),
@@ -407,12 +407,12 @@ def test_the_position_query_sees_what_the_rows_see(accounts: tuple[World, Postgr
     ],
 )
 def test_what_does_not_fit_is_told_and_publishes_nothing(
-    accounts: tuple[World, PostgresServer], query: str, error: type[Exception], said: str
+    accounts: tuple[World, PostgresServer], query: str, error: type[Exception], message: str
 ) -> None:
     world, server = accounts
     server.execute("INSERT INTO snap (id) VALUES (1)")
     initial = PostgresSnapshot(DSN, query, position=BEGIN)
-    with pytest.raises(error, match=said) as caught:
+    with pytest.raises(error, match=message) as caught:
         world.advance(following(initial))
     assert server.dsn() not in str(caught.value)
     assert StoredVersions(world.lake, NAME).current() is None

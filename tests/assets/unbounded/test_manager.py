@@ -54,11 +54,11 @@ def feed(world: World) -> World:
 def test_one_stream_may_feed_several_datasets_and_a_dataset_has_one_input(feed: World) -> None:
     one, two, other = following("one"), following("two"), replace(following("other"), input="lake.other")
     files = bounded_dataset("files", input=FileSource("folder", "csv", COLUMNS), key="k", partitions=2)
-    found = manager(feed, one, two, other, files)
-    assert found.inputs() == {FEED: ("one", "two"), "lake.other": ("other",)}
-    assert found.datasets_of(FEED) == (one, two)
-    assert found.datasets_of(SystemStreamPartition("lake", NAME, 1)) == (one, two)
-    assert found.datasets_of("lake.main") == ()
+    datasets = manager(feed, one, two, other, files)
+    assert datasets.inputs() == {FEED: ("one", "two"), "lake.other": ("other",)}
+    assert datasets.datasets_of(FEED) == (one, two)
+    assert datasets.datasets_of(SystemStreamPartition("lake", NAME, 1)) == (one, two)
+    assert datasets.datasets_of("lake.main") == ()
 
 
 def test_a_dataset_that_is_declared_in_two_ways_is_refused(feed: World) -> None:
@@ -67,12 +67,12 @@ def test_a_dataset_that_is_declared_in_two_ways_is_refused(feed: World) -> None:
 
 
 def test_what_a_dataset_takes_is_not_delivered_unless_the_application_reads_the_stream_itself(feed: World) -> None:
-    found = manager(feed, following("one"))
-    assert found.takes(FEED, app_inputs=["lake.main"])
-    assert found.takes(SystemStreamPartition("lake", NAME, 0), app_inputs=())
-    assert not found.takes(FEED, app_inputs=["lake.main", FEED])
-    assert not found.takes("lake.main", app_inputs=["lake.main"])
-    assert not found.takes("lake.unknown", app_inputs=())
+    datasets = manager(feed, following("one"))
+    assert datasets.takes(FEED, app_inputs=["lake.main"])
+    assert datasets.takes(SystemStreamPartition("lake", NAME, 0), app_inputs=())
+    assert not datasets.takes(FEED, app_inputs=["lake.main", FEED])
+    assert not datasets.takes("lake.main", app_inputs=["lake.main"])
+    assert not datasets.takes("lake.unknown", app_inputs=())
 
 
 def test_a_batch_of_a_stream_goes_into_all_its_datasets_each_with_its_own_progress(feed: World) -> None:
@@ -98,15 +98,15 @@ def test_bounded_datasets_and_version_sets_are_fed_as_well(feed: World) -> None:
         bounded_dataset("right", input=FEED, key="k", partitions=2),
     )
     feed.send(NAME, [("a", 1)], version="v1")
-    found = manager(feed, plain, left, right)
+    datasets = manager(feed, plain, left, right)
     with pytest.raises(DatasetNotFoundError, match="there is no dataset 'plain'"):
-        found.frame("plain", IN_PROCESS)
-    reports = found.process(FEED, IN_PROCESS, "test")
+        datasets.frame("plain", IN_PROCESS)
+    reports = datasets.process(FEED, IN_PROCESS, "test")
     assert {name: report.action for name, report in reports.items()} == dict.fromkeys(
         ("plain", "left", "right"), "sealed"
     )
     assert content(feed, "right") == {"a": 1}
-    assert found.reset_at_start() == set(), "versions are never read again"
+    assert datasets.reset_at_start() == set(), "versions are never read again"
 
 
 def test_an_unknown_dataset_is_named(feed: World) -> None:
@@ -130,16 +130,16 @@ def test_tables_of_one_run_are_reset_at_start_where_they_are_marked_for_bootstra
 def test_stored_tables_are_reset_at_start_where_a_bootstrap_is_decided(feed: World) -> None:
     feed.send(NAME, [("a", 1)])
     one = following("one")
-    found = manager(feed, one)
-    assert found.reset_at_start() == partitions(), "no store was found"
+    datasets = manager(feed, one)
+    assert datasets.reset_at_start() == partitions(), "no store was found"
     assert StoredVersions(feed.lake, one).manifest() is None, "it only looks"
-    found.process(FEED, IN_PROCESS, "test")
-    assert found.reset_at_start() == set(), "it is valid"
+    datasets.process(FEED, IN_PROCESS, "test")
+    assert datasets.reset_at_start() == set(), "it is valid"
     version = StoredVersions(feed.lake, one).require_manifest().version
     assert version is not None
-    lost = next(each for each in version.generations if each.files)
+    lost = next(generation for generation in version.generations if generation.files)
     (Path(feed.lake.url) / lost.folder / lost.files[0].name).unlink()
-    assert found.reset_at_start() == partitions(), "it is not valid"
+    assert datasets.reset_at_start() == partitions(), "it is not valid"
     assert manager(feed, following("two", bootstrap=False)).reset_at_start() == set()
 
 
@@ -160,30 +160,30 @@ def test_a_table_that_lost_its_place_and_is_to_fail_says_so(world: World) -> Non
 def test_a_table_of_one_run_lives_in_the_manager(sparkling: World) -> None:
     sparkling.stream(NAME, COLUMNS, ["k"], 2)
     one = following("one", persistent=False)
-    found = manager(sparkling, one)
+    datasets = manager(sparkling, one)
     with pytest.raises(NoSealedVersionError, match="'one' has no version to read yet: nothing"):
-        found.frame("one", sparkling.spark)
+        datasets.frame("one", sparkling.spark)
     sparkling.send(NAME, [("a", 1), ("b", 2)])
-    assert found.process(FEED, sparkling.spark, "test")["one"].action == "bootstrapped"
+    assert datasets.process(FEED, sparkling.spark, "test")["one"].action == "bootstrapped"
     sparkling.send(NAME, [("a", 3)])
-    assert found.process(FEED, sparkling.spark, "test")["one"].counters == {"read": 1}
-    assert {row.k: row.n for row in found.frame("one", sparkling.spark).collect()} == {"a": 3, "b": 2}
+    assert datasets.process(FEED, sparkling.spark, "test")["one"].counters == {"read": 1}
+    assert {row.k: row.n for row in datasets.frame("one", sparkling.spark).collect()} == {"a": 3, "b": 2}
     assert StoredVersions(sparkling.lake, one).manifest() is None, "nothing is stored"
-    found.release()
+    datasets.release()
     with pytest.raises(NoSealedVersionError):
-        found.frame("one", sparkling.spark)
+        datasets.frame("one", sparkling.spark)
 
 
 @pytest.mark.spark
 def test_what_a_stored_dataset_holds_is_held_until_it_is_asked_for_again(sparkling: World) -> None:
     sparkling.stream(NAME, COLUMNS, ["k"], 2)
-    found = manager(sparkling, following("one"))
+    datasets = manager(sparkling, following("one"))
     held = []
     for number in (1, 2):
         sparkling.send(NAME, [("a", number)])
-        report = found.process(FEED, sparkling.spark, "test")["one"]
-        assert [row.n for row in found.frame("one", sparkling.spark).collect()] == [number]
+        report = datasets.process(FEED, sparkling.spark, "test")["one"]
+        assert [row.n for row in datasets.frame("one", sparkling.spark).collect()] == [number]
         held.append((all_leases(sparkling.lake, "one")[0].versions, (report.version,)))
     assert all(versions == expected for versions, expected in held)
-    found.release()
+    datasets.release()
     assert all_leases(sparkling.lake, "one") == []

@@ -308,7 +308,7 @@ class FactsMachine(RuleBasedStateMachine):
             self.horizon = manifest.horizon
             if view.version not in self.held:
                 assert view.sealed.number == commit.number
-                assert all(ends[each] >= self.served[each] for each in ends), "an older state is served"
+                assert all(ends[partition] >= self.served[partition] for partition in ends), "an older state is served"
                 self.served = dict(ends)
                 self.held[view.version] = (commit.number, self.log.table(ends, starts))
             if self.dead:
@@ -352,10 +352,10 @@ class FactsMachine(RuleBasedStateMachine):
     def dead_letters_are_there_once(self) -> None:
         if not self.dead:
             return
-        found = letters(self.world)
-        places = set(found)
+        dead = letters(self.world)
+        places = set(dead)
         assert self.bad_sent <= places
-        assert all(found.count(place) <= self.builds for place in places), "a dead letter twice"
+        assert all(dead.count(place) <= self.builds for place in places), "a dead letter twice"
 
 
 class ToTheEnd(FactsMachine):

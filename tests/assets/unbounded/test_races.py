@@ -167,7 +167,7 @@ def test_two_writers_in_processes_of_their_own(tmp_path: Path) -> None:
             start.wait(killed.PATIENCE)
             outcomes = [told.get(timeout=killed.PATIENCE) for _ in writers]
             assert sum(read for _, read, _ in outcomes) == 3, outcomes
-            won, lost = sorted(outcomes, key=lambda each: -each[1])
+            won, lost = sorted(outcomes, key=lambda outcome: -outcome[1])
             assert won[0] == ("bootstrapped" if number == 1 else "applied")
             assert lost[0] in ("conflict", "up-to-date"), outcomes
             assert now(world) == {"a": number, "b": number, "c": number}

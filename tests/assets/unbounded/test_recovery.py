@@ -51,7 +51,7 @@ def lose_an_object(table: Table) -> str:
     """Delete one file of the version that is served; return its key."""
     version = table.manifest.version
     assert version is not None
-    generation = next(each for each in version.generations if each.files)
+    generation = next(candidate for candidate in version.generations if candidate.files)
     key = f"{generation.folder}/{generation.files[0].name}"
     (Path(table.world.lake.url) / key).unlink()
     return key
@@ -425,7 +425,7 @@ def test_a_rebuild_never_asks_for_the_old_table_again(world: World) -> None:
     assert first is not None
     table.advance(rebuild="to be sure")
     assert table.store.version(first).get("a") == {"k": "a", "n": 1}, "who holds the old one reads it on"
-    assert [each.generation for each in table.manifest.retired] == [1]
+    assert [retired.generation for retired in table.manifest.retired] == [1]
 
 
 def test_a_bootstrap_whose_next_offset_fell_off_the_stream_begins_again(world: World) -> None:

@@ -107,25 +107,25 @@ def building(spec: AdjunctDataset, **options: Any) -> UnboundedManifest:
 )
 def test_each_cell_of_the_recovery_table(bootstrap: bool, there: str, first: str, action: str, store: str) -> None:
     spec = declared(bootstrap=bootstrap)
-    found = {
+    state = {
         "none": seen(spec),
         "invalid": seen(spec, table(spec), missing=("datasets/t/data/a/b0.parquet",)),
         "valid": seen(spec, table(spec)),
         "building": seen(spec, building(spec)),
         "building, not whole": seen(spec, building(spec), missing=("datasets/t/data/a/b0.parquet",)),
     }[there]
-    plan = decide(found)
+    plan = decide(state)
     assert (plan.first, plan.decision.action, plan.decision.store, plan.decision.at) == (first, action, store, NOW)
-    assert plan.decision == recover(found)
-    assert decide(found) == plan, "deciding changes nothing"
+    assert plan.decision == recover(state)
+    assert decide(state) == plan, "deciding changes nothing"
 
 
 def test_what_is_wrong_with_a_table_is_the_reason() -> None:
     spec = declared()
     added = (*SSPS, SystemStreamPartition("lake", "t", 2))
     reasons = [
-        recover(found).reason
-        for found in (
+        recover(state).reason
+        for state in (
             seen(spec, table(spec), damage="it is cut"),
             seen(spec, table(spec), missing=("a/b0.parquet", "a/b1.parquet")),
             seen(spec, table(spec), ssps=added),
@@ -193,13 +193,13 @@ def test_a_bootstrap_needs_a_stream_that_tells_of_every_key_unless_it_is_forced(
 def test_a_rebuild_asks_nothing_of_the_table_before_and_all_of_the_stream() -> None:
     spec = declared(bootstrap=False)
     overtaken = CommitConflictError("another writer committed first.", "Advance again.")
-    for found in (
+    for state in (
         seen(spec, table(spec)),
         seen(spec, table(spec), missing=("a/b0.parquet",), refusal=overtaken),
         seen(spec, table(spec), info={"identity": "second"}),
         seen(spec),
     ):
-        plan = decide(found, rebuild="new rules")
+        plan = decide(state, rebuild="new rules")
         assert (plan.first, plan.decision.action, plan.decision.reason) == ("begin", "bootstrap", "rebuild: new rules")
     with pytest.raises(DatasetError, match=r"has to be bootstrapped \(new rules\)"):
         decide(seen(spec, table(spec), oldest=offsets(1, 0)), rebuild="new rules")

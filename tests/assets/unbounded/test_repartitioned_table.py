@@ -78,7 +78,7 @@ def check(world: World, log: Log) -> int:
     assert partitions is not None
     assert StoredVersions(world.lake, NAME).require_manifest().declaration.partitions == partitions
     buckets = {bucket_of([key], ["string"], partitions) for key in KEYS}
-    assert {file.bucket for each in view.sealed.generations for file in each.files} <= buckets
+    assert {file.bucket for generation in view.sealed.generations for file in generation.files} <= buckets
     assert verify_version(view, deep=True).ok
     return partitions
 
@@ -100,8 +100,8 @@ def test_base_and_deltas_are_the_same_in_the_new_partitions_and_changes_go_on() 
     assert check(world, log_of(FIRST, SECOND)) == 5
     assert report.versions == {old.version: store.require_current().version}
     assert (after.offsets, after.stream, after.bootstrap) == (before.offsets, before.stream, before.bootstrap)
-    assert [each.id for each in store.require_current().sealed.generations] == [
-        each.id for each in old.sealed.generations
+    assert [generation.id for generation in store.require_current().sealed.generations] == [
+        generation.id for generation in old.sealed.generations
     ]
     assert (store.history()[0].action, store.history()[0].reason) == ("repartition", "more machines")
     send(world, THIRD)
@@ -150,17 +150,17 @@ def test_a_table_that_is_rewritten_between_is_the_one_that_is_not(by_position: b
     """By a column, deletions are kept: what comes late must lose against tombstones in a base that was rewritten."""
     options = {"order_by": "at"} if by_position else {}
     world, log, partitions = facts_in(lake_in(InMemoryStore()), IN_PROCESS), Log(by_position), 2
-    for what, said in [("apply", [("a", 20, 1), ("b", 21, None)]), *steps]:
+    for what, argument in [("apply", [("a", 20, 1), ("b", 21, None)]), *steps]:
         spec = table_of(partitions=partitions, **options)
-        if what == "apply" and said:
-            send(world, said)
-            log.add(said)
+        if what == "apply" and argument:
+            send(world, argument)
+            log.add(argument)
             world.advance(spec)
         elif what in ("minor", "major"):
             compact_dataset(world.lake, NAME, IN_PROCESS, by="test", level=what)
-        elif what == "rewrite" and said != partitions:
-            rewrite(world, said)
-            partitions = said
+        elif what == "rewrite" and argument != partitions:
+            rewrite(world, argument)
+            partitions = argument
         assert check(world, log) == partitions
 
 

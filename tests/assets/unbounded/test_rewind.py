@@ -78,12 +78,12 @@ def rewind(
 def served(world: World, spec: AdjunctDataset) -> dict[str, int]:
     """Return what is served, by key and, where there is a session, by Spark."""
     view = world.view(spec)
-    found = {key: entry["n"] for key, entry in view.items()}
+    entries = {key: entry["n"] for key, entry in view.items()}
     if world.spark is not IN_PROCESS:
         rows = view.frame(world.spark()).collect()
         assert len({row.k for row in rows}) == len(rows), "a key stands twice in the frame"
-        assert {row.k: row.n for row in rows} == found
-    return found
+        assert {row.k: row.n for row in rows} == entries
+    return entries
 
 
 # -- by Spark, against plain Python over the stream
@@ -111,7 +111,7 @@ class Stream:
         return self.table
 
     def advance(self, bound: int) -> dict[str, int]:
-        before, self.taken = self.taken, [len(each) for each in self.sent]
+        before, self.taken = self.taken, [len(records) for records in self.sent]
         return self.apply(bound, dict(enumerate(before)))
 
 
@@ -196,8 +196,8 @@ def test_by_a_column_the_highest_still_wins_and_what_may_be_deleted_is_refused(s
         return table_of(order_by="at", keep_tombstones=10, extractor=extractor, partitions=1)
 
     sent: list[list[Fact]] = [[("a", 100, 1), ("b", 50, 60), ("c", 50, 70)], [("b", 60, None), ("a", 90, 2)]]
-    for each in sent:
-        facts.send(world, each)
+    for changes in sent:
+        facts.send(world, changes)
         world.advance(table(100))
     everything = {part(p): at(0) for p in (0, 1)}
     rewind(world, table(65), everything)
@@ -252,8 +252,8 @@ def now(world: World) -> dict[str, int]:
 
 def table_with(*commits: list[Fact], **options: Any) -> World:
     world = facts_in(lake_in(InMemoryStore()), IN_PROCESS)
-    for each in commits:
-        facts.send(world, each)
+    for changes in commits:
+        facts.send(world, changes)
         world.advance(table_of(**options))
     return world
 
@@ -279,7 +279,9 @@ def test_the_plan_says_what_would_be_done_and_changes_nothing() -> None:
 
     some = plan({part(0): at(1), part(1): StartpointTimestamp(timestamp_ms=0)})
     assert (some.action, some.refusal) == ("rewind", None)
-    assert [(each.start, each.taken, each.again, each.skipped) for each in some.partitions] == [
+    assert [
+        (partition.start, partition.taken, partition.again, partition.skipped) for partition in some.partitions
+    ] == [
         ("1", str(ends[0]), ends[0] - 1, 0),
         ("0", str(ends[1]), ends[1], 0),
     ]
@@ -317,7 +319,7 @@ def test_a_startpoint_that_was_applied_does_nothing_however_often_it_comes() -> 
     assert told(world) == manifest
     more = {**asked, part(1): StartpointOldest()}
     rewind(world, table_of(extractor=TENFOLD), more)
-    assert [each.start for each in plan_rewind(
+    assert [partition.start for partition in plan_rewind(
         world.lake, world.systems, table_of(extractor=TENFOLD), positions={**more, part(0): at(2)}
     ).partitions] == ["2"], "only the new one counts"  # fmt: skip
     entry = StoredVersions(world.lake, NAME).history(limit=1)[0]
@@ -407,9 +409,9 @@ def test_a_bootstrap_that_was_begun_is_ended_before_changes_are_applied_again() 
     log.add(FIRST + SECOND)
     of_first = {key for key, _, _ in log.facts[0]}
     expected = log.table(log.ends)
-    found = now(world)
-    assert found.keys() == expected.keys()
-    assert {k: n for k, n in found.items() if k in of_first} == {
+    entries = now(world)
+    assert entries.keys() == expected.keys()
+    assert {k: n for k, n in entries.items() if k in of_first} == {
         k: 10 * n for k, n in expected.items() if k in of_first
     }
 
@@ -485,7 +487,7 @@ def test_a_crash_at_any_request_leaves_it_applied_once_or_not_at_all(name: str) 
         world.advance(spec)
         assert now(world) == after, where
         assert sorted(letters(world)) == expected_letters, where
-        assert told(world).applied == {str(ssp): (each.id,) for ssp, each in positions.items()}, where
+        assert told(world).applied == {str(ssp): (startpoint.id,) for ssp, startpoint in positions.items()}, where
     assert applied == {True, False}
 
 

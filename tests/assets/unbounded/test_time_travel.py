@@ -38,11 +38,11 @@ def quick(world: World) -> World:
 
 def commits(world: World, name: str) -> dict[str, Commit]:
     """Return the commit that made each version."""
-    found = {}
+    commit_of = {}
     for commit, manifest in StoredVersions(world.lake, name).log.history():
         if manifest.version is not None and manifest.version.number == commit.number:
-            found[manifest.version.id] = commit
-    return found
+            commit_of[manifest.version.id] = commit
+    return commit_of
 
 
 def test_a_table_is_read_as_of_a_time_a_commit_number_or_a_commit_id(quick: World) -> None:

@@ -98,13 +98,13 @@ def decided(
     hours: dict[int, float] | None = None,
 ) -> tuple[list[int], int]:
     """Return the generations that go by a grace of an hour, with commits so many hours old; two where not said."""
-    ages = {each.until: 2.0 for each in manifest.retired} | (hours or {})
+    ages = {old.until: 2.0 for old in manifest.retired} | (hours or {})
     committed = {number: NOW - timedelta(hours=age) for number, age in ages.items()}
     policy = DiscardPolicy(keep=1, grace=timedelta(hours=1))
     plan = plan_retired(manifest, policy, dict.fromkeys(held, "held"), kept_from, committed, NOW)
     assert len(plan.go) + len(plan.stay) == len(manifest.retired)
     assert all(why for _, why in (*plan.go, *plan.stay))
-    return [each.generation for each, _ in plan.go], plan.retained_from
+    return [old.generation for old, _ in plan.go], plan.retained_from
 
 
 def test_what_was_retired_within_the_grace_stays() -> None:
@@ -143,7 +143,7 @@ def test_what_a_compaction_replaced_goes_after_the_grace_and_its_versions_with_i
     assert len(data(quick, spec)) == 4
     report = go(quick, spec, DiscardPolicy(keep=1, grace=timedelta(hours=1)))
     assert (len(report.discarded), len(data(quick, spec))) == (0, 4)
-    assert {each.reason for each in report.kept} == {"younger than 1:00:00"}
+    assert {judged.reason for judged in report.kept} == {"younger than 1:00:00"}
 
     make_older(quick.lake, timedelta(hours=2))
     report = go(quick, spec, DiscardPolicy(keep=1, grace=timedelta(hours=1)))
@@ -177,7 +177,7 @@ def test_the_newest_versions_stay_however_old_they_are(quick: World) -> None:
     assert "is among the newest 2" in report.kept[0].reason
     assert entries(quick, spec, history[2][0]) == history[2][1]
     report = go(quick, spec, DiscardPolicy(keep=None, grace=timedelta(0)))
-    assert ({each.reason for each in report.kept}, report.discarded) == ({"all versions are kept"}, ())
+    assert ({judged.reason for judged in report.kept}, report.discarded) == ({"all versions are kept"}, ())
     assert len(go(quick, spec, DiscardPolicy(keep=1, grace=timedelta(0))).discarded) == 3
 
 
@@ -223,8 +223,8 @@ def test_the_oldest_version_that_is_kept_is_the_one_that_reading_every_commit_fi
         policy = DiscardPolicy(keep=keep)
         # No further back than anything is retired: there both say that all of it stays.
         lowest = min(retired.until for retired in manifest.retired)
-        found, read = (oldest_kept(store.log, each, policy) for each in (manifest, older))
-        assert found == read or max(found, read) < lowest
+        oldest, read = (oldest_kept(store.log, version, policy) for version in (manifest, older))
+        assert oldest == read or max(oldest, read) < lowest
 
 
 def test_the_policy_that_was_declared_last_counts(quick: World) -> None:
@@ -287,7 +287,7 @@ def test_a_reader_keeps_reading_through_a_major_compaction_and_a_discard(quick: 
         compact(quick, spec, "major")
         report = go(quick, spec)
         assert (report.discarded, data(quick, spec)) != ((), set())
-        assert {each.reason.split(" by ")[0] for each in report.kept if "leased" in each.reason} == {"leased"}
+        assert {judged.reason.split(" by ")[0] for judged in report.kept if "leased" in judged.reason} == {"leased"}
         assert [key for key, _ in reading] == ["b"]
         assert held.get("b") == {"k": "b", "n": 1}
         assert held.refresh()
@@ -347,12 +347,12 @@ def test_a_version_that_an_open_batch_was_begun_with_stays(quick: World) -> None
     spec, history = four_versions(quick)
     version, whole = history[1]
     report = go(quick, spec, roots=lambda: {version: "open batch 3 of application flights"})
-    assert {each.reason for each in report.kept} == {"open batch 3 of application flights"}
+    assert {judged.reason for judged in report.kept} == {"open batch 3 of application flights"}
     assert content(StoredVersions(quick.lake, spec.name).version_of_batch(version)) == whole
     # A batch that began just before the discard looked at it again: what it reads is doomed, and spared.
     answers = [{}, {version: "open batch 3"}, {version: "open batch 3"}]
     report = go(quick, spec, roots=lambda: answers.pop(0))
-    assert {each.reason for each in report.spared} == {"open batch 3"}
+    assert {judged.reason for judged in report.spared} == {"open batch 3"}
     assert content(StoredVersions(quick.lake, spec.name).version_of_batch(version)) == whole
     go(quick, spec)
     assert len(data(quick, spec)) == 1

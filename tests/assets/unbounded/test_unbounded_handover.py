@@ -66,8 +66,8 @@ def configured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def compacted(world: World, spec: AdjunctDataset, *changes: dict[str, int | None]) -> Content:
     entries: Content = {}
-    for each in changes:
-        _, entries = send(world, spec, each)
+    for batch in changes:
+        _, entries = send(world, spec, batch)
     compact_dataset(world.lake, NAME, IN_PROCESS, by="test", level="major")
     return entries
 
@@ -78,7 +78,7 @@ def everywhere(world: World) -> Content:
     connection = duckdb.connect()
     duckdb_view(connection, view, "v")
     columns = list(view.schema.names)
-    assert [each[0] for each in connection.execute("FROM v").description] == columns
+    assert [column[0] for column in connection.execute("FROM v").description] == columns
     assert pyarrow_dataset(view).to_table().column_names == polars_frame(view).collect().columns == columns
     rows = sorted(connection.execute("FROM v").fetchall())
     assert sorted(polars_frame(view).collect().rows()) == rows
@@ -184,7 +184,7 @@ def test_an_erasure_waits_for_the_snapshots_that_hold_a_key(quick: World, catalo
     compacted(quick, spec, {"a": 1, "b": 2}, {"b": 3})
     publish_to_iceberg(quick.lake, NAME, TABLE, IN_PROCESS, by="test")
     report = forget(quick.lake, NAME, ["a"], reason="request 7", by="ada")
-    assert {"Iceberg table reference.accounts" in each.reason for each in report.pending} == {True}
+    assert {"Iceberg table reference.accounts" in judged.reason for judged in report.pending} == {True}
     assert publish_to_iceberg(quick.lake, NAME, TABLE, IN_PROCESS, by="test").new
     assert in_iceberg(catalog) == {"b": 3}
     release_from_iceberg(quick.lake, NAME, TABLE.identifier)

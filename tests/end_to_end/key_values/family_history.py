@@ -66,7 +66,7 @@ def check_linearisable(operations: Iterable[Operation]) -> None:
         worlds = {(held, done - {number}) for held, done in _reachable(worlds, pending, steps) if number in done}
         pending.discard(number)
         if not worlds:
-            around = [history[each] for each in sorted({number, *pending})]
+            around = [history[operation] for operation in sorted({number, *pending})]
             raise NotLinearisableError(f"{history[number]} can't have been answered so; under way were {around}")
 
 
@@ -77,16 +77,16 @@ def _reachable(worlds: set[World], pending: set[int], steps: list[_Step]) -> set
     while waiting:
         held, done = waiting.pop()
         values = dict(held)
-        able = [each for each in pending - done if steps[each].can_happen(values)]
+        able = [number for number in pending - done if steps[number].can_happen(values)]
         # What changes nothing may as well happen now: it never takes a world away.
-        done |= {each for each in able if not steps[each].writes}
+        done |= {number for number in able if not steps[number].writes}
         if (held, done) in reached:
             continue
         reached.add((held, done))
-        for each in able:
-            if steps[each].writes:
-                after = {**values, **steps[each].writes}
-                waiting.append((frozenset((k, v) for k, v in after.items() if v is not None), done | {each}))
+        for number in able:
+            if steps[number].writes:
+                after = {**values, **steps[number].writes}
+                waiting.append((frozenset((k, v) for k, v in after.items() if v is not None), done | {number}))
     return reached
 
 
@@ -103,9 +103,9 @@ def _step(operation: Operation, values: Mapping[Version, str]) -> _Step:
         return _Step({**conditions, **operation.seen}, {}, operation.wrote)
     if not operation.refused or not operation.refused.keys() <= conditions.keys():
         raise NotLinearisableError(f"{operation} was refused for a condition that it does not have")
-    found = {key: None if version is None else _value(version, values) for key, version in operation.refused.items()}
-    kept = {key: value for key, value in conditions.items() if key not in found}
-    return _Step({**found, **kept}, {key: conditions[key] for key in found}, {})
+    reasons = {key: None if version is None else _value(version, values) for key, version in operation.refused.items()}
+    kept = {key: value for key, value in conditions.items() if key not in reasons}
+    return _Step({**reasons, **kept}, {key: conditions[key] for key in reasons}, {})
 
 
 def _value(version: Version, values: Mapping[Version, str]) -> str | None:

@@ -73,15 +73,17 @@ class TableMachine(RuleBasedStateMachine):
         self.past.append(version)
         self.held[place] = version, value
 
-    def found(self, place: Place) -> KeyVersion | None:
+    def version_at(self, place: Place) -> KeyVersion | None:
         return self.held[place][0] if place in self.held else None
 
     def refused(self, error: ConditionsNotMetError, expected: dict[Place, KeyVersion | None]) -> None:
         """Check that it names exactly the conditions that fail."""
-        told = {(each.family, each.key): (each.expected, each.found) for each in error.failures}
+        told = {(failure.family, failure.key): (failure.expected, failure.found) for failure in error.failures}
         assert len(told) == len(error.failures)
         assert told == {
-            place: (version, self.found(place)) for place, version in expected.items() if self.found(place) != version
+            place: (version, self.version_at(place))
+            for place, version in expected.items()
+            if self.version_at(place) != version
         }
 
     def entry(self, place: Place) -> TableEntry[str, str] | None:
@@ -117,10 +119,10 @@ class TableMachine(RuleBasedStateMachine):
         try:
             version = write()
         except ConditionsNotMetError as error:
-            assert self.found(place) != expected
+            assert self.version_at(place) != expected
             self.refused(error, {place: expected})
         else:
-            assert self.found(place) == expected
+            assert self.version_at(place) == expected
             self.wrote(place, version, value)
 
     @rule(
@@ -146,7 +148,7 @@ class TableMachine(RuleBasedStateMachine):
                     "remove-any": Remove(key),
                 }[kind]
             )
-        fits = all(self.found(place) == version for place, version in expected.items())
+        fits = all(self.version_at(place) == version for place, version in expected.items())
         try:
             versions = self.apply(changes, family) if named else self.table.apply(changes, family=family)
         except ConditionsNotMetError as error:

@@ -45,8 +45,8 @@ def look(world: World, table: Table) -> int:
         first = blocking.get_all(ACCOUNTS, family=BANK)
         # A version never comes back: what has the same ones twice had them all in between.
         if world.at_one_moment or versions(first) == versions(blocking.get_all(ACCOUNTS, family=BANK)):
-            found = balances(first)
-            assert (len(found), sum(found.values())) == (len(ACCOUNTS), TOTAL)
+            amounts = balances(first)
+            assert (len(amounts), sum(amounts.values())) == (len(ACCOUNTS), TOTAL)
             return 1
         return 0
 

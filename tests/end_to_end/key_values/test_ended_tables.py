@@ -33,9 +33,9 @@ def ended_at(world: World, table: Table, end) -> tuple[list[bool], int, dict[str
             return end(manager)
 
         with ThreadPoolExecutor(2) as pool:
-            said = list(pool.map(one, managers))
+            answers = list(pool.map(one, managers))
         ended = time.monotonic_ns()
-    return said, ended, {family: notes(path) for family, path in paths.items()}
+    return answers, ended, {family: notes(path) for family, path in paths.items()}
 
 
 def everything(blocking: BlockingKeyValueTable[str, str]) -> list[TableEntry[str, str]]:
@@ -52,8 +52,8 @@ def test_a_seal_refuses_all_later_writes_and_keeps_exactly_what_was_acknowledged
             seen[manager] = everything(blocking)
         return answer
 
-    said, sealed, noted = ended_at(world, table, seal)
-    assert sorted(said) == [False, True]
+    answers, sealed, noted = ended_at(world, table, seal)
+    assert sorted(answers) == [False, True]
     expected = {}
     for family, (*counts, last) in noted.items():
         assert last == {"ended": "KeyValueTableSealedError", "count": len(counts)}
@@ -72,8 +72,8 @@ def test_a_seal_refuses_all_later_writes_and_keeps_exactly_what_was_acknowledged
 @pytest.mark.parametrize("world", BACKENDS, indirect=True)
 def test_a_table_that_is_made_again_never_takes_what_handles_of_the_old_one_write(world):
     table = world.table()
-    said, deleted, noted = ended_at(world, table, lambda manager: manager.delete(SCOPE, table.id.name))
-    assert sorted(said) == [False, True]
+    answers, deleted, noted = ended_at(world, table, lambda manager: manager.delete(SCOPE, table.id.name))
+    assert sorted(answers) == [False, True]
     for *counts, last in noted.values():
         assert last["ended"] == "KeyValueTableNotFoundError"
         assert all(count["began"] < deleted for count in counts)
@@ -99,8 +99,8 @@ def test_a_table_that_is_made_again_at_once_stays_empty_though_writers_go_on(wor
     def replaced(manager: KeyValueTableManager) -> bool:
         return manager.delete(SCOPE, table.id.name) and manager.create(SCOPE, table.id.name, table.configuration)
 
-    said, _, noted = ended_at(world, table, replaced)
-    assert True in said
+    answers, _, noted = ended_at(world, table, replaced)
+    assert True in answers
     assert {last["ended"] for *_, last in noted.values()} == {"KeyValueTableNotFoundError"}
     with BlockingKeyValueTable(world.table(table.id.name)) as new:
         assert everything(new) == []

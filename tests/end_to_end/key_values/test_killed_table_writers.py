@@ -14,7 +14,7 @@ from tests.end_to_end.key_values.worlds import BACKENDS, QUICK, Table, World, no
 FAMILIES = ("first", "second", "third")
 
 
-def found(table: Table, family: str) -> dict[str, str]:
+def held_in(table: Table, family: str) -> dict[str, str]:
     """Return what the family holds, as a reader of it all at once finds it."""
     with BlockingKeyValueTable(table) as blocking:
         return {entry.key.key: entry.value for entry in blocking.get_all(KEYS, family=family) if entry is not None}
@@ -39,7 +39,7 @@ def check_kills(world: World, rounds: int) -> None:
             ends = time.monotonic() + chance.uniform(0, 0.3)
             while world.at_one_moment and time.monotonic() < ends:
                 for family in FAMILIES:
-                    assert number_of(found(table, family)) >= last[family]
+                    assert number_of(held_in(table, family)) >= last[family]
             time.sleep(max(0.0, ends - time.monotonic()))
         finally:
             for writer in writers:
@@ -58,10 +58,10 @@ def check_kills(world: World, rounds: int) -> None:
 
 def settled(table: Table, family: str) -> dict[str, str]:
     """Return what the family holds once the last request of a killed writer has come to its end."""
-    before, held = None, found(table, family)
+    before, held = None, held_in(table, family)
     while held != before:
         time.sleep(0.1)
-        before, held = held, found(table, family)
+        before, held = held, held_in(table, family)
     return held
 
 

@@ -66,14 +66,14 @@ def test_a_success_is_not_called_a_conflict_even_after_another_writers(world: Wo
             with world.troubled(silence):
                 answer = pool.submit(write, lost, old)
                 deadline = time.monotonic() + 10
-                while (found := other.get(key, family=FAMILY)) is None or found.value != MARK:
+                while (entry := other.get(key, family=FAMILY)) is None or entry.value != MARK:
                     assert time.monotonic() < deadline
                     time.sleep(0.01)
-                theirs = other.replace(key, "another's", found.version, family=FAMILY)
+                theirs = other.replace(key, "another's", entry.version, family=FAMILY)
                 other.remove(key, version=theirs, family=FAMILY)
                 last = other.put_if_absent(key, "the last", family=FAMILY)
                 assert not answer.done()
-            assert answer.result(30) == found.version
+            assert answer.result(30) == entry.version
         held = other.get(key, family=FAMILY)
         assert held is not None
         assert (held.value, held.version) == ("the last", last)
@@ -90,5 +90,5 @@ def test_beyond_the_horizon_the_outcome_is_unknown_whether_it_happened_or_not(wo
         with world.troubled(Silence(trouble)), pytest.raises(OutcomeUnknownError) as error:
             write(lost, old)
         assert (error.value.scope, error.value.table) == (table.id.scope, table.id.name)
-        found = lost.get(key, family=FAMILY)
-        assert (found is not None and found.value == MARK) is (trouble == "lost-after")
+        entry = lost.get(key, family=FAMILY)
+        assert (entry is not None and entry.value == MARK) is (trouble == "lost-after")

@@ -69,7 +69,7 @@ class _Actor:
             self.write([self.change(key, value)])
         else:
             keys = self.random.sample(KEYS, self.random.choice((2, 3)))
-            self.write([self.change(each, f"{value}.{each}") for each in keys])
+            self.write([self.change(own, f"{value}.{own}") for own in keys])
 
     def change(self, key: str, value: str) -> Insert[str, str] | Put[str, str] | Replace[str, str] | Remove[str]:
         known, choice = self.known[key], self.random.random()
@@ -82,24 +82,24 @@ class _Actor:
         return Replace(key, value, known) if choice < 0.85 else Remove(key, known)
 
     def write(self, changes: list[Insert[str, str] | Put[str, str] | Replace[str, str] | Remove[str]]) -> None:
-        wrote = {each.key: None if isinstance(each, Remove) else each.value for each in changes}
-        expected = {each.key: ABSENT for each in changes if isinstance(each, Insert)}
-        for each in changes:
-            if isinstance(each, Replace | Remove) and each.version is not None:
-                expected[each.key] = each.version.to_bytes().hex()
+        wrote = {change.key: None if isinstance(change, Remove) else change.value for change in changes}
+        expected = {change.key: ABSENT for change in changes if isinstance(change, Insert)}
+        for change in changes:
+            if isinstance(change, Replace | Remove) and change.version is not None:
+                expected[change.key] = change.version.to_bytes().hex()
         told: dict[str, Any] = {"expected": expected, "wrote": wrote}
         began = time.monotonic_ns()
         try:
             written = self.apply(changes)
         except ConditionsNotMetError as error:
             ended = time.monotonic_ns()
-            found = {each.key: each.found for each in error.failures}
-            self.known |= found
-            self.note(began, ended, **told, refused={key: _hex(version) for key, version in found.items()})
+            versions = {failure.key: failure.found for failure in error.failures}
+            self.known |= versions
+            self.note(began, ended, **told, refused={key: _hex(version) for key, version in versions.items()})
             return
         ended = time.monotonic_ns()
         self.known |= written
-        self.note(began, ended, **told, versions={key: _hex(each) for key, each in written.items() if each})
+        self.note(began, ended, **told, versions={key: _hex(version) for key, version in written.items() if version})
 
     def apply(
         self, changes: list[Insert[str, str] | Put[str, str] | Replace[str, str] | Remove[str]]
@@ -107,7 +107,7 @@ class _Actor:
         """Apply them by the method that is named after them, where there is one."""
         if len(changes) > 1:
             versions = self.table.apply(changes, family=FAMILY)
-            return dict(zip([each.key for each in changes], versions, strict=True))
+            return dict(zip([change.key for change in changes], versions, strict=True))
         (change,) = changes
         if isinstance(change, Remove):
             self.table.remove(change.key, version=change.version, family=FAMILY)
@@ -120,31 +120,31 @@ class _Actor:
 
     def read(self, key: str) -> None:
         began = time.monotonic_ns()
-        found = self.table.get(key, family=FAMILY)
-        self.saw(began, time.monotonic_ns(), {key: found})
+        entry = self.table.get(key, family=FAMILY)
+        self.saw(began, time.monotonic_ns(), {key: entry})
 
     def read_all(self, at_one_moment: bool) -> None:
         by_pages = self.random.random() < 0.3
         began = time.monotonic_ns()
         if by_pages:
             entries = {entry.key.key: entry for page in self.table.entries(FAMILY, page_size=2) for entry in page.items}
-            found = {key: entries.get(key) for key in KEYS}
+            by_key = {key: entries.get(key) for key in KEYS}
         else:
-            found = dict(zip(KEYS, self.table.get_all(KEYS, family=FAMILY), strict=True))
+            by_key = dict(zip(KEYS, self.table.get_all(KEYS, family=FAMILY), strict=True))
         ended = time.monotonic_ns()
         if at_one_moment and not by_pages:
-            self.saw(began, ended, found)
+            self.saw(began, ended, by_key)
             return
         for key in KEYS:  # each at a moment of its own
-            self.saw(began, ended, {key: found[key]})
+            self.saw(began, ended, {key: by_key[key]})
 
-    def saw(self, began: int, ended: int, found: Mapping[str, TableEntry[str, str] | None]) -> None:
-        self.known |= {key: entry and entry.version for key, entry in found.items()}
+    def saw(self, began: int, ended: int, entries: Mapping[str, TableEntry[str, str] | None]) -> None:
+        self.known |= {key: entry and entry.version for key, entry in entries.items()}
         self.note(
             began,
             ended,
-            seen={key: entry and entry.value for key, entry in found.items()},
-            versions={key: _hex(entry.version) for key, entry in found.items() if entry},
+            seen={key: entry and entry.value for key, entry in entries.items()},
+            versions={key: _hex(entry.version) for key, entry in entries.items() if entry},
         )
 
     def note(self, began: int, ended: int, **told: Any) -> None:

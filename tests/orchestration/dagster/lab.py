@@ -76,21 +76,21 @@ class Lab:
             definitions_of([app], lake=self.lake.url, spark=NO_SPARK, run_step=run_step), Definitions(assets=[report])
         )
 
-    def run(self, defs: Definitions, *keys: AssetKey, **options: Any) -> Said:
+    def run(self, defs: Definitions, *keys: AssetKey, **options: Any) -> FinishedRun:
         """Materialise assets as the UI does, with their checks."""
         job = defs.resolve_implicit_global_asset_job_def()
         result = job.execute_in_process(
             instance=self.instance, asset_selection=list(keys), raise_on_error=False, **options
         )
-        return Said(result, self.instance)
+        return FinishedRun(result, self.instance)
 
-    def advance(self, *datasets: AdjunctDataset, **options: Any) -> Said:
+    def advance(self, *datasets: AdjunctDataset, **options: Any) -> FinishedRun:
         return self.run(self.definitions(*datasets), *map(key_of, datasets), AssetKey("report"), **options)
 
 
 @dataclass
-class Said:
-    """What one run said."""
+class FinishedRun:
+    """A run that is over, and what it said."""
 
     result: ExecuteInProcessResult
     instance: DagsterInstance
@@ -114,41 +114,46 @@ class Said:
     @property
     def made(self) -> dict[str, dict[str, Any]]:
         """The metadata of what was materialised, by asset, and by "asset/partition"."""
-        found = [
+        materializations = [
             event.step_materialization_data.materialization for event in self.events if event.is_step_materialization
         ]
-        return {named(each): plain(each.metadata) | {"data version": version_of(each)} for each in found}
+        return {
+            named(materialization): plain(materialization.metadata) | {"data version": version_of(materialization)}
+            for materialization in materializations
+        }
 
     @property
     def observed(self) -> dict[str, dict[str, Any]]:
-        found = [
+        observations = [
             event.asset_observation_data.asset_observation
             for event in self.events
             if event.event_type_value == "ASSET_OBSERVATION"
         ]
-        return {named(each): plain(each.metadata) for each in found}
+        return {named(observation): plain(observation.metadata) for observation in observations}
 
     @property
     def rejections(self) -> list[tuple[str | None, dict[str, Any]]]:
         """The events of versions that were rejected: what they say, and their metadata."""
-        found = [
+        observations = [
             event.asset_observation_data.asset_observation
             for event in self.events
             if event.event_type_value == "ASSET_OBSERVATION"
         ]
         return [
-            (each.description, plain(each.metadata)) for each in found if "adjunct/rejected_version" in each.metadata
+            (observation.description, plain(observation.metadata))
+            for observation in observations
+            if "adjunct/rejected_version" in observation.metadata
         ]
 
     @property
     def checks(self) -> dict[str, Any]:
         """The evaluations of this run by "dataset check"."""
-        found = [
+        evaluations = [
             event.asset_check_evaluation_data
             for event in self.events
             if event.event_type_value == "ASSET_CHECK_EVALUATION"
         ]
-        return {f"{named(each)} {each.check_name}": each for each in found}
+        return {f"{named(evaluation)} {evaluation.check_name}": evaluation for evaluation in evaluations}
 
     @property
     def passed(self) -> dict[str, bool]:
@@ -179,8 +184,8 @@ def plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def version_of(materialization: Any) -> str | None:
-    found: str | None = (materialization.tags or {}).get("dagster/data_version")
-    return found
+    version: str | None = (materialization.tags or {}).get("dagster/data_version")
+    return version
 
 
 @contextmanager

@@ -103,7 +103,7 @@ def test_runs_of_the_job_give_each_result_once_as_plain_python_has_it(tmp_path: 
     append(lake, "orders", 3, ends)
     append(lake, "payments", 3, ends)
     shown = run(definitions)["lake/minutes"]
-    marks = {each["stream"]: each["watermark"] for each in shown["adjunct/watermarks"]}
+    marks = {mark["stream"]: mark["watermark"] for mark in shown["adjunct/watermarks"]}
     assert marks == {f"lake.{name}": (END - DELAY).isoformat() for name in ("orders", "payments")}
     assert shown["adjunct/state/shop-minutes/rows"] >= len(ends)
 

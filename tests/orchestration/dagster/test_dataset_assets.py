@@ -13,7 +13,7 @@ from dagster import AssetKey
 from dagster_adjunct import bounded_dataset
 from dagster_adjunct.assets.declaration.dataset import version_set
 from dagster_adjunct.assets.validation.validators import min_rows, row_count_within, unique_keys
-from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, Said, check_of, key_of, running_lab
+from tests.orchestration.dagster.lab import APPLES, SCHEMA, FinishedRun, Lab, check_of, key_of, running_lab
 
 ITEMS = bounded_dataset(
     "items",
@@ -33,55 +33,55 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
         yield lab
 
 
-def facts(said: Said, check: str) -> dict[str, Any]:
-    found: dict[str, Any] = said.checks[check].metadata["adjunct/facts"].value
-    return found
+def facts(finished: FinishedRun, check: str) -> dict[str, Any]:
+    told: dict[str, Any] = finished.checks[check].metadata["adjunct/facts"].value
+    return told
 
 
 def test_validators_are_checks_with_their_facts_and_the_version_that_they_judged(lab: Lab) -> None:
     lab.deliver("items", APPLES, "v1")
-    said = lab.advance(ITEMS)
-    assert said.success
-    assert said.passed == {
+    finished = lab.advance(ITEMS)
+    assert finished.success
+    assert finished.passed == {
         "items adjunct_accepted": True,
         "items unique_keys": True,
         "items min_rows": True,
         "items row_count_within": True,
     }
-    assert facts(said, "items min_rows") == {"rows": 2}
-    version = said.made["items"]["adjunct/version"]
-    assert said.checks["items min_rows"].metadata["adjunct/version"].value == version
-    assert said.made["items"]["data version"] == version
-    assert "report" in said.made
+    assert facts(finished, "items min_rows") == {"rows": 2}
+    version = finished.made["items"]["adjunct/version"]
+    assert finished.checks["items min_rows"].metadata["adjunct/version"].value == version
+    assert finished.made["items"]["data version"] == version
+    assert "report" in finished.made
 
 
 def test_a_rejected_version_fails_its_check_and_what_is_downstream_goes_on_with_the_one_before(lab: Lab) -> None:
     lab.deliver("items", APPLES, "v1")
     first = lab.advance(ITEMS).made["items"]["adjunct/version"]
     lab.deliver("items", APPLES[:1], "v2")
-    said = lab.advance(ITEMS)
-    assert said.success
-    assert said.passed["items min_rows"] is False
-    assert said.passed["items adjunct_accepted"] is False
-    assert said.checks["items min_rows"].severity.value == "ERROR"
-    assert said.checks["items row_count_within"].severity.value == "WARN"
-    assert "items" not in said.made, "nothing about it is fresh"
-    items = said.observed["items"]
+    finished = lab.advance(ITEMS)
+    assert finished.success
+    assert finished.passed["items min_rows"] is False
+    assert finished.passed["items adjunct_accepted"] is False
+    assert finished.checks["items min_rows"].severity.value == "ERROR"
+    assert finished.checks["items row_count_within"].severity.value == "WARN"
+    assert "items" not in finished.made, "nothing about it is fresh"
+    items = finished.observed["items"]
     assert (items["adjunct/action"], items["adjunct/version"]) == ("rejected", first)
     (rejected,) = items["adjunct/rejected"]
-    ((told, event),) = said.rejections
+    ((told, event),) = finished.rejections
     assert told is not None
     assert told.startswith(
         f"dataset items: version 'v2' ({rejected['id']}) is rejected, version {first} stays served: "
     )
     assert (event["adjunct/rejected_version"], event["adjunct/served"]) == (rejected["id"], first)
-    assert [each["name"] for each in event["adjunct/verdicts"]] == ["min_rows"]
-    assert "switch took" not in said.log
-    assert "version v2: rejected and kept aside took" in said.log
+    assert [verdict["name"] for verdict in event["adjunct/verdicts"]] == ["min_rows"]
+    assert "switch took" not in finished.log
+    assert "version v2: rejected and kept aside took" in finished.log
     assert rejected["name"] == "v2"
-    assert f"adjunct dataset force items {rejected['id']} --reason" in said.log
-    assert f"adjunct dataset diff items {first} {rejected['id']}" in said.log
-    assert "report" in said.made
+    assert f"adjunct dataset force items {rejected['id']} --reason" in finished.log
+    assert f"adjunct dataset diff items {first} {rejected['id']}" in finished.log
+    assert "report" in finished.made
 
 
 def test_a_rejected_version_stays_on_the_checks_until_it_is_dropped_or_a_better_one_comes(lab: Lab) -> None:
@@ -101,9 +101,9 @@ def test_each_of_several_rejected_versions_is_an_event_of_its_own_also_where_a_b
     lab.deliver("items", APPLES[:1], "v1")
     lab.deliver("items", APPLES[1:], "v2")
     lab.deliver("items", APPLES, "v3")
-    said = lab.advance(ITEMS)
-    assert [event["adjunct/name"] for _, event in said.rejections] == ["v1", "v2"]
-    assert said.made["items"]["adjunct/name"] == "v3"
+    finished = lab.advance(ITEMS)
+    assert [event["adjunct/name"] for _, event in finished.rejections] == ["v1", "v2"]
+    assert finished.made["items"]["adjunct/name"] == "v3"
 
 
 def test_a_dataset_that_has_not_changed_is_observed_and_what_is_downstream_in_the_run_goes_on(lab: Lab) -> None:
@@ -111,10 +111,10 @@ def test_a_dataset_that_has_not_changed_is_observed_and_what_is_downstream_in_th
     first = lab.advance(ITEMS)
     lab.deliver("items", list(reversed(APPLES)), "v2")
     for action in ("unchanged", "up-to-date"):
-        said = lab.advance(ITEMS)
-        assert set(said.made) == {"report"}
-        assert said.observed["items"]["adjunct/action"] == action
-        assert said.passed["items adjunct_accepted"] is True
+        finished = lab.advance(ITEMS)
+        assert set(finished.made) == {"report"}
+        assert finished.observed["items"]["adjunct/action"] == action
+        assert finished.passed["items adjunct_accepted"] is True
         made = lab.instance.get_latest_materialization_event(key_of(ITEMS))
         assert made is not None
         assert made.run_id == first.result.run_id
@@ -128,19 +128,19 @@ def test_a_dataset_that_has_not_changed_is_observed_and_what_is_downstream_in_th
 def test_what_a_validator_warns_of_is_in_the_runs_log(lab: Lab) -> None:
     lab.deliver("items", APPLES, "v1")
     lab.deliver("items", [*APPLES, *[(str(number), "", 1) for number in range(9)]], "v2")
-    said = lab.advance(ITEMS)
-    assert "30 dataset items: version 'v2': row_count_within: 11 rows, +450.0% of the 2 of version" in said.log
-    assert said.made["items"]["adjunct/name"] == "v2"
+    finished = lab.advance(ITEMS)
+    assert "30 dataset items: version 'v2': row_count_within: 11 rows, +450.0% of the 2 of version" in finished.log
+    assert finished.made["items"]["adjunct/name"] == "v2"
 
 
 def test_a_first_version_that_is_rejected_materialises_nothing_and_skips_what_is_downstream(lab: Lab) -> None:
     lab.deliver("items", APPLES[:1], "v1")
-    said = lab.advance(ITEMS)
-    assert said.success
-    assert said.made == {}
-    assert said.passed["items min_rows"] is False
-    assert "there is no version to serve" in said.log
-    assert said.observed["items"]["adjunct/version"] == "none"
+    finished = lab.advance(ITEMS)
+    assert finished.success
+    assert finished.made == {}
+    assert finished.passed["items min_rows"] is False
+    assert "there is no version to serve" in finished.log
+    assert finished.observed["items"]["adjunct/version"] == "none"
 
 
 def test_a_version_that_is_refused_before_any_validator_fails_the_check_of_acceptance(lab: Lab) -> None:
@@ -148,28 +148,28 @@ def test_a_version_that_is_refused_before_any_validator_fails_the_check_of_accep
     lab.advance(ITEMS)
     lab.deliver("items", APPLES, None)
     lab.mark("items", "v2", {0: 5, 1: 5})
-    said = lab.advance(ITEMS)
-    assert said.passed == {"items adjunct_accepted": False}
-    assert "expects 5 records" in said.checks["items adjunct_accepted"].description
+    finished = lab.advance(ITEMS)
+    assert finished.passed == {"items adjunct_accepted": False}
+    assert "expects 5 records" in finished.checks["items adjunct_accepted"].description
 
 
 def test_waiting_names_the_markers_and_since_when(lab: Lab) -> None:
     lab.deliver("items", APPLES, None)
-    said = lab.advance(ITEMS)
-    assert said.observed["items"]["adjunct/waiting"] == ["lake.items.0", "lake.items.1"]
-    since = said.observed["items"]["adjunct/waiting_since"]
+    finished = lab.advance(ITEMS)
+    assert finished.observed["items"]["adjunct/waiting"] == ["lake.items.0", "lake.items.1"]
+    since = finished.observed["items"]["adjunct/waiting_since"]
     assert lab.advance(ITEMS).observed["items"]["adjunct/waiting_since"] == since
-    assert said.checks == {}
-    assert said.made == {}
-    assert "did not yield" not in said.log
+    assert finished.checks == {}
+    assert finished.made == {}
+    assert "did not yield" not in finished.log
 
 
 def test_each_stage_is_logged_with_its_duration(lab: Lab) -> None:
     lab.deliver("items", APPLES, "v1")
-    said = lab.advance(ITEMS)
+    finished = lab.advance(ITEMS)
     for stage in ("build", "validate", "seal", "switch"):
-        assert f"dataset items, version v1: {stage} took" in said.log
-    assert set(said.made["items"]["adjunct/seconds"]) >= {"collect", "build", "validate", "seal", "switch"}
+        assert f"dataset items, version v1: {stage} took" in finished.log
+    assert set(finished.made["items"]["adjunct/seconds"]) >= {"collect", "build", "validate", "seal", "switch"}
 
 
 def test_what_an_operator_did_is_reported_by_the_next_run(lab: Lab) -> None:
@@ -178,8 +178,8 @@ def test_what_an_operator_did_is_reported_by_the_next_run(lab: Lab) -> None:
         lab.deliver("items", [*APPLES, ("c", "Cheese", number)], f"v{number}")
         versions.append(lab.advance(ITEMS).made["items"]["data version"])
     lab.store("items").rollback(**WHY)
-    said = lab.advance(ITEMS)
-    assert (said.made["items"]["data version"], said.made["items"]["adjunct/name"]) == (versions[0], "v1")
+    finished = lab.advance(ITEMS)
+    assert (finished.made["items"]["data version"], finished.made["items"]["adjunct/name"]) == (versions[0], "v1")
     lab.store("items").pin("v1", **WHY)
     lab.deliver("items", APPLES, "v3")
     pinned = lab.advance(ITEMS).observed["items"]
@@ -195,9 +195,9 @@ def test_a_run_of_the_outputs_alone_reports_a_rollback_once(lab: Lab) -> None:
         lab.deliver("items", [*APPLES, ("c", "Cheese", number)], f"v{number}")
         lab.run(defs, key_of(ITEMS))
     lab.store("items").rollback(**WHY)
-    said = lab.run(defs, copy)
-    assert said.made["items"]["adjunct/name"] == "v1"
-    assert said.made["items"]["adjunct/change"]["reason"] == "ticket 7"
+    finished = lab.run(defs, copy)
+    assert finished.made["items"]["adjunct/name"] == "v1"
+    assert finished.made["items"]["adjunct/change"]["reason"] == "ticket 7"
     assert "items" not in lab.run(defs, copy).made
 
 
@@ -208,9 +208,9 @@ def test_checks_selected_alone_are_reported_again_and_nothing_advances(lab: Lab)
     lab.deliver("items", APPLES[:1], "v2")
     job = defs.resolve_implicit_global_asset_job_def()
     subset = job.get_subset(asset_selection=set(), asset_check_selection={check_of(ITEMS, "min_rows")})
-    said = Said(subset.execute_in_process(instance=lab.instance), lab.instance)
-    assert said.passed == {"items min_rows": True}
-    assert said.made == {}
+    finished = FinishedRun(subset.execute_in_process(instance=lab.instance), lab.instance)
+    assert finished.passed == {"items min_rows": True}
+    assert finished.made == {}
     assert len(lab.store("items").versions()) == 1
 
 
@@ -218,14 +218,14 @@ def test_the_members_of_a_version_set_are_one_op_and_published_together(lab: Lab
     items, prices = version_set("catalogue", ITEMS, PRICES)
     lab.deliver("items", APPLES, "v1")
     lab.deliver("prices", APPLES, None)
-    said = lab.advance(items, prices)
-    assert said.success
-    assert said.made == {}
-    assert "lake.prices.0" in " ".join(said.observed["items"]["adjunct/waiting"])
+    finished = lab.advance(items, prices)
+    assert finished.success
+    assert finished.made == {}
+    assert "lake.prices.0" in " ".join(finished.observed["items"]["adjunct/waiting"])
     lab.deliver("prices", APPLES, "v1")
-    said = lab.advance(items, prices)
-    assert [said.made[name]["adjunct/name"] for name in ("items", "prices")] == ["v1", "v1"]
-    steps = {event.step_key for event in said.events if event.is_step_materialization}
+    finished = lab.advance(items, prices)
+    assert [finished.made[name]["adjunct/name"] for name in ("items", "prices")] == ["v1", "v1"]
+    steps = {event.step_key for event in finished.events if event.is_step_materialization}
     assert steps == {"version_set_catalogue", "report"}
 
     lab.deliver("items", [*APPLES, ("c", "Cheese", 3)], "v2")
@@ -239,11 +239,11 @@ def test_the_applications_job_evaluates_the_checks_and_runs_on(lab: Lab) -> None
     lab.deliver("items", APPLES, "v1")
     lab.deliver("prices", APPLES, "v1")
     job = lab.definitions(items, prices).resolve_job_def("shop")
-    said = Said(job.execute_in_process(instance=lab.instance), lab.instance)
-    assert said.success
-    assert set(said.made) == {"items", "prices"}
-    assert said.passed["items min_rows"] is True
-    assert said.passed["prices adjunct_accepted"] is True
+    finished = FinishedRun(job.execute_in_process(instance=lab.instance), lab.instance)
+    assert finished.success
+    assert set(finished.made) == {"items", "prices"}
+    assert finished.passed["items min_rows"] is True
+    assert finished.passed["prices adjunct_accepted"] is True
 
 
 def test_a_version_set_of_which_one_member_is_declared_is_refused_by_name(lab: Lab) -> None:
@@ -256,5 +256,5 @@ def test_a_dataset_with_another_validator_is_another_declaration(lab: Lab) -> No
     first, second = ITEMS, replace(ITEMS, validators=(min_rows(5),))
     lab.deliver("items", APPLES, "v1")
     lab.advance(first)
-    said = lab.advance(second)
-    assert said.passed == {"items adjunct_accepted": True, "items min_rows": True}, "as it was judged, not anew"
+    finished = lab.advance(second)
+    assert finished.passed == {"items adjunct_accepted": True, "items min_rows": True}, "as it was judged, not anew"

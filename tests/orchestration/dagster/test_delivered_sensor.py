@@ -84,7 +84,7 @@ def test_a_version_set_has_one_sensor_that_waits_for_all_its_members(lab: Lab) -
     waits = "items: version v1 is there; prices: the next one waits for lake.prices.0, lake.prices.1"
     assert sensor.skipped() == f"No new version; {waits}."
     lab.deliver("prices", APPLES, "v1")
-    assert sensor.asked().asset_selection == [key_of(each) for each in members]
+    assert sensor.asked().asset_selection == [key_of(member) for member in members]
 
 
 def test_a_member_that_had_the_version_before_it_joined_the_set_is_not_waited_for(lab: Lab) -> None:

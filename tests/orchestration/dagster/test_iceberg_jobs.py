@@ -15,7 +15,7 @@ from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
 from dagster_adjunct.exchange import IcebergTable
 from dagster_adjunct.resources.errors import ConfigurationError
 from tests.assets.unbounded.test_unbounded_handover import configured
-from tests.orchestration.dagster.lab import APPLES, NO_SPARK, SCHEMA, Lab, Said, running_lab
+from tests.orchestration.dagster.lab import APPLES, NO_SPARK, SCHEMA, FinishedRun, Lab, running_lab
 
 duckdb = pytest.importorskip("duckdb")
 pytest.importorskip("pyiceberg.catalog.sql")
@@ -53,9 +53,9 @@ def definitions(lab: Lab, *datasets: AdjunctDataset, tables: dict[str, IcebergTa
     return build_definitions(app, lake=lab.lake.url, spark=NO_SPARK, iceberg=tables)
 
 
-def hand_over(lab: Lab, *datasets: AdjunctDataset, tables: dict[str, IcebergTable] = TABLES) -> Said:
+def hand_over(lab: Lab, *datasets: AdjunctDataset, tables: dict[str, IcebergTable] = TABLES) -> FinishedRun:
     job = definitions(lab, *datasets, tables=tables).resolve_job_def("shop_iceberg")
-    return Said(job.execute_in_process(instance=lab.instance, raise_on_error=False), lab.instance)
+    return FinishedRun(job.execute_in_process(instance=lab.instance, raise_on_error=False), lab.instance)
 
 
 def in_table(catalog: Any) -> list[tuple[Any, ...]]:
@@ -70,11 +70,11 @@ def test_what_is_new_is_compacted_and_registered_and_what_is_there_is_left_alone
     lab.advance(PRICES)
     lab.deliver("prices", [("a", "Apricots", 9), ("z", "Zucchini", 1)], None)
     lab.advance(PRICES)
-    said = hand_over(lab, PRICES)
-    assert said.success
+    finished = hand_over(lab, PRICES)
+    assert finished.success
     rows = {row[0]: row for row in APPLES} | {"a": ("a", "Apricots", 9), "z": ("z", "Zucchini", 1)}
     assert in_table(catalog) == sorted(rows.values())
-    observed = said.observed["prices"]["adjunct/iceberg"]
+    observed = finished.observed["prices"]["adjunct/iceberg"]
     served = lab.store("prices").require_current()
     assert (observed["table"], observed["version"], observed["new"]) == ("reference.prices", served.version, True)
     assert len(served.sealed.generations) == 1
@@ -96,18 +96,18 @@ def test_a_dataset_that_fails_keeps_no_other_and_one_without_a_version_is_passed
         "absent": IcebergTable("reference.absent", catalog="lakehouse"),
         **TABLES,
     }
-    said = hand_over(lab, lost, absent, PRICES, tables=tables)
-    assert not said.success
-    assert "the Iceberg catalogue 'nowhere' can't be opened" in said.failure.description
-    assert "dataset absent has not been advanced yet" in said.log
+    finished = hand_over(lab, lost, absent, PRICES, tables=tables)
+    assert not finished.success
+    assert "the Iceberg catalogue 'nowhere' can't be opened" in finished.failure.description
+    assert "dataset absent has not been advanced yet" in finished.log
     assert in_table(catalog) == sorted(APPLES)
 
 
 def test_the_schedule_is_off_and_a_table_needs_a_dataset(lab: Lab) -> None:
-    schedules = {each.name: each for each in definitions(lab, PRICES, tables=TABLES).schedules or ()}
+    schedules = {schedule.name: schedule for schedule in definitions(lab, PRICES, tables=TABLES).schedules or ()}
     assert schedules["shop_iceberg_daily"].default_status is DefaultScheduleStatus.STOPPED
     assert schedules["shop_iceberg_daily"].job_name == "shop_iceberg"
     without = definitions(lab, PRICES, tables={})
-    assert not any("iceberg" in each.name for each in without.schedules or ())
+    assert not any("iceberg" in schedule.name for schedule in without.schedules or ())
     with pytest.raises(ConfigurationError, match=r"the dataset 'price', which no application.*there are: prices"):
         definitions(lab, PRICES, tables={"price": TABLES["prices"]})

@@ -24,7 +24,7 @@ from dagster_adjunct.orchestration.code_location.build_definitions import defini
 from dagster_adjunct.orchestration.step.step_context import StepContext
 from dagster_adjunct.orchestration.step.step_report import StepReport
 from dagster_adjunct.resources.errors import ConfigurationError
-from tests.orchestration.dagster.lab import APPLES, NO_SPARK, SCHEMA, Lab, Said, key_of, plain, running_lab
+from tests.orchestration.dagster.lab import APPLES, NO_SPARK, SCHEMA, FinishedRun, Lab, key_of, plain, running_lab
 
 ITEMS = bounded_dataset(
     "items",
@@ -60,7 +60,7 @@ def application() -> Application:
     return app
 
 
-def run(lab: Lab, counters: dict[str, dict[str, int]]) -> Said:
+def run(lab: Lab, counters: dict[str, dict[str, int]]) -> FinishedRun:
     report = StepReport(1, True, counters, {}, {"work": 1.25}, ApplicationState(batch=len(counters)))
     for name in ("items", "other"):
         lab.deliver(name, APPLES, f"v{len(counters)}")
@@ -77,19 +77,21 @@ def no_batches(context: StepContext) -> StepReport:
 
 def test_a_join_has_a_check_of_its_match_rate_which_fails_below_what_is_declared(lab: Lab) -> None:
     counts = {"rows": 200, "unmatched": 20}
-    said = run(lab, {"join-2-items": counts, "join-3-other": {"rows": 200, "unmatched": 190}})
-    assert said.passed == {"copy match_rate_items": True, "copy match_rate_other": True}, "no rate is demanded of other"
-    found = plain(said.checks["copy match_rate_items"].metadata)
-    assert (found["adjunct/match_rate"], found["adjunct/unmatched"], found["adjunct/min_match_rate"]) == (0.9, 20, 0.9)
-    assert said.made["copy"]["adjunct/unmatched/join-2-items"] == 20
-    assert said.made["copy"]["adjunct/seconds/work"] == 1.25
+    finished = run(lab, {"join-2-items": counts, "join-3-other": {"rows": 200, "unmatched": 190}})
+    assert finished.passed == {"copy match_rate_items": True, "copy match_rate_other": True}, (
+        "no rate is demanded of other"
+    )
+    facts = plain(finished.checks["copy match_rate_items"].metadata)
+    assert (facts["adjunct/match_rate"], facts["adjunct/unmatched"], facts["adjunct/min_match_rate"]) == (0.9, 20, 0.9)
+    assert finished.made["copy"]["adjunct/unmatched/join-2-items"] == 20
+    assert finished.made["copy"]["adjunct/seconds/work"] == 1.25
 
-    said = run(lab, {"join-2-items": {"rows": 200, "unmatched": 21}, "a": {}, "b": {}})
-    failed = said.checks["copy match_rate_items"]
+    finished = run(lab, {"join-2-items": {"rows": 200, "unmatched": 21}, "a": {}, "b": {}})
+    failed = finished.checks["copy match_rate_items"]
     assert (failed.passed, failed.severity.value) == (False, "ERROR")
     assert failed.description == "89.50% of 200 records met an entry of items; at least 90.0% is demanded"
-    assert said.success
-    assert "did not yield" not in said.log
+    assert finished.success
+    assert "did not yield" not in finished.log
 
     quiet = run(lab, {})
     assert quiet.checks == {}
@@ -101,12 +103,12 @@ def test_outputs_can_be_asked_for_without_their_checks_and_checks_without_a_batc
     one = StepReport(1, True, {}, {}, {}, ApplicationState(batch=1))
     job = defined(lab, lambda context: one).resolve_implicit_global_asset_job_def()
     bare = job.get_subset(asset_selection={COPY}, asset_check_selection=set())
-    said = Said(bare.execute_in_process(instance=lab.instance), lab.instance)
-    assert (said.success, said.checks) == (True, {})
+    finished = FinishedRun(bare.execute_in_process(instance=lab.instance), lab.instance)
+    assert (finished.success, finished.checks) == (True, {})
     job = defined(lab, no_batches).resolve_implicit_global_asset_job_def()
     alone = job.get_subset(asset_selection=set(), asset_check_selection={AssetCheckKey(COPY, "match_rate_items")})
-    said = Said(alone.execute_in_process(instance=lab.instance), lab.instance)
-    assert (said.success, said.made) == (True, {})
+    finished = FinishedRun(alone.execute_in_process(instance=lab.instance), lab.instance)
+    assert (finished.success, finished.made) == (True, {})
 
 
 def test_a_joins_check_stands_on_the_first_output_that_its_records_reach() -> None:
@@ -128,12 +130,12 @@ def test_a_match_rate_that_can_not_be_held_is_refused() -> None:
 
 def test_a_check_has_its_rule_and_threshold_before_and_after_it_is_evaluated(lab: Lab) -> None:
     lab.deliver("items", APPLES, "v1")
-    said = lab.advance(ITEMS)
-    found = plain(said.checks["items row_count_within"].metadata)
-    assert found["adjunct/rule"] == "row_count_within(fraction=0.5, minimum_rows=3)"
-    assert (found["adjunct/fraction"], found["adjunct/minimum_rows"], found["adjunct/rows"]) == (0.5, 3, 2)
+    finished = lab.advance(ITEMS)
+    metadata = plain(finished.checks["items row_count_within"].metadata)
+    assert metadata["adjunct/rule"] == "row_count_within(fraction=0.5, minimum_rows=3)"
+    assert (metadata["adjunct/fraction"], metadata["adjunct/minimum_rows"], metadata["adjunct/rows"]) == (0.5, 3, 2)
     specs = {
-        spec.name: spec for each in lab.definitions(ITEMS).assets or () for spec in getattr(each, "check_specs", ())
+        spec.name: spec for asset in lab.definitions(ITEMS).assets or () for spec in getattr(asset, "check_specs", ())
     }
     assert str(specs["row_count_within"].description).startswith("row_count_within(fraction=0.5, minimum_rows=3): eval")
     assert specs["no_nulls_label"].metadata["adjunct/severity"] == "warn"

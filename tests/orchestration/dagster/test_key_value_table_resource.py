@@ -20,11 +20,11 @@ from tests.servers.postgres import GUARDED_PASSWORD, GUARDED_USER, PostgresServe
 @asset
 def counted(counters: KeyValueTableResource) -> MaterializeResult[Any]:
     with counters.blocking() as table:
-        found = table.get("runs", family="plant")
-        if found is None:
+        before = table.get("runs", family="plant")
+        if before is None:
             table.put_if_absent("runs", {"n": 1}, family="plant")
         else:
-            table.replace("runs", {"n": found.value["n"] + 1}, found.version, family="plant")
+            table.replace("runs", {"n": before.value["n"] + 1}, before.version, family="plant")
         entry = table.get("runs", family="plant")
         assert entry is not None
         return MaterializeResult(metadata={"n": entry.value["n"], "told": f"{table!r} {counters!r}"})
@@ -118,5 +118,5 @@ def test_no_secret_of_a_table_is_in_anything_that_a_run_stores_or_that_the_lake_
 def test_the_resource_imports_no_store_before_it_is_used() -> None:
     heavy = "psycopg", "boto3", "pyspark"
     code = f"import sys, dagster_adjunct.code_location; print([m for m in {heavy!r} if m in sys.modules])"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said == "[]\n"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed == "[]\n"

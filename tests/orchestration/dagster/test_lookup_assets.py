@@ -49,14 +49,14 @@ def test_what_asking_took_and_the_columns_that_came_of_it_are_on_the_output(tmp_
         lab.streams.create("orders", schema=SCHEMA, key=["item"], partitions=2)
         app = application(tmp_path)
         defs = definitions_of([app], lake=lab.lake.url, spark=NO_SPARK, run_step=lambda context: report)
-        said = lab.run(defs, COPY)
-        made = said.made["copy"]
+        finished = lab.run(defs, COPY)
+        made = finished.made["copy"]
         assert (made["adjunct/lookups/labels/reads"], made["adjunct/lookups/labels/found"]) == (9, 4)
         assert (made["adjunct/lookups/labels/cache_hits"], made["adjunct/lookups/labels/requests"]) == (3, 2)
         assert "adjunct/lookups/labels/read_seconds_p95" in made
         assert "adjunct/lookups/labels/retries" not in made
-        assert said.passed == {"copy match_rate_labels": False}
-        check = plain(said.checks["copy match_rate_labels"].metadata)
+        assert finished.passed == {"copy match_rate_labels": False}
+        check = plain(finished.checks["copy match_rate_labels"].metadata)
         assert (check["adjunct/table"], check["adjunct/match_rate"]) == ("labels", 0.45)
         lineage = str(made["dagster/column_lineage"])
         assert "shelf" in lineage

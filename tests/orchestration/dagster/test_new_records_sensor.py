@@ -406,7 +406,7 @@ def test_a_tick_that_runs_out_of_time_is_gone_on_with_by_the_next(lake: Lake, mo
         assert "over after 1 streams" in sensor.skipped()
         cursor, _ = read_cursor(NewRecordsCursor, sensor.cursor)
         assert cursor.look is not None
-        assert {name: found.lag for name, found in cursor.look.streams.items()} == {"lake.orders": 10}
+        assert {name: progress.lag for name, progress in cursor.look.streams.items()} == {"lake.orders": 10}
 
         log = BatchLog(lake, "two")
         log.move(log.read(), ApplicationState(checkpoint={"lake.orders.0": "1"}), by="somebody")

@@ -25,7 +25,7 @@ from dagster_adjunct.assets.validation.validators import min_rows
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
 from dagster_adjunct.orchestration.step.step_report import StepReport
 from dagster_adjunct.resources.errors import StoreUnavailableError
-from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, Said, key_of, running_lab
+from tests.orchestration.dagster.lab import APPLES, SCHEMA, FinishedRun, Lab, key_of, running_lab
 
 DAYS = [f"2026-01-{day:02d}" for day in range(1, 6)]
 START, END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
@@ -81,18 +81,18 @@ def lab(tmp_path: Path, answers: Answers) -> Iterator[Lab]:
         yield lab
 
 
-def build(lab: Lab, day: str, dataset: AdjunctDataset = ITEMS, **options: Any) -> Said:
+def build(lab: Lab, day: str, dataset: AdjunctDataset = ITEMS, **options: Any) -> FinishedRun:
     """Materialise one partition, as the UI does."""
     job = lab.definitions(dataset).resolve_job_def("items_versions")
     result = job.execute_in_process(instance=lab.instance, partition_key=day, raise_on_error=False, **options)
-    return Said(result, lab.instance)
+    return FinishedRun(result, lab.instance)
 
 
-def backfill(lab: Lab, first: str, last: str, dataset: AdjunctDataset = ITEMS) -> Said:
+def backfill(lab: Lab, first: str, last: str, dataset: AdjunctDataset = ITEMS) -> FinishedRun:
     """Materialise a range of partitions in one run, as a single-run backfill does."""
     job = lab.definitions(dataset).resolve_job_def("items_versions")
     tags = {START: first, END: last}
-    return Said(job.execute_in_process(instance=lab.instance, tags=tags, raise_on_error=False), lab.instance)
+    return FinishedRun(job.execute_in_process(instance=lab.instance, tags=tags, raise_on_error=False), lab.instance)
 
 
 def served(lab: Lab) -> str | None:
@@ -100,12 +100,12 @@ def served(lab: Lab) -> str | None:
 
 
 def test_materialising_a_partition_builds_its_version(lab: Lab, answers: Answers) -> None:
-    said = build(lab, DAYS[1])
-    assert said.success
-    facts = said.made[f"items/{DAYS[1]}"]
+    finished = build(lab, DAYS[1])
+    assert finished.success
+    facts = finished.made[f"items/{DAYS[1]}"]
     assert (facts["adjunct/name"], facts["dagster/partition_row_count"]) == (DAYS[1], 3)
     assert facts["data version"] == facts["adjunct/version"] == facts["adjunct/served"]
-    assert said.passed == {"items adjunct_accepted": True, "items min_rows": True}
+    assert finished.passed == {"items adjunct_accepted": True, "items min_rows": True}
     assert answers.asked == [DAYS[1]]
 
 
@@ -119,22 +119,22 @@ def test_an_older_partition_never_becomes_current_unless_the_run_asks_for_it(lab
 
 
 def test_a_backfill_is_one_run_that_builds_its_partitions_in_order(lab: Lab, answers: Answers) -> None:
-    said = backfill(lab, DAYS[0], DAYS[2])
-    assert said.success
+    finished = backfill(lab, DAYS[0], DAYS[2])
+    assert finished.success
     assert answers.asked == DAYS[:3]
-    assert list(said.made) == [f"items/{day}" for day in DAYS[:3]]
-    assert len({facts["data version"] for facts in said.made.values()}) == 3
+    assert list(finished.made) == [f"items/{day}" for day in DAYS[:3]]
+    assert len({facts["data version"] for facts in finished.made.values()}) == 3
     assert served(lab) == DAYS[2]
-    assert said.checks["items min_rows"].metadata["adjunct/partitions"].value == DAYS[:3]
-    assert "did not yield" not in said.log
+    assert finished.checks["items min_rows"].metadata["adjunct/partitions"].value == DAYS[:3]
+    assert "did not yield" not in finished.log
 
 
 def test_a_backfill_that_fails_half_way_keeps_what_it_finished(lab: Lab, answers: Answers) -> None:
     del answers.rows[DAYS[2]]
-    said = backfill(lab, DAYS[0], DAYS[4])
-    assert not said.success
+    finished = backfill(lab, DAYS[0], DAYS[4])
+    assert not finished.success
     assert lab.instance.get_materialized_partitions(key_of(ITEMS)) == {*DAYS[:2]}
-    assert said.passed == {"items adjunct_accepted": True, "items min_rows": True}
+    assert finished.passed == {"items adjunct_accepted": True, "items min_rows": True}
     assert served(lab) == DAYS[1]
     answers.rows[DAYS[2]] = APPLES
     assert backfill(lab, DAYS[0], DAYS[4]).success
@@ -144,12 +144,12 @@ def test_a_backfill_that_fails_half_way_keeps_what_it_finished(lab: Lab, answers
 
 def test_a_partition_that_is_rejected_is_not_materialised_and_the_others_are(lab: Lab, answers: Answers) -> None:
     answers.rows[DAYS[1]] = APPLES[:1]
-    said = backfill(lab, DAYS[0], DAYS[2])
-    assert said.success
-    assert set(said.made) == {f"items/{DAYS[0]}", f"items/{DAYS[2]}"}
-    assert said.passed["items min_rows"] is False
-    assert said.checks["items min_rows"].description == f"{DAYS[1]}: 1 rows, expected 2 or more"
-    assert f"Partition {DAYS[1]} of items is not materialised: its version v000002-" in said.log
+    finished = backfill(lab, DAYS[0], DAYS[2])
+    assert finished.success
+    assert set(finished.made) == {f"items/{DAYS[0]}", f"items/{DAYS[2]}"}
+    assert finished.passed["items min_rows"] is False
+    assert finished.checks["items min_rows"].description == f"{DAYS[1]}: 1 rows, expected 2 or more"
+    assert f"Partition {DAYS[1]} of items is not materialised: its version v000002-" in finished.log
     assert served(lab) == DAYS[2]
 
 
@@ -192,7 +192,7 @@ ON_STREAM = bounded_dataset("items", input="lake.items", key="item", partitions=
 def tick(lab: Lab, cursor: str | None = None) -> tuple[RunRequest | SkipReason, str | None]:
     """Return what the sensor answers, and what it remembers."""
     defs = lab.definitions(ON_STREAM)
-    sensor = next(each for each in defs.sensors or () if each.name == "items_new_versions")
+    sensor = next(candidate for candidate in defs.sensors or () if candidate.name == "items_new_versions")
     with build_sensor_context(
         instance=lab.instance, cursor=cursor, resources={"adjunct_lake": LakeResource(url=lab.lake.url)}
     ) as context:
@@ -218,8 +218,8 @@ def test_versions_on_a_stream_become_partitions_as_they_are_delivered(lab: Lab) 
     again, _ = tick(lab, cursor)
     assert isinstance(again, SkipReason)
 
-    said = build(lab, "v9", ON_STREAM)
-    assert set(said.made) == {"items/v9", "items/v10"}, "what the stream holds is published in its order"
+    finished = build(lab, "v9", ON_STREAM)
+    assert set(finished.made) == {"items/v9", "items/v10"}, "what the stream holds is published in its order"
     assert lab.instance.get_dynamic_partitions("adjunct/items") == ["v9", "v10"]
     assert served(lab) == "v10"
     idle, _ = tick(lab, cursor)
@@ -232,21 +232,24 @@ def test_the_applications_job_says_loudly_which_delivered_version_it_leaves_out(
     lab.instance.add_dynamic_partitions("adjunct/items", ["v1"])
     lab.deliver("items", APPLES, "v1")
     build(lab, "v1", ON_STREAM)
-    quiet = Said(defs.resolve_job_def("shop").execute_in_process(instance=lab.instance), lab.instance)
+    quiet = FinishedRun(defs.resolve_job_def("shop").execute_in_process(instance=lab.instance), lab.instance)
     assert quiet.made["copy"]["adjunct/left_out"] == {"items": "the next one waits for lake.items.0, lake.items.1"}
     assert "leaves it out" not in quiet.log
     lab.deliver("items", [*APPLES, ("c", "Cheese", 3)], "v2")
-    said = Said(defs.resolve_job_def("shop").execute_in_process(instance=lab.instance), lab.instance)
-    assert "30 Version v2 of items is delivered, and this run leaves it out. Dataset items has its versions" in said.log
-    assert "the Dagster job items_versions does, launched by the sensor items_new_versions" in said.log
-    assert said.observed["copy"]["adjunct/left_out"] == {"items": "version v2 is delivered"}
+    finished = FinishedRun(defs.resolve_job_def("shop").execute_in_process(instance=lab.instance), lab.instance)
+    assert (
+        "30 Version v2 of items is delivered, and this run leaves it out. Dataset items has its versions"
+        in finished.log
+    )
+    assert "the Dagster job items_versions does, launched by the sensor items_new_versions" in finished.log
+    assert finished.observed["copy"]["adjunct/left_out"] == {"items": "version v2 is delivered"}
     assert "items_versions" in str(defs.resolve_job_def("shop").description)
 
 
 def test_a_partition_that_is_not_delivered_is_not_materialised_and_the_log_says_so(lab: Lab) -> None:
     lab.deliver("items", APPLES, None)
     lab.instance.add_dynamic_partitions("adjunct/items", ["v1"])
-    said = build(lab, "v1", ON_STREAM)
-    assert said.success
-    assert said.made == {}
-    assert "Partition v1 of items is not materialised: it is not delivered whole yet" in said.log
+    finished = build(lab, "v1", ON_STREAM)
+    assert finished.success
+    assert finished.made == {}
+    assert "Partition v1 of items is not materialised: it is not delivered whole yet" in finished.log

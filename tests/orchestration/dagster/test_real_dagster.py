@@ -78,9 +78,9 @@ def backfill(servers: DagsterServers) -> str:
     """A backfill of four days, launched as the UI does; the daemon looks for it every 30 s."""
     asset = {"path": ["datasets", "rates_by_day_dataset"]}
     launched = servers.graphql(BACKFILL, params={"assetSelection": [asset], "partitionNames": DAYS, "tags": []})
-    found = launched["launchPartitionBackfill"]
-    assert found["__typename"] == "LaunchBackfillSuccess", found
-    backfill_id: str = found["backfillId"]
+    answer = launched["launchPartitionBackfill"]
+    assert answer["__typename"] == "LaunchBackfillSuccess", answer
+    backfill_id: str = answer["backfillId"]
     return backfill_id
 
 
@@ -153,7 +153,7 @@ def test_a_backfill_that_fails_half_way_is_one_run_that_keeps_what_it_finished(
     assert run["status"] == "FAILURE"
     assert "nobody knows the rates of 3 January" in _errors(servers, [run_id])
     asset = servers.graphql(PARTITIONS, key={"path": ["datasets", "rates_by_day_dataset"]})["assetNodeOrError"]
-    ranges = [(each["status"], each["startKey"], each["endKey"]) for each in asset["assetPartitionStatuses"]["ranges"]]
+    ranges = [(span["status"], span["startKey"], span["endKey"]) for span in asset["assetPartitionStatuses"]["ranges"]]
     assert ranges == [("MATERIALIZED", DAYS[0], DAYS[1]), ("FAILED", DAYS[2], DAYS[3])]
     assert [ref.name for ref in open_dataset(lake, "rates-by-day").versions()] == DAYS[:2]
     made = [_metadata(entry) for entry in _materializations(servers, "datasets/rates_by_day_dataset")]
@@ -208,8 +208,8 @@ def _skipped(servers: DagsterServers, reason: str) -> bool:
 
 def _materializations(servers: DagsterServers, key: str) -> list[dict[str, Any]]:
     """Return an asset's materialisations, newest first."""
-    found = servers.graphql(MATERIALIZATIONS, key={"path": key.split("/")})["assetOrError"]["assetMaterializations"]
-    materializations: list[dict[str, Any]] = found
+    listed = servers.graphql(MATERIALIZATIONS, key={"path": key.split("/")})["assetOrError"]["assetMaterializations"]
+    materializations: list[dict[str, Any]] = listed
     return materializations
 
 

@@ -57,10 +57,10 @@ def closed(run: str, at: float) -> ClosedBatch:
     )
 
 
-def failed(*runs: str, each: float = 100.0) -> list[Attempt]:
+def failed(*runs: str, seconds: float = 100.0) -> list[Attempt]:
     """Runs that failed one after the other, the newest first; each took `each` seconds, the last ended at 1000."""
     return [
-        Attempt(run, STATUS.FAILURE, 1000.0 - each * (number + 1), 1000.0 - each * number)
+        Attempt(run, STATUS.FAILURE, 1000.0 - seconds * (number + 1), 1000.0 - seconds * number)
         for number, run in enumerate(runs)
     ]
 
@@ -318,8 +318,8 @@ def test_no_sensor_launches_a_run_while_somebody_runs_the_application_by_hand(
     pass_time(timedelta(seconds=61))
     small.append(lake, "orders", 1, small.orders(1, 5))
     with RunLease(lake, "copy", "by-hand", Claim()):
-        said = [Ticker(lake, copying(), instance, f"copy_{name}").skipped() for name in ("restart", "new_records")]
-    assert all("the application is being run by run by-hand on host" in text.lower() for text in said), said
+        texts = [Ticker(lake, copying(), instance, f"copy_{name}").skipped() for name in ("restart", "new_records")]
+    assert all("the application is being run by run by-hand on host" in text.lower() for text in texts), texts
     Ticker(lake, copying(), instance, "copy_new_records").asked()
     Ticker(lake, copying(), instance, "copy_restart").asked()
 

@@ -64,8 +64,8 @@ def observed(result: ExecuteInProcessResult) -> dict[str, dict[str, Any]]:
         if event.event_type_value == "ASSET_OBSERVATION"
     ]
     return {
-        found.asset_key.to_user_string(): {name: value.value for name, value in found.metadata.items()}
-        for found in seen
+        observation.asset_key.to_user_string(): {name: value.value for name, value in observation.metadata.items()}
+        for observation in seen
     }
 
 
@@ -148,10 +148,10 @@ def test_a_failure_says_what_to_do_and_the_next_run_goes_on_from_the_same_place(
     small.append(lake, "orders", 1, [*FIRST, (99, None, "EUR", 1)])
     result = run(lake, small.order_totals(tmp_path / "t.sqlite", on_null_key="fail"))
     assert not result.success
-    said = failure(result)
-    assert "1 record(s) have no item, the key of table item-state" in said.description
-    assert said.metadata["error"].value == "NullKeyError"
-    assert 'on_null_key="skip"' in said.metadata["next step"].value
+    reported = failure(result)
+    assert "1 record(s) have no item, the key of table item-state" in reported.description
+    assert reported.metadata["error"].value == "NullKeyError"
+    assert 'on_null_key="skip"' in reported.metadata["next step"].value
     assert set(made(result)) == {"datasets/items_dataset", "datasets/rates_dataset"}
 
     mended = run(lake, small.order_totals(tmp_path / "t.sqlite", on_null_key="skip"))
@@ -164,7 +164,7 @@ def test_a_missing_stream_is_a_failure_that_is_not_retried(tmp_path: Path) -> No
     result = run(open_lake(tmp_path / "lake"), small.order_totals(tmp_path / "t.sqlite"), Unwanted())
     assert not result.success
     failures = [event.step_failure_data.user_failure_data for event in result.get_step_failure_events()]
-    assert {said.metadata["error"].value for said in failures} == {"StreamNotFoundError"}
+    assert {reported.metadata["error"].value for reported in failures} == {"StreamNotFoundError"}
     assert not [event for event in result.all_events if event.is_step_up_for_retry]
 
 
@@ -201,9 +201,9 @@ def test_an_error_of_ours_is_found_in_what_spark_reports() -> None:
         "dagster_adjunct.resources.errors.NullKeyError: dataset 'items': a record has no item. "
         "Deliver it with its key.\n"
     )
-    found = adjunct_error(PythonException(text))
-    assert isinstance(found, NullKeyError)
-    assert str(found) == "dataset 'items': a record has no item. Deliver it with its key."
+    error = adjunct_error(PythonException(text))
+    assert isinstance(error, NullKeyError)
+    assert str(error) == "dataset 'items': a record has no item. Deliver it with its key."
     assert adjunct_error(PythonException("ValueError: something else")) is None
     assert adjunct_error(ValueError("dagster_adjunct.resources.errors.NullKeyError: not from Spark")) is None
     assert issubclass(NullKeyError, PermanentError)

@@ -33,7 +33,7 @@ def run(lake: Lake, instance: DagsterInstance, config: Mapping[str, Any] = {}) -
 
 def test_a_second_run_fails_and_says_who_runs_and_takes_over_when_told(lake: Lake, instance: DagsterInstance) -> None:
     with RunLease(lake, "copy", "by-hand", Claim()):
-        (refused,) = [each for each in run(lake, instance, {"wait_seconds": 0}).all_events if each.is_step_failure]
+        (refused,) = [event for event in run(lake, instance, {"wait_seconds": 0}).all_events if event.is_step_failure]
         failure = refused.step_failure_data.user_failure_data
         assert failure is not None
         assert "'copy' is being run by run by-hand on host" in str(failure.description)

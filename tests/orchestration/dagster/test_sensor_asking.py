@@ -82,9 +82,9 @@ def test_without_a_cursor_nothing_is_said() -> None:
 
 @pytest.mark.parametrize("version", [1, 99])
 def test_a_cursor_of_another_version_starts_anew_and_says_so(version: int) -> None:
-    cursor, said = read_cursor(Asked, f'{{"version": {version}, "about": "a", "attempt": 1, "asked_at": 0}}')
+    cursor, notice = read_cursor(Asked, f'{{"version": {version}, "about": "a", "attempt": 1, "asked_at": 0}}')
     assert cursor == Asked()
-    assert said == f"The cursor is of version {version}, and this release writes 2: it starts anew."
+    assert notice == f"The cursor is of version {version}, and this release writes 2: it starts anew."
 
 
 @pytest.mark.parametrize("text", ["nonsense", "[]", "3", '{"version": 2, "about": 7}', '{"version": 2, "more": 1}'])

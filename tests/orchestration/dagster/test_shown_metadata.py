@@ -121,9 +121,11 @@ def run(lab: Lab, folder: Path, **options: Any) -> dict[str, Any]:
     lab.streams.append("copy", table, producer="shop", sequence=1)
     app = application(folder)
     defs = definitions_of([app], lake=lab.lake.url, spark=NO_SPARK, run_step=lambda context: report, **options)
-    said = lab.run(defs, key_of(ITEMS), AssetKey(["lake", "copy"]), AssetKey(["tables", "state"]))
-    found = [event.step_materialization_data.materialization for event in said.events if event.is_step_materialization]
-    return {each.asset_key.path[-1]: each.metadata for each in found}
+    finished = lab.run(defs, key_of(ITEMS), AssetKey(["lake", "copy"]), AssetKey(["tables", "state"]))
+    materializations = [
+        event.step_materialization_data.materialization for event in finished.events if event.is_step_materialization
+    ]
+    return {materialization.asset_key.path[-1]: materialization.metadata for materialization in materializations}
 
 
 def test_materialisations_have_column_lineage_descriptions_and_masked_rows(lab: Lab, tmp_path: Path) -> None:
@@ -136,7 +138,7 @@ def test_materialisations_have_column_lineage_descriptions_and_masked_rows(lab: 
     items = made["items_dataset"]
     assert items["dagster/column_lineage"].value.deps_by_column["label"][0].asset_key == AssetKey(["lake", "items"])
     for asset, column in (("items_dataset", "label"), ("copy", "title"), ("state", "title")):
-        columns = {each.name: each for each in made[asset]["dagster/column_schema"].value.columns}
+        columns = {shown.name: shown for shown in made[asset]["dagster/column_schema"].value.columns}
         assert columns[column].description == "What is on the shelf", asset
     rows = [record.data for record in items["adjunct/preview"].records]
     assert sorted(rows, key=lambda row: str(row["item"])) == [
@@ -163,8 +165,8 @@ def test_assets_lead_to_the_lines_that_declare_them_where_that_is_asked_for(tmp_
         return {spec.key.path[-1]: spec.metadata.get("dagster/code_references") for spec in specs}
 
     assert set(references().values()) == {None}
-    found = references(link_code=True)
-    (dataset,), (output,) = (found[name].code_references for name in ("items_dataset", "copy"))
+    linked = references(link_code=True)
+    (dataset,), (output,) = (linked[name].code_references for name in ("items_dataset", "copy"))
     assert (dataset.file_path, output.file_path) == (__file__, __file__)
     lines = Path(__file__).read_text().splitlines()
     assert lines[dataset.line_number - 1].startswith("ITEMS = bounded_dataset(")

@@ -13,7 +13,7 @@ from dagster_adjunct.orchestration.startpoints.startpoint_manager import Startpo
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.streams.interface.startpoint import StartpointSpecific, StartpointTimestamp
 from tests.orchestration.dagster import small
-from tests.orchestration.dagster.lab import Said
+from tests.orchestration.dagster.lab import FinishedRun
 
 ORDERS = [SystemStreamPartition("lake", "orders", number) for number in range(2)]
 
@@ -30,33 +30,33 @@ def startpoints(lake: Lake) -> StartpointManager:
     return StartpointManager(MetadataStore(lake), "copy-all")
 
 
-def launch(lake: Lake, instance: DagsterInstance, **config: Any) -> Said:
+def launch(lake: Lake, instance: DagsterInstance, **config: Any) -> FinishedRun:
     app = Application("copy-all")
     app.input_stream("lake.orders").send_to(app.output_stream("lake.copy", partitions=1))
     job = build_definitions(app, lake=lake.url).resolve_job_def("copy_all_startpoint")
     run_config = {"ops": {"startpoint_copy_all": {"config": {"reason": "wrong rates", **config}}}}
-    return Said(job.execute_in_process(run_config=run_config, instance=instance, raise_on_error=False), instance)
+    return FinishedRun(job.execute_in_process(run_config=run_config, instance=instance, raise_on_error=False), instance)
 
 
 def test_a_whole_stream_is_asked_for_with_who_and_why_and_what_it_will_do(
     lake: Lake, instance: DagsterInstance, startpoints: StartpointManager
 ) -> None:
-    said = launch(lake, instance, partitions=["lake.orders"], position="oldest", by="ann")
-    assert said.success, said.log
+    finished = launch(lake, instance, partitions=["lake.orders"], position="oldest", by="ann")
+    assert finished.success, finished.log
     asked = startpoints.read().waiting
-    assert [(each.ssp, each.startpoint.kind, each.by, each.reason) for each in asked] == [
+    assert [(request.ssp, request.startpoint.kind, request.by, request.reason) for request in asked] == [
         (ssp, "oldest", "ann", "wrong rates") for ssp in ORDERS
     ]
     streams = LakeStreams(lake)
     for ssp, end in streams.upcoming(ORDERS).items():
-        assert f"{ssp} (Partition {ssp.partition}): from 0; {end} offsets to read: begins here" in said.log
-    assert "asked for; the sensor copy_all_startpoints, or the next run of copy-all, applies it." in said.log
+        assert f"{ssp} (Partition {ssp.partition}): from 0; {end} offsets to read: begins here" in finished.log
+    assert "asked for; the sensor copy_all_startpoints, or the next run of copy-all, applies it." in finished.log
 
 
 def test_a_bounded_replay_is_asked_for_by_time_and_offset(
     lake: Lake, instance: DagsterInstance, startpoints: StartpointManager
 ) -> None:
-    said = launch(
+    finished = launch(
         lake,
         instance,
         partitions=["lake.orders.1"],
@@ -67,26 +67,26 @@ def test_a_bounded_replay_is_asked_for_by_time_and_offset(
         task="Partition 1",
         versions="current",
     )
-    assert said.success, said.log
-    assert "versions current: every join meets what is served when the replay runs" in said.log
+    assert finished.success, finished.log
+    assert "versions current: every join meets what is served when the replay runs" in finished.log
     (asked,) = startpoints.read().waiting
     assert isinstance(asked.startpoint, StartpointTimestamp)
     assert asked.startpoint.timestamp_ms == 1767312000000
     assert isinstance(asked.until, StartpointSpecific)
-    assert (asked.until.offset, asked.task, asked.by) == ("3", "Partition 1", said.result.run_id)
+    assert (asked.until.offset, asked.task, asked.by) == ("3", "Partition 1", finished.result.run_id)
     assert asked.versions == "current"
 
 
 def test_a_dry_run_shows_all_that_and_writes_nothing(
     lake: Lake, instance: DagsterInstance, startpoints: StartpointManager
 ) -> None:
-    said = launch(lake, instance, partitions=["lake.orders.0-1"], position="offset", value="2", dry_run=True)
-    assert said.success, said.log
+    finished = launch(lake, instance, partitions=["lake.orders.0-1"], position="offset", value="2", dry_run=True)
+    assert finished.success, finished.log
     assert startpoints.read().waiting == []
-    assert "dry run: nothing is written." in said.log
-    (event,) = [event for event in said.events if event.event_type_value == "STEP_OUTPUT"]
+    assert "dry run: nothing is written." in finished.log
+    (event,) = [event for event in finished.events if event.event_type_value == "STEP_OUTPUT"]
     shown = event.step_output_data.metadata["adjunct/startpoints"].value
-    assert [(each["partition"], each["start"], each["tasks"]) for each in shown["partitions"]] == [
+    assert [(partition["partition"], partition["start"], partition["tasks"]) for partition in shown["partitions"]] == [
         ("lake.orders.0", "2", ["Partition 0"]),
         ("lake.orders.1", "2", ["Partition 1"]),
     ]
@@ -95,10 +95,10 @@ def test_a_dry_run_shows_all_that_and_writes_nothing(
 
 def test_what_waits_is_taken_back(lake: Lake, instance: DagsterInstance, startpoints: StartpointManager) -> None:
     launch(lake, instance, partitions=["lake.orders"], position="oldest")
-    said = launch(lake, instance, action="clear", partitions=["lake.orders.0"])
-    assert said.success, said.log
-    assert "taken back: lake.orders.0: oldest" in said.log
-    assert [each.ssp for each in startpoints.read().waiting] == [ORDERS[1]]
+    finished = launch(lake, instance, action="clear", partitions=["lake.orders.0"])
+    assert finished.success, finished.log
+    assert "taken back: lake.orders.0: oldest" in finished.log
+    assert [request.ssp for request in startpoints.read().waiting] == [ORDERS[1]]
     again = launch(lake, instance, action="clear", partitions=["lake.orders.0"])
     assert "stays: lake.orders.0: nothing is asked for" in again.log
 
@@ -125,9 +125,9 @@ def test_what_waits_is_taken_back(lake: Lake, instance: DagsterInstance, startpo
 def test_what_cannot_be_asked_for_fails_and_writes_nothing(
     lake: Lake, instance: DagsterInstance, startpoints: StartpointManager, config: dict[str, Any], problem: str
 ) -> None:
-    said = launch(lake, instance, **config)
-    assert not said.success
-    assert problem in said.failure.description
+    finished = launch(lake, instance, **config)
+    assert not finished.success
+    assert problem in finished.failure.description
     assert startpoints.read().waiting == []
 
 
@@ -137,12 +137,12 @@ def test_an_application_with_startpoints_switched_off_has_no_sensor_for_them_and
     app = Application("copy-all", startpoints=False)
     app.input_stream("lake.orders").send_to(app.output_stream("lake.copy", partitions=1))
     definitions = build_definitions(app, lake=lake.url)
-    assert "copy_all_startpoints" not in {each.name for each in definitions.sensors or ()}
+    assert "copy_all_startpoints" not in {sensor.name for sensor in definitions.sensors or ()}
     config = {"partitions": ["lake.orders"], "position": "oldest", "reason": "wrong rates"}
     result = definitions.resolve_job_def("copy_all_startpoint").execute_in_process(
         run_config={"ops": {"startpoint_copy_all": {"config": config}}}, instance=instance, raise_on_error=False
     )
-    said = Said(result, instance)
-    assert not said.success
-    assert "switched off" in said.failure.description
+    finished = FinishedRun(result, instance)
+    assert not finished.success
+    assert "switched off" in finished.failure.description
     assert startpoints.read().waiting == []

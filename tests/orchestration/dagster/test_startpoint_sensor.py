@@ -52,7 +52,7 @@ def ask_for(
     manager = StartpointManager(MetadataStore(lake), "copy")
     write_startpoint(manager, ssp, startpoint, by=by, reason="the rates were wrong", task=task)
     # Each asking has an id of its own; one that has expired is not among the requests.
-    return next((each.id for each in manager.read().waiting if each.target == (ssp, task)), "")
+    return next((request.id for request in manager.read().waiting if request.target == (ssp, task)), "")
 
 
 def test_without_requests_nothing_is_launched_and_no_plan_is_made(
@@ -74,7 +74,7 @@ def test_requests_are_fanned_out_and_launch_one_run_that_names_them(lake: Lake, 
     assert tags == {"adjunct/startpoints_by": "ann, bob", "adjunct/startpoints_reason": "the rates were wrong"}
 
     fanned_out = StartpointManager(MetadataStore(lake), "copy").get_fan_outs()
-    assert {ssp: each.startpoint.id for held in fanned_out.values() for ssp, each in held.items()}.keys() == {*ORDERS}
+    assert {ssp: asked.startpoint.id for held in fanned_out.values() for ssp, asked in held.items()}.keys() == {*ORDERS}
     again = sensor.skipped()
     assert "2 startpoints wait (lake.orders.0 at offset 3, ann: the rates were wrong; lake.orders.1" in again
     assert "attempt 1 did not get past that" in again

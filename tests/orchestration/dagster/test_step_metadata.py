@@ -30,9 +30,9 @@ REPLAY = Replay(
 SAID = "lake.orders.1: startpoint oldest (ann: wrong rates), epoch 1, applied in batch 7"
 
 
-def told(counters: dict[str, dict[str, int]], offsets: OffsetState, *said: str) -> dict[str, Any]:
+def told(counters: dict[str, dict[str, int]], offsets: OffsetState, *sentences: str) -> dict[str, Any]:
     state = ApplicationState(batch=7, offsets=offsets)
-    metadata = step_metadata(StepReport(1, True, counters, {}, {}, state, said))
+    metadata = step_metadata(StepReport(1, True, counters, {}, {}, state, sentences))
     return {name: getattr(value, "value", value) for name, value in metadata.items()}
 
 

@@ -33,12 +33,12 @@ def use(context: AssetExecutionContext, machines: TableResource) -> MaterializeR
     """What an asset does with a table, and tells, stores and pickles all that it can lay its hands on."""
     with machines.blocking("machines") as table:
         table.put("m1", {"machine": "m1", "temperature": 21.5})
-        found = table.get("m1")
-    context.log.info("asked %r by %r, that is %r", table.table, machines, found)
+        record = table.get("m1")
+    context.log.info("asked %r by %r, that is %r", table.table, machines, record)
     print(machines, machines.function(), table.table.write_function.to_dict())  # in the run's captured output
     (Path(context.instance.root_directory) / "pickled").write_bytes(pickle.dumps((machines.function(), table.table)))
     counts = {f"adjunct/{name}": count for name, count in table.metrics.to_dict().items()}
-    return MaterializeResult(metadata={"found": str(found), "function": str(machines.function().to_dict()), **counts})
+    return MaterializeResult(metadata={"found": str(record), "function": str(machines.function().to_dict()), **counts})
 
 
 @asset

@@ -26,7 +26,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
 from dagster_adjunct.startpoints import MetadataStore, StartpointManager, StartpointOldest
 from tests.assets.acting import acting, failing
-from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, Row, Said, check_of, key_of, running_lab
+from tests.orchestration.dagster.lab import APPLES, SCHEMA, FinishedRun, Lab, Row, check_of, key_of, running_lab
 from tests.orchestration.offsets.stored_startpoints import write_startpoint
 
 FULL = DatasetError("the disk is full.", "Make room.")
@@ -42,8 +42,8 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
         yield lab
 
 
-def facts(said: Said, check: str = "prices bootstrapped") -> dict[str, Any]:
-    return {name: value.value for name, value in said.checks[check].metadata.items()}
+def facts(finished: FinishedRun, check: str = "prices bootstrapped") -> dict[str, Any]:
+    return {name: value.value for name, value in finished.checks[check].metadata.items()}
 
 
 def lose_the_front(lab: Lab, stream: str) -> None:
@@ -53,16 +53,16 @@ def lose_the_front(lab: Lab, stream: str) -> None:
 
 def test_a_bootstrap_passes_its_check_with_what_it_read_and_what_was_decided(lab: Lab) -> None:
     lab.deliver("prices", MORE, None)
-    said = lab.advance(PRICES)
-    assert said.success
-    assert said.passed == {"prices bootstrapped": True}
-    found = facts(said)
-    assert (found["adjunct/per_cent"], found["adjunct/records"]) == (100, 4)
-    assert found["adjunct/seconds"] >= 0
-    assert found["adjunct/decision"]["action"] == "bootstrap"
-    assert found["adjunct/bootstrap"]["missing"] == {}
-    assert said.made["prices"]["adjunct/decision"] == found["adjunct/decision"]
-    assert "report" in said.made
+    finished = lab.advance(PRICES)
+    assert finished.success
+    assert finished.passed == {"prices bootstrapped": True}
+    evidence = facts(finished)
+    assert (evidence["adjunct/per_cent"], evidence["adjunct/records"]) == (100, 4)
+    assert evidence["adjunct/seconds"] >= 0
+    assert evidence["adjunct/decision"]["action"] == "bootstrap"
+    assert evidence["adjunct/bootstrap"]["missing"] == {}
+    assert finished.made["prices"]["adjunct/decision"] == evidence["adjunct/decision"]
+    assert "report" in finished.made
     again = facts(lab.advance(PRICES))
     assert "adjunct/records" not in again
     assert again["adjunct/decision"]["action"] == "continue"
@@ -70,8 +70,8 @@ def test_a_bootstrap_passes_its_check_with_what_it_read_and_what_was_decided(lab
 
 def test_the_progress_of_a_bootstrap_is_in_the_runs_log(lab: Lab) -> None:
     lab.deliver("prices", MORE, None)
-    said = lab.advance(PRICES)
-    lines = [line for line in said.log.splitlines() if "prices: bootstrap took" in line]
+    finished = lab.advance(PRICES)
+    lines = [line for line in finished.log.splitlines() if "prices: bootstrap took" in line]
     assert "% (" in lines[0]
     assert "left" in lines[0]
     assert lines[-1].endswith("100% (4 of 4 offsets)")
@@ -81,15 +81,15 @@ def test_a_bootstrap_that_ends_early_fails_its_check_and_holds_back_what_is_down
     lab.deliver("prices", MORE, None)
     rows = [dict(zip(SCHEMA.names, row, strict=True)) for row in APPLES]
     lab.streams.append("orders", pa.Table.from_pylist(rows, SCHEMA.to_arrow()), producer="lab", sequence=1)
-    said = lab.advance(failing(PRICES, 2, FULL))
-    assert not said.success
-    assert said.made == {}
-    check = said.checks["prices bootstrapped"]
+    finished = lab.advance(failing(PRICES, 2, FULL))
+    assert not finished.success
+    assert finished.made == {}
+    check = finished.checks["prices bootstrapped"]
     assert (check.passed, check.severity.value, check.blocking) == (False, "ERROR", True)
-    found = facts(said)
-    assert 0 < found["adjunct/per_cent"] < 100
-    missing = found["adjunct/bootstrap"]["missing"]
-    assert sum(missing.values()) == 4 - found["adjunct/bootstrap"]["offsets"]
+    evidence = facts(finished)
+    assert 0 < evidence["adjunct/per_cent"] < 100
+    missing = evidence["adjunct/bootstrap"]["missing"]
+    assert sum(missing.values()) == 4 - evidence["adjunct/bootstrap"]["offsets"]
     assert f"{next(iter(missing.values()))} of {next(iter(missing))}" in check.description
     assert "the disk is full" in check.description
 
@@ -109,18 +109,18 @@ def test_a_bootstrap_that_ends_early_fails_its_check_and_holds_back_what_is_down
 def test_a_bootstrap_that_never_began_says_so(lab: Lab) -> None:
     lab.deliver("prices", MORE, None)
     lose_the_front(lab, "prices")
-    said = lab.advance(replace(PRICES))
-    assert not said.success
-    assert said.checks["prices bootstrapped"].description.startswith("The bootstrap has not begun. It ended with: ")
+    finished = lab.advance(replace(PRICES))
+    assert not finished.success
+    assert finished.checks["prices bootstrapped"].description.startswith("The bootstrap has not begun. It ended with: ")
 
 
 def test_an_error_after_the_bootstrap_is_not_one_of_the_bootstrap(lab: Lab) -> None:
     lab.deliver("prices", MORE, None)
     lab.advance(PRICES)
     lab.deliver("prices", APPLES, None)
-    said = lab.advance(failing(PRICES, 1, FULL))
-    assert not said.success
-    assert said.checks == {}
+    finished = lab.advance(failing(PRICES, 1, FULL))
+    assert not finished.success
+    assert finished.checks == {}
 
 
 def test_a_table_that_is_served_stale_as_declared_fails_its_check_as_a_warning(lab: Lab) -> None:
@@ -130,16 +130,16 @@ def test_a_table_that_is_served_stale_as_declared_fails_its_check_as_a_warning(l
     for _ in range(3):
         lab.deliver("prices", MORE, None)
     lose_the_front(lab, "prices")
-    said = lab.advance(stale)
-    assert said.success, "it is declared that readers go on with it"
-    check = said.checks["prices bootstrapped"]
+    finished = lab.advance(stale)
+    assert finished.success, "it is declared that readers go on with it"
+    check = finished.checks["prices bootstrapped"]
     assert (check.passed, check.severity.value) == (False, "WARN")
     assert "the stream holds nothing before" in check.description
-    assert facts(said)["adjunct/decision"]["action"] == "serve-stale"
-    made = said.observed["prices"]
+    assert facts(finished)["adjunct/decision"]["action"] == "serve-stale"
+    made = finished.observed["prices"]
     assert made["adjunct/version"] == first
     assert made["adjunct/lost_offsets"] == sum(lag["lost"] for lag in made["adjunct/lag"].values()) == 12
-    assert "report" in said.made
+    assert "report" in finished.made
 
 
 def test_the_check_alone_is_reported_again_and_nothing_advances(lab: Lab) -> None:
@@ -148,18 +148,18 @@ def test_the_check_alone_is_reported_again_and_nothing_advances(lab: Lab) -> Non
     lab.deliver("prices", APPLES, None)
     job = lab.definitions(PRICES).resolve_implicit_global_asset_job_def()
     subset = job.get_subset(asset_selection=set(), asset_check_selection={check_of(PRICES, "bootstrapped")})
-    said = Said(subset.execute_in_process(instance=lab.instance), lab.instance)
-    assert said.passed == {"prices bootstrapped": True}
-    assert said.made == {}
+    finished = FinishedRun(subset.execute_in_process(instance=lab.instance), lab.instance)
+    assert finished.passed == {"prices bootstrapped": True}
+    assert finished.made == {}
     assert len(StoredVersions(lab.lake, "prices").history()) == 3
 
 
 def test_a_table_that_is_not_marked_for_bootstrap_has_no_check(lab: Lab) -> None:
     lab.deliver("prices", MORE, None)
-    said = lab.advance(replace(PRICES, bootstrap=False))
-    assert said.success
-    assert said.checks == {}
-    assert said.made["prices"]["adjunct/action"] == "applied"
+    finished = lab.advance(replace(PRICES, bootstrap=False))
+    assert finished.success
+    assert finished.checks == {}
+    assert finished.made["prices"]["adjunct/action"] == "applied"
 
 
 def test_a_materialisation_says_how_far_the_table_is_behind(lab: Lab) -> None:
@@ -193,10 +193,10 @@ def test_a_table_with_a_freshness_policy_is_materialised_by_each_look_and_others
     lab.deliver("prices", MORE, None)
     first = lab.advance(fresh).made["prices"]["data version"]
     assert lab.advance(fresh).made["prices"]["data version"] == first
-    said = lab.advance(PRICES)
-    assert "prices" not in said.made
-    assert said.observed["prices"]["adjunct/lag_records"] == 0
-    assert "report" in said.made
+    finished = lab.advance(PRICES)
+    assert "prices" not in finished.made
+    assert finished.observed["prices"]["adjunct/lag_records"] == 0
+    assert "report" in finished.made
 
 
 def test_a_table_of_one_run_is_shown_and_not_made(lab: Lab) -> None:
@@ -209,11 +209,11 @@ def test_a_table_of_one_run_is_shown_and_not_made(lab: Lab) -> None:
     assert [job.name for job in defs.jobs or ()] == ["shop", "shop_startpoint"]
 
 
-def compaction(lab: Lab, *datasets: AdjunctDataset, level: str | None = None) -> Said:
+def compaction(lab: Lab, *datasets: AdjunctDataset, level: str | None = None) -> FinishedRun:
     config = {"ops": {"compact_shop": {"config": {"level": level}}}} if level else {}
     job = lab.definitions(*datasets).resolve_job_def("shop_compact")
     result = job.execute_in_process(instance=lab.instance, raise_on_error=False, run_config=config)
-    return Said(result, lab.instance)
+    return FinishedRun(result, lab.instance)
 
 
 def test_the_compaction_job_goes_by_the_policies_and_a_dataset_that_fails_keeps_no_other(lab: Lab) -> None:
@@ -227,18 +227,18 @@ def test_the_compaction_job_goes_by_the_policies_and_a_dataset_that_fails_keeps_
             lab.advance(dataset)
     version = StoredVersions(lab.lake, "prices").require_current().sealed
     lab.lake.store.delete(f"{version.generations[0].folder}/{version.generations[0].files[0].name}")
-    said = compaction(lab, prices, other, seldom, replace(PRICES, name="absent"))
-    assert not said.success
-    assert "dataset 'prices'" in said.failure.description
-    assert said.observed["other"]["adjunct/compaction"]["generations"] == [3, 1]
+    finished = compaction(lab, prices, other, seldom, replace(PRICES, name="absent"))
+    assert not finished.success
+    assert "dataset 'prices'" in finished.failure.description
+    assert finished.observed["other"]["adjunct/compaction"]["generations"] == [3, 1]
     assert len(StoredVersions(lab.lake, "seldom").require_current().sealed.generations) == 3
-    assert said.made == {}
+    assert finished.made == {}
     assert compaction(lab, seldom, level="major").success
     assert len(StoredVersions(lab.lake, "seldom").require_current().sealed.generations) == 1
 
 
 def test_the_compaction_schedule_is_off_until_somebody_switches_it_on(lab: Lab) -> None:
-    schedules = {each.name: each for each in lab.definitions(PRICES).schedules or ()}
+    schedules = {schedule.name: schedule for schedule in lab.definitions(PRICES).schedules or ()}
     assert schedules["shop_compact_hourly"].default_status is DefaultScheduleStatus.STOPPED
     assert schedules["shop_compact_hourly"].job_name == "shop_compact"
     assert LakeStreams(lab.lake).list_streams() == ["orders"], "loading definitions looks at nothing"
@@ -251,9 +251,9 @@ def test_startpoints_on_its_stream_are_applied_by_its_asset_once(lab: Lab) -> No
     for ssp in lab.streams.partitions("prices"):
         write_startpoint(startpoints, ssp, StartpointOldest(), by="ada", reason="built anew")
     before = StoredVersions(lab.lake, "prices").require_current().version
-    said = lab.advance(PRICES)
-    assert said.success
-    assert "built anew (asked for by ada)" in said.log
+    finished = lab.advance(PRICES)
+    assert finished.success
+    assert "built anew (asked for by ada)" in finished.log
     after = StoredVersions(lab.lake, "prices").require_current().version
     assert after != before
     assert (startpoints.read().waiting, startpoints.get_fan_outs()) == ([], {})

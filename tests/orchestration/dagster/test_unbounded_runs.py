@@ -24,7 +24,7 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded import write_changes
 from dagster_adjunct.resources.errors import DatasetError
 from tests.orchestration.dagster import small
-from tests.orchestration.dagster.lab import Said
+from tests.orchestration.dagster.lab import FinishedRun
 
 ORDERS = small.orders(0, 20)
 
@@ -42,9 +42,9 @@ def test_the_main_input_is_read_when_the_bootstrap_is_done_and_compaction_change
 
     with DagsterInstance.ephemeral() as instance:
 
-        def run(job: str, **options: Any) -> Said:
+        def run(job: str, **options: Any) -> FinishedRun:
             executed = defs.resolve_job_def(job).execute_in_process(instance=instance, raise_on_error=False, **options)
-            return Said(executed, instance)
+            return FinishedRun(executed, instance)
 
         with monkeypatch.context() as patch:
             patch.setattr(write_changes, "write_generation", _full_disk)
@@ -107,9 +107,9 @@ def test_a_table_that_is_not_marked_for_bootstrap_is_followed_between_batches(tm
     try:
         with DagsterInstance.ephemeral() as instance:
             job = build_definitions(app, lake=lake.url).resolve_job_def("followed")
-            said = Said(job.execute_in_process(instance=instance, raise_on_error=False), instance)
-            assert said.success
-            made = said.made
+            finished = FinishedRun(job.execute_in_process(instance=instance, raise_on_error=False), instance)
+            assert finished.success
+            made = finished.made
     finally:
         log.removeHandler(handler)
     streams = LakeStreams(lake)

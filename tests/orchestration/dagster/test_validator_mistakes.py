@@ -29,13 +29,13 @@ def items(*validators: Validator, versions: VersionPartitions | None = None) -> 
 def test_a_mistake_fails_the_run_and_the_check_of_its_validator(lab: Lab, versions: VersionPartitions | None) -> None:
     options = {} if versions is None else {"partition_key": "v1"}
     lab.deliver("items", APPLES, "v1")
-    said = lab.advance(items(no_nulls("wings"), min_rows(2), versions=versions), **options)
-    assert not said.success
-    assert said.made == {}
-    assert "version 'v1': validator 'no_nulls_wings' can't be evaluated" in said.failure.description
-    assert said.failure.metadata["error"].value == "ValidatorError"
-    assert said.passed == {"items no_nulls_wings": False}
-    assert "has no column 'wings'" in said.checks["items no_nulls_wings"].description
+    finished = lab.advance(items(no_nulls("wings"), min_rows(2), versions=versions), **options)
+    assert not finished.success
+    assert finished.made == {}
+    assert "version 'v1': validator 'no_nulls_wings' can't be evaluated" in finished.failure.description
+    assert finished.failure.metadata["error"].value == "ValidatorError"
+    assert finished.passed == {"items no_nulls_wings": False}
+    assert "has no column 'wings'" in finished.checks["items no_nulls_wings"].description
     corrected = lab.advance(items(no_nulls("label"), min_rows(2), versions=versions), **options)
     assert corrected.success
     assert corrected.passed == {"items adjunct_accepted": True, "items no_nulls_label": True, "items min_rows": True}

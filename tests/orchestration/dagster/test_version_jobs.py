@@ -15,7 +15,7 @@ from dagster_adjunct import bounded_dataset
 from dagster_adjunct.assets.declaration.dataset import version_set
 from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.validation.validators import min_rows
-from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, Said, key_of, running_lab
+from tests.orchestration.dagster.lab import APPLES, SCHEMA, FinishedRun, Lab, key_of, running_lab
 
 ITEMS = bounded_dataset("items", input="lake.items", key="item", partitions=2)
 NEWEST_ONLY = replace(ITEMS, discard=DiscardPolicy(keep=1, grace=timedelta(0)))
@@ -29,15 +29,15 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
         yield lab
 
 
-def job(lab: Lab, defs: Definitions, name: str, op: str, **config: Any) -> Said:
+def job(lab: Lab, defs: Definitions, name: str, op: str, **config: Any) -> FinishedRun:
     run_config = {"ops": {op: {"config": config}}}
     result = defs.resolve_job_def(name).execute_in_process(
         instance=lab.instance, raise_on_error=False, run_config=run_config
     )
-    return Said(result, lab.instance)
+    return FinishedRun(result, lab.instance)
 
 
-def act(lab: Lab, defs: Definitions, **config: Any) -> Said:
+def act(lab: Lab, defs: Definitions, **config: Any) -> FinishedRun:
     asked = {"dataset": "items", "reason": "ticket 7", **config}
     return job(lab, defs, "shop_version_action", "version_action_shop", **asked)
 
@@ -106,7 +106,7 @@ def test_discarding_follows_each_datasets_policy_and_a_dry_run_only_lists(lab: L
     defs = lab.definitions(NEWEST_ONLY, PRICES)  # prices was never delivered: there is nothing to discard in it
     dry = job(lab, defs, "shop_discard", "discard_shop", dry_run=True)
     assert dry.success
-    assert [each["name"] for each in report(dry)["discarded"]] == ["v1", "v2"]
+    assert [version["name"] for version in report(dry)["discarded"]] == ["v1", "v2"]
     assert len(lab.store("items").versions()) == 3
     done = job(lab, defs, "shop_discard", "discard_shop")
     assert report(done)["objects"] > 0
@@ -121,10 +121,10 @@ def test_what_a_new_version_makes_needless_is_discarded_in_the_same_run(lab: Lab
     assert [ref.name for ref in lab.store("items").versions()] == ["v2"]
 
 
-def report(said: Said) -> dict[str, Any]:
-    (output,) = [event for event in said.events if event.is_successful_output]
-    found: dict[str, Any] = output.step_output_data.metadata["items"].value
-    return found
+def report(finished: FinishedRun) -> dict[str, Any]:
+    (output,) = [event for event in finished.events if event.is_successful_output]
+    listed: dict[str, Any] = output.step_output_data.metadata["items"].value
+    return listed
 
 
 def test_the_discarding_schedule_is_off_until_somebody_switches_it_on(lab: Lab) -> None:

@@ -14,7 +14,7 @@ from dagster_adjunct.orchestration.code_location.build_definitions import defini
 from dagster_adjunct.orchestration.step.step_report import StepReport
 from dagster_adjunct.orchestration.step.time_progress import StateSize, input_times
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from tests.orchestration.dagster.lab import NO_SPARK, SCHEMA, Said, running_lab
+from tests.orchestration.dagster.lab import NO_SPARK, SCHEMA, FinishedRun, running_lab
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -43,7 +43,7 @@ def test_a_watermark_that_is_too_far_behind_is_warned_of(tmp_path: Path) -> None
     with running_lab(tmp_path) as lab:
         lab.streams.create("orders", schema=SCHEMA, key=["item"], partitions=2)
 
-        def run(slowest: timedelta) -> Said:
+        def run(slowest: timedelta) -> FinishedRun:
             lake = lab.lake.url
             defs = definitions_of([app], lake=lake, spark=NO_SPARK, run_step=lambda context: report(slowest))
             return lab.run(defs, AssetKey(["lake", "copy"]))

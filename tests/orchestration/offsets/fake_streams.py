@@ -74,15 +74,15 @@ class FakeStreams(StreamSystem):
 
     def info(self, stream: str) -> StreamInfo:
         self.questions.append("info")
-        found = self._stream(stream)
+        made = self._stream(stream)
         return StreamInfo(
             name=stream,
-            partitions=len(found.partitions),
-            key=found.key,
+            partitions=len(made.partitions),
+            key=made.key,
             partitioner="unknown",
             schema=Schema.of(k="string"),
-            default_offset=found.default_offset,
-            identity=f"made-{found.incarnation}",
+            default_offset=made.default_offset,
+            identity=f"made-{made.incarnation}",
         )
 
     def oldest(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:

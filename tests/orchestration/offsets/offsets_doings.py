@@ -51,10 +51,10 @@ class Doings:
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def tasks(self) -> dict[str, frozenset[str]]:
-        found: dict[str, frozenset[str]] = {}
+        by_task: dict[str, frozenset[str]] = {}
         for ssp, task in zip(self.partitions, self.assigned, strict=False):
-            found[task] = found.get(task, frozenset()) | {ssp}
-        return found
+            by_task[task] = by_task.get(task, frozenset()) | {ssp}
+        return by_task
 
     def setting(self) -> Setting:
         defaults = {"fake.s": self.default, "lake.a": self.default}
@@ -158,29 +158,33 @@ class Doings:
 
     def seen(self) -> object:
         """Return of the lake what `offsets_model.World.seen` returns of the model."""
-        live = {(str(each.ssp), each.task, each.id) for each in self.here.startpoints(self.app).read().waiting}
-        pending = {(task, str(ssp), each) for (task, ssp), each in self.here.fanned_out(self.app).items()}
+        live = {
+            (str(request.ssp), request.task, request.id) for request in self.here.startpoints(self.app).read().waiting
+        }
+        pending = {(task, str(ssp), request_id) for (task, ssp), request_id in self.here.fanned_out(self.app).items()}
         state = self.here.state(self.app)
         offsets, opened = state.offsets, None
         if state.open:
             ranges = {str(ssp): (number(span.start), number(span.end)) for ssp, span in state.open.ranges.items()}
             opened = state.open.batch, ranges, texts(state.open.epochs)
         replays = {
-            each.id: Replay(str(each.ssp), each.epoch, number(each.next), number(each.until))
-            for each in offsets.replays.values()
+            replay.id: Replay(str(replay.ssp), replay.epoch, number(replay.next), number(replay.until))
+            for replay in offsets.replays.values()
         }
         checkpoint = {str(ssp): number(offset) for ssp, offset in state.checkpoint.items()}
-        resolved = {str(ssp): (each.id, number(each.offset)) for ssp, each in offsets.resolved.items()}
-        applied = {str(ssp): each.id for ssp, each in offsets.applied.items()}
+        resolved = {
+            str(ssp): (resolution.id, number(resolution.offset)) for ssp, resolution in offsets.resolved.items()
+        }
+        applied = {str(ssp): request.id for ssp, request in offsets.applied.items()}
         positions = (checkpoint, state.batch, opened, resolved, applied)
         epochs = (texts(offsets.epochs), texts(offsets.opened), replays, frozenset(offsets.begun))
         output = {
-            each.number: (
-                {str(ssp): (number(start), number(end)) for ssp, (start, end) in each.ranges.items()},
-                texts(each.epochs),
-                each.main,
+            batch.number: (
+                {str(ssp): (number(start), number(end)) for ssp, (start, end) in batch.ranges.items()},
+                texts(batch.epochs),
+                batch.main,
             )
-            for each in self.here.output.batches.values()
+            for batch in self.here.output.batches.values()
         }
         return (live, pending), (positions, epochs), output
 
@@ -197,12 +201,12 @@ def texts(by_partition: Mapping[SystemStreamPartition, int]) -> dict[str, int]:
 
 def in_turn(*doings: Doing) -> Doing:
     def act(*faults: Fault) -> None:
-        for each, _ in doings:
-            each(*faults)
+        for step, _ in doings:
+            step(*faults)
 
     def in_model(box: Box, setting: Setting) -> Iterator[None]:
-        for _, each in doings:
-            yield from each(box, setting)
+        for _, step in doings:
+            yield from step(box, setting)
 
     return act, in_model
 

@@ -97,7 +97,7 @@ class Log:
     def seen(self) -> object:
         """Return what anybody can see of it."""
         opened = self.open and (self.open.number, dict(self.open.ranges), dict(self.open.epochs))
-        resolved = {ssp: found[:2] for ssp, found in self.resolved.items()}
+        resolved = {ssp: resolution[:2] for ssp, resolution in self.resolved.items()}
         return (
             (dict(self.checkpoint), self.batch, opened, resolved, dict(self.applied)),
             (dict(self.epochs), dict(self.opened), dict(self.replays), self.begun),
@@ -109,10 +109,10 @@ class Log:
         if not batch.replays:
             return replace(self, checkpoint={**self.checkpoint, **ends}).applying(batch.startpoints)
         left = dict(self.replays)
-        for ssp, each in batch.replays.items():
-            moved = replace(left.pop(each), next=ends[ssp])
+        for ssp, replay_key in batch.replays.items():
+            moved = replace(left.pop(replay_key), next=ends[ssp])
             if moved.next < moved.until:
-                left[each] = moved
+                left[replay_key] = moved
         return replace(self, replays=left)
 
     def given_up(self, batch: Batch) -> Log:
@@ -138,7 +138,7 @@ class Log:
         epochs = {ssp: self.opened.get(ssp, 0) + 1 for ssp in startpoints}
         return replace(
             self,
-            resolved={ssp: found for ssp, found in self.resolved.items() if ssp not in startpoints},
+            resolved={ssp: resolution for ssp, resolution in self.resolved.items() if ssp not in startpoints},
             applied={**self.applied, **startpoints},
             taken=self.taken | set(startpoints.items()),
             epochs={**self.epochs, **epochs},

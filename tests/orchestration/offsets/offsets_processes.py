@@ -90,7 +90,7 @@ def cancel_replays(box: Box, setting: Setting) -> Iterator[None]:
     log = box.world.log
     yield
     reading = set(log.open.replays.values()) if log.open else set()
-    left = {each: replay for each, replay in log.replays.items() if each in reading}
+    left = {replay_key: replay for replay_key, replay in log.replays.items() if replay_key in reading}
     if left != log.replays:
         box.commit(log, replace(log, replays=left))
     yield
@@ -162,9 +162,9 @@ def fan_out(
             break
         yield
         # What it read counts, unless somebody else has changed the fan-outs since: then it begins again.
-        found = box.world.startpoints
-        if found.fanned_out() == read.fanned_out():
-            after = replace(handed, requests=found.requests, finished=frozenset())
+        latest = box.world.startpoints
+        if latest.fanned_out() == read.fanned_out():
+            after = replace(handed, requests=latest.requests, finished=frozenset())
             box.world = replace(box.world, startpoints=after)
             break
     yield
@@ -178,7 +178,7 @@ def _kept(world: startpoints_model.World) -> startpoints_model.World:
     """Return the world without what a fan-out need not remember: a fan-out that changes nothing commits nothing."""
     numbers = {request.number for request in world.requests.values()}
     shared = {(ssp, request.number) for (_, ssp), request in world.pending.items() if request.task is None}
-    handed = frozenset(each for each in world.handed if each[1:] in shared)
+    handed = frozenset(place for place in world.handed if place[1:] in shared)
     return replace(world, settled=world.settled & numbers, handed=handed)
 
 
@@ -192,27 +192,29 @@ def _start(
     for (task, ssp), request in fanned_out.items():
         if ssp in setting.tasks.get(task, ()) and left.get((task, ssp)) == request.id:  # else it was taken back
             pending[ssp] = (task, request)
-    resolved = {s: found for s, found in log.resolved.items() if s in pending and pending[s][1].id == found[0]}
+    resolved = {
+        s: resolution for s, resolution in log.resolved.items() if s in pending and pending[s][1].id == resolution[0]
+    }
     after = replace(log, resolved=resolved, begun=frozenset())
     for ssp, (task, request) in sorted(pending.items()):
         if ssp in after.resolved:
             continue
         yield
         wish, partition = setting.wishes[request.id], setting.partitions[ssp]
-        found = partition.find(wish.position)
+        offset = partition.find(wish.position)
         end = partition.find(wish.until) if wish.until else None
-        if found is None or (wish.until and (end is None or end < found)):
+        if offset is None or (wish.until and (end is None or end < offset)):
             if wish.fallback:
                 continue
             raise RefusedError
         if end is None:
             oldest = wish.position.kind == "oldest"
-            after = replace(after, resolved={**after.resolved, ssp: (request.id, found, oldest)})
+            after = replace(after, resolved={**after.resolved, ssp: (request.id, offset, oldest)})
         else:
             taken = after.taken | {(ssp, request.id)}
             after = replace(after, begun=after.begun | {f"{request.id}@{ssp}"}, taken=taken)
-            if found < end:
-                replay = Replay(ssp, after.opened.get(ssp, 0) + 1, found, end)
+            if offset < end:
+                replay = Replay(ssp, after.opened.get(ssp, 0) + 1, offset, end)
                 replays = {**after.replays, f"{request.id}@{ssp}": replay}
                 after = replace(after, replays=replays, opened={**after.opened, ssp: replay.epoch})
             done[task, ssp] = request.id
@@ -239,19 +241,19 @@ def _plan(box: Box, setting: Setting, log: Log) -> Generator[None, None, Batch |
     spans, lost = _positions(setting, log)
     unread = any(start != end for start, end in spans.values())
     chosen: dict[str, str] = {}
-    for each, replay in sorted(log.replays.items(), key=lambda item: (item[1].epoch, item[0])):
-        chosen.setdefault(replay.ssp, each)
+    for replay_key, replay in sorted(log.replays.items(), key=lambda item: (item[1].epoch, item[0])):
+        chosen.setdefault(replay.ssp, replay_key)
     if chosen:
         yield
-        if any(log.replays[each].next < setting.partitions[ssp].oldest for ssp, each in chosen.items()):
+        if any(log.replays[replay_key].next < setting.partitions[ssp].oldest for ssp, replay_key in chosen.items()):
             raise RefusedError
         if not (log.after_replay and unread):
             ranges = _shared({s: (log.replays[e].next, log.replays[e].until) for s, e in chosen.items()}, setting.limit)
             ranges = {ssp: span for ssp, span in ranges.items() if span[0] != span[1]}
             replays = {ssp: chosen[ssp] for ssp in ranges}
-            epochs = {ssp: log.replays[each].epoch for ssp, each in replays.items()}
+            epochs = {ssp: log.replays[replay_key].epoch for ssp, replay_key in replays.items()}
             return Batch(log.batch + 1, ranges, epochs, replays=replays)
-    startpoints = {ssp: found[0] for ssp, found in log.resolved.items()}
+    startpoints = {ssp: resolution[0] for ssp, resolution in log.resolved.items()}
     if not unread:
         if startpoints or lost:
             starts = {ssp: start for ssp, (start, _) in spans.items()}
@@ -288,7 +290,7 @@ def _shared(spans: Spans, limit: int) -> dict[str, Span]:
         return dict(spans)
     parts = {ssp: Fraction(length * limit, total) for ssp, length in lengths.items()}
     counts = {ssp: int(part) for ssp, part in parts.items()}
-    for ssp in sorted(parts, key=lambda each: (counts[each] - parts[each], each))[: limit - sum(counts.values())]:
+    for ssp in sorted(parts, key=lambda name: (counts[name] - parts[name], name))[: limit - sum(counts.values())]:
         counts[ssp] += 1
     return {ssp: (start, start + counts[ssp]) for ssp, (start, _) in spans.items()}
 

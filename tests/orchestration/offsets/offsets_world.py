@@ -172,8 +172,8 @@ class OffsetsWorld:
 
     def fanned_out(self, app: Application) -> dict[tuple[str, SystemStreamPartition], str]:
         """Return the ids of the requests that wait at tasks, by task and partition."""
-        found = self.startpoints(app).get_fan_outs()
-        return {(task, ssp): each.id for task, held in found.items() for ssp, each in held.items()}
+        held_by_task = self.startpoints(app).get_fan_outs()
+        return {(task, ssp): request.id for task, held in held_by_task.items() for ssp, request in held.items()}
 
     # -- runs
 

@@ -111,7 +111,7 @@ def fan_out(tasks: Tasks, now: int, taken: Callable[[str, str], bool] = nothing_
                 if heir and (task, orphan.ssp, orphan.number) not in handed:
                     give(task, orphan)
         finished = set()
-        for request in sorted(world.requests.values(), key=lambda each: each.number):
+        for request in sorted(world.requests.values(), key=lambda waiting: waiting.number):
             takers = [t for t in tasks if request.ssp in tasks[t] and request.task in (None, t)]
             if request.number in settled or request.expired(now):
                 finished.add(request.number)
@@ -131,8 +131,8 @@ def fan_out(tasks: Tasks, now: int, taken: Callable[[str, str], bool] = nothing_
 
 def which_counts(left: Request, right: Request) -> Request:
     if (left.task is None) == (right.task is None):
-        return max(left, right, key=lambda each: each.number)
-    return max(left, right, key=lambda each: (each.created, each.task is not None))
+        return max(left, right, key=lambda request: request.number)
+    return max(left, right, key=lambda request: (request.created, request.task is not None))
 
 
 def unknown(world: World, tasks: Tasks, now: int) -> set[str]:
@@ -151,14 +151,14 @@ def outcomes(world: World, steps: Sequence[Step], other: Sequence[Step] | None, 
 
     `other` was done by somebody else meanwhile, in one go, at any moment.
     """
-    found: list[World] = []
+    worlds: list[World] = []
     for count in [len(steps)] if whole else range(len(steps) + 1):
         done = list(steps[:count])
         if other is None:
-            found.append(after(world, done))
+            worlds.append(after(world, done))
         else:
-            found += [after(after(after(world, done[:at]), other, done[:at]), done[at:]) for at in range(count + 1)]
-    return found
+            worlds += [after(after(after(world, done[:at]), other, done[:at]), done[at:]) for at in range(count + 1)]
+    return worlds
 
 
 def after(world: World, steps: Sequence[Step], within: Sequence[Step] | None = None) -> World:

@@ -77,9 +77,9 @@ def asked(position: Startpoint, *numbers: int, until: Startpoint | None = None, 
     return startpoint_requests(ssps("fake.s", *numbers), position, until, **WHO, **more)
 
 
-def said(world: OffsetsWorld, app: Application, requests: Sequence[Any]) -> list[tuple[Any, ...]]:
-    found = preview(world.lake, world.systems(), app, requests)
-    return [(each.checkpoint, each.start, each.end, each.offsets, each.moved) for each in found]
+def previewed(world: OffsetsWorld, app: Application, requests: Sequence[Any]) -> list[tuple[Any, ...]]:
+    previews = preview(world.lake, world.systems(), app, requests)
+    return [(shown.checkpoint, shown.start, shown.end, shown.offsets, shown.moved) for shown in previews]
 
 
 # -- positions
@@ -104,18 +104,18 @@ def test_the_four_positions_are_read() -> None:
     ],
 )
 def test_a_time_is_iso_with_its_zone_or_a_date_or_milliseconds(text: str, moment: datetime) -> None:
-    found = parse_position("timestamp", text)
-    assert isinstance(found, StartpointTimestamp)
-    assert found.timestamp_ms == round(moment.timestamp() * 1000)
+    startpoint = parse_position("timestamp", text)
+    assert isinstance(startpoint, StartpointTimestamp)
+    assert startpoint.timestamp_ms == round(moment.timestamp() * 1000)
 
 
 @given(st.datetimes(datetime(1970, 1, 1), datetime(2200, 1, 1)), st.integers(-14 * 60, 14 * 60))
 def test_a_time_means_the_same_in_every_zone(moment: datetime, minutes: int) -> None:
     moment = moment.replace(microsecond=moment.microsecond // 1000 * 1000, tzinfo=UTC)
     there = moment.astimezone(timezone(timedelta(minutes=minutes)))
-    found = parse_position("timestamp", there.isoformat())
-    assert isinstance(found, StartpointTimestamp)
-    assert found.timestamp_ms == round(moment.timestamp() * 1000)
+    startpoint = parse_position("timestamp", there.isoformat())
+    assert isinstance(startpoint, StartpointTimestamp)
+    assert startpoint.timestamp_ms == round(moment.timestamp() * 1000)
 
 
 @pytest.mark.parametrize(
@@ -207,15 +207,15 @@ def test_every_partition_gets_a_startpoint_of_its_own() -> None:
 
 def test_a_preview_says_where_reading_would_begin_and_how_much_there_is(world: OffsetsWorld, app: Application) -> None:
     at_5 = StartpointTimestamp(timestamp_ms=4500)
-    assert said(world, app, asked(at_5, 0, 2)) == [(None, "@4", "@9", 5, None), (None, "@0", "@0", 0, None)]
+    assert previewed(world, app, asked(at_5, 0, 2)) == [(None, "@4", "@9", 5, None), (None, "@0", "@0", 0, None)]
     world.run(app)
     world.fake.write("s", 1, 10_000, 11_000)
-    assert said(world, app, asked(at_5, 0, 1)) == [("@9", "@4", "@9", 5, -5), ("@9", "@4", "@11", 7, -5)]
-    assert said(world, app, asked(StartpointUpcoming(), 0, 1)) == [
+    assert previewed(world, app, asked(at_5, 0, 1)) == [("@9", "@4", "@9", 5, -5), ("@9", "@4", "@11", 7, -5)]
+    assert previewed(world, app, asked(StartpointUpcoming(), 0, 1)) == [
         ("@9", "@9", "@9", 0, 0),
         ("@9", "@11", "@11", 0, 2),
     ]
-    assert said(world, app, asked(StartpointSpecific(offset="@7"), 1)) == [("@9", "@7", "@11", 4, -2)]
+    assert previewed(world, app, asked(StartpointSpecific(offset="@7"), 1)) == [("@9", "@7", "@11", 4, -2)]
 
 
 def test_a_batch_that_is_open_is_ended_before_a_request_is_followed(world: OffsetsWorld, app: Application) -> None:
@@ -226,15 +226,15 @@ def test_a_batch_that_is_open_is_ended_before_a_request_is_followed(world: Offse
     with pytest.raises(Crash):
         world.run(app)
     assert application_state(world.lake, app.name).open is not None
-    assert said(world, app, asked(StartpointSpecific(offset="@7"), 1)) == [("@9", "@7", "@9", 2, -2)]
+    assert previewed(world, app, asked(StartpointSpecific(offset="@7"), 1)) == [("@9", "@7", "@9", 2, -2)]
 
 
 def test_a_bounded_replay_counts_its_own_offsets_and_moves_nothing(world: OffsetsWorld, app: Application) -> None:
     world.run(app)
     until = StartpointTimestamp(timestamp_ms=6000)
-    (found,) = preview(world.lake, world.systems(), app, asked(StartpointSpecific(offset="@2"), 0, until=until))
-    assert (found.start, found.end, found.offsets, found.moved) == ("@2", "@5", 3, None)
-    assert found.effect == "3 offsets to read again: the position stays"
+    (replay,) = preview(world.lake, world.systems(), app, asked(StartpointSpecific(offset="@2"), 0, until=until))
+    assert (replay.start, replay.end, replay.offsets, replay.moved) == ("@2", "@5", 3, None)
+    assert replay.effect == "3 offsets to read again: the position stays"
     (empty,) = preview(world.lake, world.systems(), app, asked(StartpointOldest(), 3, until=until))
     assert empty.effect == "0 offsets to read again: the position stays"
 
@@ -305,7 +305,7 @@ def test_offsets_of_a_stream_that_was_made_anew_are_not_compared_with_those_befo
     world.run(app)
     world.fake.make("s", 4)
     world.fake.write("s", 0, 500)
-    assert said(world, app, asked(StartpointOldest(), 0)) == [("@9", "@0", "@1", 1, None)]
+    assert previewed(world, app, asked(StartpointOldest(), 0)) == [("@9", "@0", "@1", 1, None)]
 
 
 def test_a_stream_that_is_an_input_and_a_datasets_is_the_datasets_only_by_name(
@@ -323,10 +323,10 @@ def test_a_stream_that_is_an_input_and_a_datasets_is_the_datasets_only_by_name(
         *startpoint_requests(changes, StartpointOldest(), **WHO),
         *startpoint_requests(changes, StartpointOldest(), task="Partition 1", **WHO),
     ]
-    found = preview(world.lake, world.systems(), app, requests)
-    assert [each.tasks for each in found] == [("Partition 1",), ("dataset rates",), ("dataset prices",), ()]
-    assert found[0].error is None
-    assert "dataset 'rates' has no table yet" in str(found[1].error)
+    previews = preview(world.lake, world.systems(), app, requests)
+    assert [shown.tasks for shown in previews] == [("Partition 1",), ("dataset rates",), ("dataset prices",), ()]
+    assert previews[0].error is None
+    assert "dataset 'rates' has no table yet" in str(previews[1].error)
 
 
 def test_an_application_of_datasets_only_has_previews(world: OffsetsWorld) -> None:
@@ -334,7 +334,7 @@ def test_an_application_of_datasets_only_has_previews(world: OffsetsWorld) -> No
     app = Application("tables")
     app.table(unbounded_dataset("rates", input="lake.changes", key="k", partitions=2))
     whole = startpoint_requests(ssps("lake.changes", 0, 1), StartpointOldest(), **WHO)
-    found = preview(world.lake, world.systems(), app, whole)
-    assert {(each.tasks, each.error) for each in found} == {(("dataset rates",), None)}
+    previews = preview(world.lake, world.systems(), app, whole)
+    assert {(shown.tasks, shown.error) for shown in previews} == {(("dataset rates",), None)}
     (part,) = preview(world.lake, world.systems(), app, whole[:1])
     assert "has no table yet" in str(part.error)

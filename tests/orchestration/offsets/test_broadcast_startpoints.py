@@ -42,7 +42,7 @@ def app(world: OffsetsWorld) -> Application:
 
 def test_it_is_handed_to_every_task_applied_once_and_removed_from_all(world: OffsetsWorld, app: Application) -> None:
     asked = Startpoints(world.lake, app).request("lake.rules", StartpointSpecific(offset="1"), **WHO)
-    assert [(each.tasks, each.offsets, each.moved) for each in asked.previews] == [
+    assert [(shown.tasks, shown.offsets, shown.moved) for shown in asked.previews] == [
         (("Partition 0", "Partition 1", "Partition 2"), 3, -3)
     ]
     world.begin(app)

@@ -55,14 +55,14 @@ def test_before_the_first_run_there_is_none(world: OffsetsWorld, app: Applicatio
 
 def test_it_says_where_to_go_on_and_who_left_it_so(world: OffsetsWorld, app: Application) -> None:
     world.run(app)
-    found = CheckpointManager(world.lake, app.name).read_last_checkpoint()
-    assert found is not None
-    assert found.offsets == {S0: "@4", S1: "@2", S2: "@0"}
-    assert (found.batch, found.by, found.open, found.epochs) == (1, "run-1", None, {})
-    assert found.streams == {"fake.s": "made-1"}
+    checkpoint = CheckpointManager(world.lake, app.name).read_last_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint.offsets == {S0: "@4", S1: "@2", S2: "@0"}
+    assert (checkpoint.batch, checkpoint.by, checkpoint.open, checkpoint.epochs) == (1, "run-1", None, {})
+    assert checkpoint.streams == {"fake.s": "made-1"}
     closed = world.state(app).last
     assert closed is not None
-    assert abs(found.at - closed.closed_at) < timedelta(seconds=5)
+    assert abs(checkpoint.at - closed.closed_at) < timedelta(seconds=5)
 
 
 def test_an_open_batch_and_a_stored_startpoint_are_shown_and_move_nothing(
@@ -73,14 +73,14 @@ def test_an_open_batch_and_a_stored_startpoint_are_shown_and_move_nothing(
     world.output.before = die
     with pytest.raises(Crash):
         world.run(app)
-    found = CheckpointManager(world.lake, app.name).read_last_checkpoint()
-    assert found is not None
-    assert found.offsets[S0] == "@4"
-    assert found.resolved[S0].offset == "@1"
-    assert found.open is not None
-    assert (found.open.batch, found.open.run) == (2, "run-2")
-    assert (found.batch, found.by) == (1, "run-2")  # run 2 has stored the startpoint's offset
-    json = found.to_json()
+    checkpoint = CheckpointManager(world.lake, app.name).read_last_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint.offsets[S0] == "@4"
+    assert checkpoint.resolved[S0].offset == "@1"
+    assert checkpoint.open is not None
+    assert (checkpoint.open.batch, checkpoint.open.run) == (2, "run-2")
+    assert (checkpoint.batch, checkpoint.by) == (1, "run-2")  # run 2 has stored the startpoint's offset
+    json = checkpoint.to_json()
     assert (json["offsets"]["fake.s.0"], json["open"]["batch"]) == ("@4", 2)
 
 
@@ -92,8 +92,8 @@ def test_the_history_of_a_life_reads_as_it_was_lived(world: OffsetsWorld, app: A
     world.run(app)
     world.ask(app, "fake.s.2", StartpointUpcoming)
     world.run(app)
-    told = [(each.by, each.batch, dict(each.moved), {s: a.epoch for s, a in each.applied.items()}, each.note)
-            for each in changes(world, app)]  # fmt: skip
+    told = [(change.by, change.batch, dict(change.moved), {s: a.epoch for s, a in change.applied.items()}, change.note)
+            for change in changes(world, app)]  # fmt: skip
     assert told == [
         ("run-4", None, {S2: ("@0", "@0")}, {S2: 1}, "positions moved, nothing to read there yet"),
         ("run-4", None, {}, {}, None),
@@ -122,8 +122,13 @@ def test_replays_begin_move_end_and_are_cancelled(world: OffsetsWorld, app: Appl
     (replay,) = world.state(app).offsets.replays
     BatchLog(world.lake, app.name).cancel_replays([replay], reason="enough", by="ada")
     told = [
-        (each.by, each.note, [(r.what, str(r.ssp), r.before, r.after, r.epoch) for r in each.replays], dict(each.moved))
-        for each in changes(world, app, 6)
+        (
+            change.by,
+            change.note,
+            [(r.what, str(r.ssp), r.before, r.after, r.epoch) for r in change.replays],
+            dict(change.moved),
+        )
+        for change in changes(world, app, 6)
     ]
     assert told == [
         ("ada", "replays cancelled: enough", [("cancelled", "fake.s.1", "@0", "@0", 2)], {}),
@@ -152,8 +157,8 @@ def test_a_partition_has_a_history_of_its_own(world: OffsetsWorld, app: Applicat
     world.run(app)
     world.fake.write("s", 1, 5000)
     world.run(app)
-    assert [each.by for each in changes(world, app, None, S0)] == ["run-2", "run-1", "run-1"]
-    assert [each.by for each in changes(world, app, 1, S1)] == ["run-3"]
+    assert [change.by for change in changes(world, app, None, S0)] == ["run-2", "run-1", "run-1"]
+    assert [change.by for change in changes(world, app, 1, S1)] == ["run-3"]
     assert changes(world, app, 5, SystemStreamPartition("fake", "s", 9)) == []
     (one,) = changes(world, app, 1)
     assert one.to_json()["moved"] == {"fake.s.1": {"from": "@2", "to": "@3"}}
@@ -177,4 +182,4 @@ def test_where_older_commits_are_collected_the_history_begins_with_what_is_left(
     whole = changes(world, app)
     for item in world.lake.store.list("applications/orders/manifests/000000000003"):
         world.lake.store.delete(item.key)
-    assert changes(world, app) == [each for each in whole if each.number > 4]
+    assert changes(world, app) == [change for change in whole if change.number > 4]

@@ -144,17 +144,19 @@ def test_a_request_for_all_is_not_for_a_dataset_beside_the_application(world: Wo
         request("one", 1, for_one),
         request("main", 1, named, task=dataset_task("beside")),
     )
-    found = {t: {at: each.startpoint for at, each in held.items()} for t, held in startpoints.get_fan_outs().items()}
-    assert found == {
+    pending = {
+        t: {at: handed.startpoint for at, handed in held.items()} for t, held in startpoints.get_fan_outs().items()
+    }
+    assert pending == {
         "Partition 0": {ssp("main", 0): for_all},
         "dataset one": {ssp("one", 1): for_one},
         "dataset again": {ssp("one", 1): for_one},
         "dataset beside": {ssp("main", 1): named},
     }
     report = startpoints.fan_out(dataset_tasks(app, world.systems), named_only=named_only(app))
-    left = {task: [each.startpoint for each in held.values()] for task, held in report.stranded.items()}
+    left = {task: [handed.startpoint for handed in held.values()] for task, held in report.stranded.items()}
     assert left == {"Partition 0": [for_all]}, "nor what a task that is gone has left"
-    assert report.tasks.keys() == found.keys() - {"Partition 0"}
+    assert report.tasks.keys() == pending.keys() - {"Partition 0"}
 
 
 def test_what_is_asked_of_a_dataset_is_applied_in_one_commit_and_then_removed(world: World) -> None:
@@ -256,7 +258,9 @@ def test_what_has_no_offset_fails_the_dataset_or_stays_as_its_request_says(world
         request("two", 0, nowhere),
     )
     outcome = apply(world, app, startpoints)
-    assert [(each.request.ssp, "99" in each.error) for each in outcome.unresolved] == [(ssp("one", 0), True)]
+    assert [(unresolved.request.ssp, "99" in unresolved.error) for unresolved in outcome.unresolved] == [
+        (ssp("one", 0), True)
+    ]
     assert values(world, "one") == tenfold_in(world, "one", 1)
     assert "lake.two.0: the startpoint's offset 99 is not on the stream" in str(outcome.failed["two"])
     left = {task: set(held) for task, held in startpoints.get_fan_outs().items()}
@@ -294,21 +298,21 @@ def test_what_a_tables_commit_has_applied_is_not_handed_out_again(world: World) 
     startpoints = manager(world)
     startpoints.write_startpoints([asked])
     report = fan_out_requests(startpoints, world.systems, app, None, OffsetState())
-    assert (report.tasks, [each.id for each in report.again]) == ({}, [asked.id])
+    assert (report.tasks, [repeated.id for repeated in report.again]) == ({}, [asked.id])
 
 
 def test_a_request_of_a_dataset_that_comes_again_is_applied_once_whatever_came_between(world: World) -> None:
     app = app_of(followed("one"))
     asked, between = (request("one", 0, StartpointSpecific(offset="0")) for _ in range(2))
-    for each in (asked, between):
-        assert apply(world, app, ask(world, app, each)).reports[0].action == "rewound"
+    for startpoint in (asked, between):
+        assert apply(world, app, ask(world, app, startpoint)).reports[0].action == "rewound"
     before = StoredVersions(world.lake, "one").read()[0]
     startpoints = manager(world)
     startpoints.write_startpoints([asked])
     report = fan_out_requests(startpoints, world.systems, app, None, OffsetState())
-    assert (report.tasks, [each.id for each in report.again]) == ({}, [asked.id])
+    assert (report.tasks, [repeated.id for repeated in report.again]) == ({}, [asked.id])
     again = apply(world, app, ask(world, app, asked)).reports
-    assert [each.note for each in again] == ["its startpoints were applied already"]
+    assert [outcome.note for outcome in again] == ["its startpoints were applied already"]
     assert StoredVersions(world.lake, "one").read()[0] == before
 
 
@@ -319,5 +323,5 @@ def test_a_startpoint_that_is_written_again_rewinds_a_dataset_again_as_it_does_a
         write_startpoint(startpoints, ssp("one", 0), startpoint, **WHO)
         write_startpoint(startpoints, ssp("one", 0), startpoint, **WHO)  # nothing new while it waits
         fan_out_requests(startpoints, world.systems, app, None, OffsetState())
-        assert [each.action for each in apply(world, app, startpoints).reports] == ["rewound"]
+        assert [outcome.action for outcome in apply(world, app, startpoints).reports] == ["rewound"]
         assert fan_out_requests(startpoints, world.systems, app, None, OffsetState()).tasks == {}

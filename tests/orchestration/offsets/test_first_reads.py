@@ -76,20 +76,20 @@ def test_every_record_is_of_the_batch_of_the_main_position_that_read_it_first() 
             begin = chance.randint(0, 12)
             spans[ssp] = (str(begin), str(begin + chance.randint(0, 12)))
         asked = Asked(spans, {"fake.s": "one"}, compare)
-        found = first_reads(main_batches(iter(states), asked), asked)
+        reads = first_reads(main_batches(iter(states), asked), asked)
         read: Reads = {}
         for ssp, (start, end) in spans.items():
-            holes = {offset for a, b in found.unread.get(ssp, ()) for offset in range(int(a), int(b))}
+            holes = {offset for a, b in reads.unread.get(ssp, ()) for offset in range(int(a), int(b))}
             offset = int(start)
-            for upto, batch in found.pieces[ssp]:
+            for upto, batch in reads.pieces[ssp]:
                 while offset < int(upto):
                     if offset not in holes:
                         read[ssp, offset] = batch
                     offset += 1
-            wanted = {each for each in expected if each[0] == ssp and int(start) <= each[1] < int(end)}
-            assert holes == {each for each in range(int(start), int(end)) if (ssp, each) not in wanted}, seed
+            wanted = {place for place in expected if place[0] == ssp and int(start) <= place[1] < int(end)}
+            assert holes == {number for number in range(int(start), int(end)) if (ssp, number) not in wanted}, seed
         assert read == {place: batch for place, batch in expected.items() if place in read}, seed
-        assert found.versions.keys() == set(read.values())
+        assert reads.versions.keys() == set(read.values())
 
 
 def test_the_log_is_read_no_further_back_than_what_is_asked_for_reaches() -> None:
@@ -107,8 +107,8 @@ def test_the_log_is_read_no_further_back_than_what_is_asked_for_reaches() -> Non
             yield state
 
     asked = Asked({PARTITIONS[0]: ("45", "47")}, {"fake.s": None}, compare)
-    found = first_reads(main_batches(newest_first(), asked), asked)
-    assert found.pieces == {PARTITIONS[0]: (("46", 46), ("47", 47))}
+    reads = first_reads(main_batches(newest_first(), asked), asked)
+    assert reads.pieces == {PARTITIONS[0]: (("46", 46), ("47", 47))}
     assert looked == [49, 48, 47, 46, 45]
 
 

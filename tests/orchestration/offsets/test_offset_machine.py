@@ -201,15 +201,15 @@ class OffsetMachine(RuleBasedStateMachine):
         before, doings.assigned = doings.assigned, mine
         run, run_in_model = doings.run(batches, Fault("*", nth, "meanwhile", interrupt))
         result = self.attempt(run)
-        found = [
-            each
+        reached = [
+            outcome
             for world in self.worlds
-            for each in outcomes(world, run_in_model, doings.setting(), other if happened else None)
+            for outcome in outcomes(world, run_in_model, doings.setting(), other if happened else None)
         ]
         doings.assigned = before
         if happened and what == "arrive":
             next(in_model(Box(World()), doings.setting()))
-        self.must_be_one_of(world for world, how in found if how == result)
+        self.must_be_one_of(world for world, how in reached if how == result)
 
     @rule()
     def run_to_the_end(self) -> None:
@@ -277,10 +277,10 @@ class OffsetMachine(RuleBasedStateMachine):
         result = self.attempt(act, *([] if fault is None else [Fault("*", *fault)]))
         setting = self.doings.setting()
         if result == "dead":
-            self.must_be_one_of(each for world in self.worlds for each in prefixes(world, in_model, setting))
+            self.must_be_one_of(possible for world in self.worlds for possible in prefixes(world, in_model, setting))
         else:
-            found = [each for world in self.worlds for each in outcomes(world, in_model, setting, None)]
-            self.must_be_one_of(world for world, how in found if how == result)
+            reached = [outcome for world in self.worlds for outcome in outcomes(world, in_model, setting, None)]
+            self.must_be_one_of(world for world, how in reached if how == result)
         return result
 
     def must_be_one_of(self, worlds: Iterable[World]) -> None:

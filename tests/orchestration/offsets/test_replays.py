@@ -90,9 +90,9 @@ def test_until_upcoming_is_what_was_upcoming_when_it_began(world: OffsetsWorld) 
         world.fake.write("s", 0, 7, 8, 9)
 
     world.output.before = arrive
-    found = world.delivered(app)
-    assert numbers(found, S0, main=False) == [0, 1, 2, 3, 4, 5]
-    assert numbers(found, S0, main=True) == [6, 7, 8]
+    batches = world.delivered(app)
+    assert numbers(batches, S0, main=False) == [0, 1, 2, 3, 4, 5]
+    assert numbers(batches, S0, main=True) == [6, 7, 8]
 
 
 def test_replays_take_turns_with_the_main_input_and_keep_within_the_limit_of_a_batch(world: OffsetsWorld) -> None:
@@ -100,11 +100,11 @@ def test_replays_take_turns_with_the_main_input_and_keep_within_the_limit_of_a_b
     world.run(app)
     world.ask(app, S0, StartpointOldest, until=UNTIL_UPCOMING)
     world.fake.write("s", 1, 7, 8, 9, 10)
-    found = world.delivered(app)
-    assert kinds(found) == "rmrmr"
-    assert numbers(found, S0, main=False) == [0, 1, 2, 3, 4, 5]
-    assert numbers(found, S1, main=True) == [6, 7, 8, 9]
-    assert {batch.epochs.get(S0) for batch in found if not batch.main} == {1}
+    batches = world.delivered(app)
+    assert kinds(batches) == "rmrmr"
+    assert numbers(batches, S0, main=False) == [0, 1, 2, 3, 4, 5]
+    assert numbers(batches, S1, main=True) == [6, 7, 8, 9]
+    assert {batch.epochs.get(S0) for batch in batches if not batch.main} == {1}
 
 
 def test_replays_of_several_partitions_are_read_together(world: OffsetsWorld) -> None:
@@ -120,8 +120,8 @@ def test_two_replays_of_a_partition_follow_each_other_with_an_epoch_each(world: 
     world.ask(app, S0, StartpointOldest, until=StartpointSpecific(offset="@6"))
     world.run(app, max_batches=1)
     world.ask(app, S0, StartpointSpecific, offset="@1", until=StartpointSpecific(offset="@2"))
-    found = world.delivered(app)
-    assert [(batch.read(), batch.epochs) for batch in found] == [
+    batches = world.delivered(app)
+    assert [(batch.read(), batch.epochs) for batch in batches] == [
         ({S0: ("@4", "@6")}, {S0: 1}),
         ({S0: ("@1", "@2")}, {S0: 2}),
     ]
@@ -133,9 +133,9 @@ def test_a_startpoint_after_a_replay_opens_the_next_epoch_also_while_the_replay_
     world.ask(app, S0, StartpointOldest, until=StartpointSpecific(offset="@4"))
     world.run(app, max_batches=1)
     world.ask(app, S0, StartpointSpecific, offset="@5")
-    found = world.delivered(app)
-    assert kinds(found) == "mr"
-    assert [(batch.read(), batch.epochs[S0]) for batch in found] == [
+    batches = world.delivered(app)
+    assert kinds(batches) == "mr"
+    assert [(batch.read(), batch.epochs[S0]) for batch in batches] == [
         ({S0: ("@5", "@6")}, 2),
         ({S0: ("@2", "@4")}, 1),
     ]
@@ -188,10 +188,10 @@ def begun_in(limit: int, *dies_at: int) -> tuple[OffsetsWorld, Application, bool
 def check_that_it_was_read_once(world: OffsetsWorld, app: Application) -> None:
     world.fake.write("s", 1, 7)
     world.run(app)
-    found = [batch for _, batch in sorted(world.output.batches.items())]
-    assert numbers(found, S0, main=False) == [1, 2, 3, 4, 5]
-    assert numbers(found, S1, main=True) == [6]
-    assert {batch.epochs.get(S0) for batch in found if not batch.main} == {1}
+    batches = [batch for _, batch in sorted(world.output.batches.items())]
+    assert numbers(batches, S0, main=False) == [1, 2, 3, 4, 5]
+    assert numbers(batches, S1, main=True) == [6]
+    assert {batch.epochs.get(S0) for batch in batches if not batch.main} == {1}
     assert world.state(app).offsets.opened == {S0: 1}
     assert world.fanned_out(app) == {}
     assert world.startpoints(app).read().waiting == []
@@ -258,7 +258,7 @@ def test_a_replay_that_the_stream_does_not_hold_is_an_error_that_says_how_to_can
         world.run(replaying)
     assert f"startpoint clear MODULE:APP {S0}" in refused.value.next_step
     ids = list(world.state(replaying).offsets.replays)
-    assert [each.id for each in BatchLog(world.lake, "app").cancel_replays(ids, reason="ticket 9", by="ada")] == ids
+    assert [replay.id for replay in BatchLog(world.lake, "app").cancel_replays(ids, reason="ticket 9", by="ada")] == ids
     assert all(batch.main for batch in world.delivered(replaying))
 
 

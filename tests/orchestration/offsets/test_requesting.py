@@ -70,7 +70,7 @@ def back(world: OffsetsWorld, app: Application, *numbers: int, task: str | None 
 
 
 def waiting(world: OffsetsWorld, app: Application) -> dict[str, str]:
-    return {str(each.ssp): each.startpoint.kind for each in world.startpoints(app).read().waiting}
+    return {str(request.ssp): request.startpoint.kind for request in world.startpoints(app).read().waiting}
 
 
 def crash(*_: object) -> None:
@@ -111,9 +111,9 @@ def test_all_are_asked_for_or_none(world: OffsetsWorld, app: Application) -> Non
 
 
 def test_a_dry_run_writes_nothing_and_refuses_nothing(world: OffsetsWorld, app: Application) -> None:
-    said = asked(world, app, StartpointSpecific(offset="@90"), 0, dry_run=True)
-    assert (said.written, said.to_json()["written"]) == (False, False)
-    assert "@90" in said.previews[0].effect
+    answer = asked(world, app, StartpointSpecific(offset="@90"), 0, dry_run=True)
+    assert (answer.written, answer.to_json()["written"]) == (False, False)
+    assert "@90" in answer.previews[0].effect
     assert waiting(world, app) == {}
 
 
@@ -132,8 +132,8 @@ def test_what_is_not_applied_is_replaced_and_said_so(world: OffsetsWorld, app: A
     asked(world, app, StartpointOldest(), 0)
     fan_out(world, app)
     asked(world, app, StartpointUpcoming(), 1, 2)
-    said = asked(world, app, StartpointSpecific(offset="@3"), 0, 1, 3, who={"by": "eve"})
-    assert [each.summary() for each in said.replaced] == [
+    answer = asked(world, app, StartpointSpecific(offset="@3"), 0, 1, 3, who={"by": "eve"})
+    assert [replaced.summary() for replaced in answer.replaced] == [
         "fake.s.0: oldest, handed to Partition 0 (ada: ticket 7)",
         "fake.s.1: upcoming, waiting (ada: ticket 7)",
     ]
@@ -150,8 +150,8 @@ def test_what_is_not_applied_is_replaced_and_said_so(world: OffsetsWorld, app: A
 
 def test_one_for_a_task_takes_the_place_of_one_for_all(world: OffsetsWorld, app: Application) -> None:
     asked(world, app, StartpointOldest(), 0, 1)
-    said = asked(world, app, StartpointUpcoming(), 1, task="Partition 1")
-    assert [str(each.request.ssp) for each in said.replaced] == ["fake.s.1"]
+    answer = asked(world, app, StartpointUpcoming(), 1, task="Partition 1")
+    assert [str(replaced.request.ssp) for replaced in answer.replaced] == ["fake.s.1"]
     world.run(app)
     assert world.state(app).offsets.applied[S[1]].position == "upcoming"
 
@@ -202,7 +202,7 @@ def test_what_waits_or_was_handed_out_is_taken_back_and_the_next_run_goes_on_fro
     fan_out(world, app)
     asked(world, app, StartpointOldest(), 2, 3)
     done = back(world, app, 0, 2)
-    assert sorted(each.summary() for each in done.startpoints) == [
+    assert sorted(startpoint.summary() for startpoint in done.startpoints) == [
         "fake.s.0: oldest, handed to Partition 0 (ada: ticket 7)",
         "fake.s.2: oldest, waiting (ada: ticket 7)",
     ]
@@ -228,7 +228,10 @@ def test_with_a_task_only_its_own_is_taken_back(world: OffsetsWorld, app: Applic
     asked(world, app, StartpointUpcoming(), 1, task="Partition 1")
     asked(world, app, StartpointUpcoming(), 1)
     done = back(world, app, task="Partition 1")
-    assert {(each.request.task, each.at) for each in done.startpoints} == {("Partition 1", None), (None, "Partition 1")}
+    assert {(startpoint.request.task, startpoint.at) for startpoint in done.startpoints} == {
+        ("Partition 1", None),
+        (None, "Partition 1"),
+    }
     assert waiting(world, app) == {"fake.s.1": "upcoming"}
     assert set(world.fanned_out(app)) == {("Partition 0", S[0])}
 
@@ -271,16 +274,16 @@ def test_replays_stop_where_they_are_but_not_in_the_middle_of_a_batch(world: Off
     world.run(app)
     asked(world, app, StartpointOldest(), 0, 1, until=StartpointUpcoming())
     world.run(app, max_batches=1)
-    assert [each.next for each in world.state(app).offsets.replays.values()] == ["@2", "@2"]
+    assert [replay.next for replay in world.state(app).offsets.replays.values()] == ["@2", "@2"]
     done = back(world, app, 0)
-    assert [(each.ssp, each.next) for each in done.replays] == [(S[0], "@2")]
+    assert [(replay.ssp, replay.next) for replay in done.replays] == [(S[0], "@2")]
     assert back(world, app, task="Partition 1").replays == ()
     crash_in_a_batch(world, app)
     stays = back(world, app)
     assert stays.replays == ()
     assert "fake.s.1: the replay from oldest (ada: ticket 7): the open batch is reading it" in stays.left[0]
     read = [batch.read() for batch in world.delivered(app)]
-    assert [span for each in read for ssp, span in each.items() if ssp == "fake.s.0"] == []
+    assert [span for spans in read for ssp, span in spans.items() if ssp == "fake.s.0"] == []
     assert world.state(app).offsets.replays == {}
 
 

@@ -215,7 +215,10 @@ def test_a_position_resolved_in_the_stream_before_is_resolved_anew_in_the_new_on
     world.run(app)
     world.ask(app, [S0, S1], StartpointTimestamp, timestamp_ms=3)
     world.begin(app)
-    assert {ssp: each.offset for ssp, each in world.state(app).offsets.resolved.items()} == {S0: "@2", S1: "@2"}
+    assert {ssp: resolution.offset for ssp, resolution in world.state(app).offsets.resolved.items()} == {
+        S0: "@2",
+        S1: "@2",
+    }
     world.fake.make("s", 2)
     world.fake.write("s", 0, 3, 4)
     world.fake.write("s", 1, 1)

@@ -132,12 +132,12 @@ class StartpointMachine(RuleBasedStateMachine):
     @rule(tasks=st.sets(NAMED), fault=FAULTS)
     def apply(self, tasks: set[str], fault: Any) -> None:
         """A run reads the fan-outs of some tasks, applies them, commits and removes what it applied."""
-        found = {task: handed_to(self.honest, task) for task in tasks}
-        ids = {task: {ssp: each.startpoint.id for ssp, each in held.items()} for task, held in found.items()}
-        chosen = {(task, str(ssp)): each for task, held in ids.items() for ssp, each in held.items()}
+        fan_outs = {task: handed_to(self.honest, task) for task in tasks}
+        ids = {task: {ssp: request.startpoint.id for ssp, request in held.items()} for task, held in fan_outs.items()}
+        chosen = {(task, str(ssp)): request_id for task, held in ids.items() for ssp, request_id in held.items()}
         fault_met = self.do(lambda manager: manager.remove_fan_outs(ids) or True, model.remove(chosen), fault) is None
         if not fault_met:
-            self.applied |= {(task, ssp, each) for (task, ssp), each in chosen.items()}
+            self.applied |= {(task, ssp, request_id) for (task, ssp), request_id in chosen.items()}
 
     @rule(task=NAMED, ssps=st.one_of(st.none(), st.sets(PARTITIONS)), fault=FAULTS)
     def remove(self, task: str, ssps: set[str] | None, fault: Any) -> None:
@@ -148,15 +148,15 @@ class StartpointMachine(RuleBasedStateMachine):
     @rule(fault=FAULTS)
     def apply_what_was_read_before_a_fan_out(self, fault: Any) -> None:
         """A run names what it applied, so that what was handed out meanwhile stays."""
-        found = {
-            (task, str(ssp)): each.startpoint.id
+        handed_out = {
+            (task, str(ssp)): request.startpoint.id
             for task, held in self.honest.get_fan_outs().items()
-            for ssp, each in held.items()
+            for ssp, request in held.items()
         }
         self.do(*self.fanning_out(self.tasks), None)
-        for task in {task for task, _ in found}:
-            ids = {SystemStreamPartition.parse(s): each for (t, s), each in found.items() if t == task}
-            chosen = {at: each for at, each in found.items() if at[0] == task}
+        for task in {task for task, _ in handed_out}:
+            ids = {SystemStreamPartition.parse(s): request_id for (t, s), request_id in handed_out.items() if t == task}
+            chosen = {at: request_id for at, request_id in handed_out.items() if at[0] == task}
             self.do(lambda m, t=task, i=ids: m.remove_fan_out_for_task(t, list(i), ids=i), model.remove(chosen), fault)
 
     # -- invariants
@@ -188,21 +188,21 @@ class StartpointMachine(RuleBasedStateMachine):
 
     def seen(self) -> tuple[set[Any], set[Any]]:
         return (
-            {(str(each.ssp), each.task, each.startpoint.id) for each in self.honest.read().waiting},
+            {(str(request.ssp), request.task, request.startpoint.id) for request in self.honest.read().waiting},
             {
-                (task, str(ssp), each.startpoint.id)
+                (task, str(ssp), request.startpoint.id)
                 for task, held in self.honest.get_fan_outs().items()
-                for ssp, each in held.items()
+                for ssp, request in held.items()
             },
         )
 
     def check_report(self, report: FanOut) -> None:
         there = [*report.tasks.items(), *report.stranded.items()]
-        pending = {(task, str(ssp), each.startpoint.id) for task, held in there for ssp, each in held.items()}
+        pending = {(task, str(ssp), request.startpoint.id) for task, held in there for ssp, request in held.items()}
         assert pending == self.seen()[1]
         for task, held in report.tasks.items():
             assert {str(ssp) for ssp in held} <= self.tasks.get(task, frozenset())
-        unknown = {each.startpoint.id for each in report.unknown}
+        unknown = {request.startpoint.id for request in report.unknown}
         assert any(model.unknown(world, self.tasks, self.now_ms) == unknown for world in self.worlds)
 
     # -- how

@@ -64,11 +64,11 @@ def made(clock: Clock, **ago: float) -> StartpointOldest:
 
 
 def pending(manager: StartpointManager) -> dict[str, dict[SystemStreamPartition, Any]]:
-    return {t: {ssp: each.startpoint for ssp, each in held.items()} for t, held in manager.get_fan_outs().items()}
+    return {t: {ssp: request.startpoint for ssp, request in held.items()} for t, held in manager.get_fan_outs().items()}
 
 
 def stranded(report: FanOut) -> dict[str, dict[SystemStreamPartition, Any]]:
-    return {t: {ssp: each.startpoint for ssp, each in held.items()} for t, held in report.stranded.items()}
+    return {t: {ssp: request.startpoint for ssp, request in held.items()} for t, held in report.stranded.items()}
 
 
 def test_each_target_has_a_request_of_its_own(manager: StartpointManager, clock: Clock) -> None:
@@ -79,8 +79,8 @@ def test_each_target_has_a_request_of_its_own(manager: StartpointManager, clock:
     assert waiting_at(manager, S1, T1) == specific
     assert waiting_at(manager, S10) is None
     assert waiting_at(manager, S1, T0) is None
-    found = [(each.task, each.by, each.reason, each.on_unresolved) for each in manager.read().waiting]
-    assert found == [(None, "ada", "ticket 7", "fail"), (T1, "ada", "ticket 7", "checkpoint")]
+    written = [(request.task, request.by, request.reason, request.on_unresolved) for request in manager.read().waiting]
+    assert written == [(None, "ada", "ticket 7", "fail"), (T1, "ada", "ticket 7", "checkpoint")]
     assert manager.delete_startpoint(S1)
     assert not manager.delete_startpoint(S1)
     assert waiting_at(manager, S1) is None
@@ -110,7 +110,7 @@ def test_a_request_expires_at_twelve_hours_sharp(
     assert bool(manager.read().waiting) is there
     report = manager.fan_out({T0: [S0]})
     assert bool(report.tasks) is there
-    assert [each.startpoint for each in report.expired] == ([] if there else [startpoint])
+    assert [request.startpoint for request in report.expired] == ([] if there else [startpoint])
     assert not manager.delete_startpoint(S0), "it was cleaned up"
 
 
@@ -180,7 +180,7 @@ def test_requests_nobody_can_take_stay_and_are_reported(manager: StartpointManag
     write_startpoint(manager, S0, made(clock), task=T1, **WHO)
     report = manager.fan_out({T0: [S0], T1: []})
     assert report.tasks == {}
-    assert {(each.ssp, each.task) for each in report.unknown} == {(S1, None), (S0, T1)}
+    assert {(request.ssp, request.task) for request in report.unknown} == {(S1, None), (S0, T1)}
     assert len(manager.read().waiting) == 2
     assert set(manager.fan_out({T0: [S0], T1: [S0, S1]}).tasks) == {T1}
     assert set(handed_to(manager, T1)) == {S0, S1}
@@ -289,9 +289,9 @@ def test_a_coordinator_that_finds_nothing_to_change_has_seen_what_another_handed
     write_startpoint(honest, S0, startpoint, **WHO)
     another = Fault("*", nth, "meanwhile", lambda: honest.fan_out({T1: [S0]}, complete=True) and None)
     report = on(lake, clock, another).fan_out({T0: [S0]}, complete=True)
-    assert {task: {ssp: each.startpoint for ssp, each in held.items()} for task, held in report.tasks.items()} == {
-        T0: {S0: startpoint}
-    }
+    assert {
+        task: {ssp: request.startpoint for ssp, request in held.items()} for task, held in report.tasks.items()
+    } == {T0: {S0: startpoint}}
 
 
 def test_no_name_can_pass_for_another_key(manager: StartpointManager, clock: Clock) -> None:
@@ -342,7 +342,7 @@ def test_a_request_of_a_newer_version_is_refused_by_name_and_can_be_deleted(
     assert (unreadable.ssp, unreadable.task) == (S0, None)
     assert re.search(r"lake\.s\.0.*'app' has version 2; .* Upgrade", unreadable.error)
     write_startpoint(manager, S1, StartpointOldest(), **WHO)
-    assert [each.ssp for each in manager.read().waiting] == [S1]
+    assert [request.ssp for request in manager.read().waiting] == [S1]
     handed = manager.fan_out({"Partition 0": [S0], "Partition 1": [S1]})
     assert list(handed.tasks) == ["Partition 1"]
     assert handed.unreadable == (unreadable,)
@@ -376,7 +376,7 @@ def test_ten_thousand_partitions_of_a_thousand_tasks_take_few_requests(tmp_path:
     assert sum("/startpoints/app/pages/" in key for request, key in store.requests if request == "get") < 25
     store.requests.clear()
     reader.remove_fan_outs(
-        {task: {ssp: each.startpoint.id for ssp, each in held.items()} for task, held in report.tasks.items()}
+        {task: {ssp: request.startpoint.id for ssp, request in held.items()} for task, held in report.tasks.items()}
     )
     assert reader.get_fan_outs() == {}
     assert len(store.requests) < 60
@@ -388,7 +388,7 @@ def test_expired_requests_are_shown_until_they_are_deleted_and_that_is_told(
     write_startpoint(manager, S0, made(clock), **WHO)
     assert manager.read().expired == []
     clock.now += timedelta(hours=12)
-    assert [each.ssp for each in manager.read().expired] == [S0]
+    assert [request.ssp for request in manager.read().expired] == [S0]
     assert gone_in_words(manager.fan_out({T0: [S0]})) == [
         "lake.s.0: a startpoint (ada: ticket 7) has expired: no run has taken it up in time"
     ]
@@ -416,9 +416,9 @@ def test_a_request_that_is_written_again_is_applied_once_and_that_is_told(
     manager.fan_out({T0: [S0]})
     assert handed_to(manager, T0)[S0].id == request.id
     manager.write_startpoints([request])
-    report = manager.fan_out({T0: [S0]}, taken=lambda task, each: each.id == request.id)
+    report = manager.fan_out({T0: [S0]}, taken=lambda task, handed: handed.id == request.id)
     assert report.tasks == {}, "a commit has taken it in"
-    assert [each.id for each in report.again] == [request.id]
+    assert [passed.id for passed in report.again] == [request.id]
     assert "had been applied already" in gone_in_words(report)[0]
     assert manager.read().waiting == []
 
@@ -428,7 +428,7 @@ def test_one_that_loses_to_a_later_one_at_its_task_is_told(manager: StartpointMa
     manager.fan_out({T0: [S0]})
     write_startpoint(manager, S0, made(clock, hours=1), task=T0, **WHO)
     report = manager.fan_out({T0: [S0]})
-    assert [each.task for each in report.passed_over] == [T0]
+    assert [request.task for request in report.passed_over] == [T0]
     assert "is passed over: one that was asked for later waits there" in gone_in_words(report)[0]
 
 
@@ -439,7 +439,7 @@ def test_what_was_applied_and_not_removed_does_not_count_against_one_whose_clock
     write_startpoint(manager, S0, applied, **WHO)
     manager.fan_out({T0: [S0]})
     write_startpoint(manager, S0, behind, task=T0, **WHO)
-    report = manager.fan_out({T0: [S0]}, taken=lambda task, each: each.startpoint == applied)
+    report = manager.fan_out({T0: [S0]}, taken=lambda task, handed: handed.startpoint == applied)
     assert report.tasks[T0][S0].startpoint == behind
     assert (report.passed_over, report.again) == ((), ())
 

@@ -53,7 +53,7 @@ def test_what_would_happen_is_shown_and_nothing_is_written(world: OffsetsWorld, 
     world.run(app)
     startpoints = Startpoints(world.lake, app)
     asked = startpoints.preview("lake.s", StartpointOldest())
-    assert [(each.start, each.offsets, each.moved) for each in asked.previews] == [
+    assert [(shown.start, shown.offsets, shown.moved) for shown in asked.previews] == [
         ("0", end, -end) for end in ends(world)
     ]
     assert not asked.written
@@ -72,7 +72,7 @@ def test_one_position_is_asked_for_again_and_again_and_followed_each_time(
         (batch,) = world.delivered(app)
         assert batch.read() == {ssp("lake.s.1"): ("0", str(ends(world)[1]))}
         assert world.delivered(app) == []
-    assert [each["partition"] for each in startpoints.list()["applied"]] == ["lake.s.1"]
+    assert [applied["partition"] for applied in startpoints.list()["applied"]] == ["lake.s.1"]
 
 
 def test_a_waiting_startpoint_is_replaced_by_a_replay_only_when_that_is_said(
@@ -82,7 +82,7 @@ def test_a_waiting_startpoint_is_replaced_by_a_replay_only_when_that_is_said(
     startpoints.request("lake.s.0", StartpointOldest(), **WHO)
     with pytest.raises(ConfigurationError, match="a bounded replay would take the place"):
         startpoints.request("lake.s", StartpointOldest(), until=StartpointSpecific(offset="1"), **WHO)
-    assert [each["partition"] for each in startpoints.list()["waiting"]] == ["lake.s.0"]
+    assert [waiting["partition"] for waiting in startpoints.list()["waiting"]] == ["lake.s.0"]
     asked = startpoints.request("lake.s", StartpointOldest(), until=StartpointSpecific(offset="1"), replace=True, **WHO)
     assert [held.summary() for held in asked.replaced] == ["lake.s.0: oldest, waiting (ada: ticket 7)"]
 
@@ -97,13 +97,13 @@ def test_what_waits_is_taken_back_by_partition_or_all_at_once_and_replays_are_ca
     assert "waiting" in left
     assert "for every task" in left
     assert len(startpoints.take_back(["lake.s.1"], **WHO).startpoints) == 1
-    assert [each["partition"] for each in startpoints.list()["waiting"]] == ["lake.s.0"]
+    assert [waiting["partition"] for waiting in startpoints.list()["waiting"]] == ["lake.s.0"]
     startpoints.clear(**WHO)
     startpoints.request("lake.s.0", StartpointOldest(), until=StartpointSpecific(offset="2"), **WHO)
     small = Application("orders", max_batch_records=1)
     small.input_stream("lake.s")
     world.run(small, max_batches=1)
-    assert [each["next"] for each in startpoints.list()["replays"]] == ["1"]
+    assert [replay["next"] for replay in startpoints.list()["replays"]] == ["1"]
     (cancelled,) = startpoints.clear(**WHO).replays
     assert (str(cancelled.ssp), cancelled.next) == ("lake.s.0", "1")
     assert startpoints.list()["replays"] == []
@@ -122,8 +122,8 @@ def test_what_can_not_be_followed_is_refused_and_nothing_is_written(world: Offse
         (3, StartpointOldest(), {}, "partitions (are|is) 3"),
         ([3], StartpointOldest(), {}, r"partitions (are|is) \[3\]"),
     ]
-    for partitions, position, how, said in wrong:
-        with pytest.raises(ConfigurationError, match=said):
+    for partitions, position, how, message in wrong:
+        with pytest.raises(ConfigurationError, match=message):
             startpoints.request(partitions, position, **how, **WHO)
     assert startpoints.list()["waiting"] == []
 
@@ -149,7 +149,7 @@ def test_a_mistyped_application_is_refused_with_those_that_are_near(world: Offse
     ssp = SystemStreamPartition("lake", "s", 0)
     StartpointManager(MetadataStore(world.lake), "first").read()  # nothing has run here: no name is wrong
     world.run(app)
-    for name, said in (("order", "called like it: orders"), ("xyz", "there are: orders")):
+    for name, message in (("order", "called like it: orders"), ("xyz", "there are: orders")):
         mistyped: Any = name
         manager = StartpointManager(MetadataStore(world.lake), name)
         for doing in (
@@ -162,7 +162,7 @@ def test_a_mistyped_application_is_refused_with_those_that_are_near(world: Offse
             lambda name=name: CheckpointManager(world.lake, name).abandon(**WHO),
             lambda mistyped=mistyped: Startpoints(world.lake, mistyped),
         ):
-            with pytest.raises(ConfigurationError, match=said):
+            with pytest.raises(ConfigurationError, match=message):
                 doing()
     write_startpoint(StartpointManager(MetadataStore(world.lake), "orders"), ssp, StartpointOldest(), **WHO)
     never_ran = Application("order")
@@ -196,7 +196,7 @@ def test_none_for_the_partitions_does_not_mean_all_of_them(world: OffsetsWorld, 
         StartpointTimestamp(timestamp_ms=7),
         StartpointSpecific(offset="42"),
     ],
-    ids=lambda each: each.kind,
+    ids=lambda position: position.kind,
 )
 def test_what_was_written_as_json_is_read_from_it(startpoint: Startpoint) -> None:
     assert Startpoint.from_json(startpoint.to_json()) == startpoint
@@ -248,7 +248,7 @@ def test_what_is_stored_when_they_are_switched_off_is_left_alone_shown_and_follo
     last = world.output.batches[max(world.output.batches)]
     assert {ssp: start for ssp, (start, _) in last.read().items()} == before
     listed = Startpoints(world.lake, off).list()
-    assert [each["partition"] for each in (*listed["handed"], *listed["waiting"])] == ["lake.s.0", "lake.s.1"]
+    assert [request["partition"] for request in (*listed["handed"], *listed["waiting"])] == ["lake.s.0", "lake.s.1"]
     (batch,) = world.delivered(app)
     assert batch.read() == {ssp(f"lake.s.{number}"): ("0", str(end)) for number, end in enumerate(ends(world))}
 
@@ -263,8 +263,8 @@ def test_a_replay_stays_where_it_is_while_they_are_switched_off_and_wakes_no_sen
     world.run(small, max_batches=1)
     off = switched_off()
     assert input_progress(world.lake, world.systems(), small).lag == 1
-    found = input_progress(world.lake, world.systems(), off)
-    assert (found.lag, found.due) == (0, ())
+    progress = input_progress(world.lake, world.systems(), off)
+    assert (progress.lag, progress.due) == (0, ())
     report = world.run(off)
     assert report.startpoints == (
         "lake.s.0: startpoints are switched off: the replay from oldest stays at offset 1 (ada: ticket 7)",

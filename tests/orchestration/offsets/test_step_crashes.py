@@ -80,11 +80,13 @@ def test_a_crash_at_any_request_leaves_every_record_read_once_from_where_the_sta
             for number in range(int(start[1:]), int(end[1:]))
         ]
         assert len(set(records)) == len(records)
-        assert {each for each in records if each[0] == S0 and each[1]} == {(S0, 1, 1), (S0, 1, 2)}
+        assert {record for record in records if record[0] == S0 and record[1]} == {(S0, 1, 1), (S0, 1, 2)}
         # Upcoming was resolved before the crash, or is so after it.
         moved = world.state(app).offsets.applied[S1].offset
         assert moved in ("@3", "@5")
-        assert {each for each in records if each[0] == S1 and each[1]} == {(S1, 1, n) for n in range(int(moved[1:]), 5)}
+        assert {record for record in records if record[0] == S1 and record[1]} == {
+            (S1, 1, n) for n in range(int(moved[1:]), 5)
+        }
         assert world.state(app).checkpoint == {S0: "@3", S1: "@5"}
         assert world.fanned_out(app) == {}
         assert world.startpoints(app).read().waiting == []

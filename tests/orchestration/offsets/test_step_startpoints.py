@@ -37,7 +37,7 @@ def world() -> OffsetsWorld:
 
 
 def resolved(world: OffsetsWorld, app: Application) -> dict[str, str]:
-    return {ssp: each.offset for ssp, each in world.state(app).offsets.resolved.items()}
+    return {ssp: resolution.offset for ssp, resolution in world.state(app).offsets.resolved.items()}
 
 
 def test_upcoming_is_where_it_was_when_it_was_resolved_though_nothing_was_there_to_read(world: OffsetsWorld) -> None:

@@ -127,7 +127,7 @@ def test_a_request_that_can_not_be_read_stops_nothing_is_shown_and_is_taken_back
     (row,) = shown(world, app)
     assert row["partition"] in key
     done = cleared(world, app)
-    assert [each.key for each in done.unreadable] == [key]
+    assert [request.key for request in done.unreadable] == [key]
     assert shown(world, app) == []
     assert not any("left alone" in text for text in world.run(app).startpoints)
 
@@ -201,7 +201,7 @@ def test_what_can_be_read_beside_it_stays_and_what_comes_later_waits_behind_it(
     hand_out(world, [stored(S2, sequence=1), NEWER])
     world.ask(app, str(S1), StartpointOldest)
     report = world.startpoints(app).fan_out(task)
-    assert (list(report.tasks["Partition 1"]), [each.ssp for each in report.behind]) == ([S2], [S1])
+    assert (list(report.tasks["Partition 1"]), [request.ssp for request in report.behind]) == ([S2], [S1])
     world.startpoints(app).remove_fan_out_for_task("Partition 1")  # that of S2 is applied
     report = world.startpoints(app).fan_out(task)
     assert (report.tasks, report.held) == ({}, {"Partition 1": frozenset([S1])})

@@ -14,13 +14,13 @@ SPANS = st.dictionaries(st.integers(0, N - 1), st.tuples(st.integers(0, 25), st.
 
 
 def segments_of(widths: list[tuple[int, ...]]) -> list[Segment]:
-    found, base = [], (0,) * N
+    segments, base = [], (0,) * N
     for number, width in enumerate(widths):
         after = tuple(b + w for b, w in zip(base, width, strict=True))
         files = tuple(FileEntry(p, w, 1, "", None, None, 0) for p, w in enumerate(width) if w)
-        found.append(Segment(id=number, attempt="a", base=base, next=after, appended=0, files=files))
+        segments.append(Segment(id=number, attempt="a", base=base, next=after, appended=0, files=files))
         base = after
-    return found
+    return segments
 
 
 def passes(cut: Cut, segment: int, partition: int, row: int) -> bool:

@@ -34,12 +34,12 @@ def epochs(streams: LakeStreams, stream: str = "s") -> dict[int, int]:
 
 def files(streams: LakeStreams, stream: str = "s") -> list[tuple[str, list[str]]]:
     """Return the checksum and the columns of each data file, in order of appends and partitions."""
-    prefix, found = streams.lake.stream_prefix(stream), []
+    prefix, file_facts = streams.lake.stream_prefix(stream), []
     for segment in streams.state(stream)[1].tail:
         for file in segment.files:
             data = streams.lake.store.get(segment.key_of(prefix, file)).data
-            found.append((file.sha256, pq.read_schema(pa.BufferReader(data)).names))
-    return found
+            file_facts.append((file.sha256, pq.read_schema(pa.BufferReader(data)).names))
+    return file_facts
 
 
 @pytest.fixture

@@ -37,8 +37,8 @@ def table(schema: Schema, *rows: tuple[Any, ...]) -> pa.Table:
 
 def read(streams: LakeStreams, *columns: str) -> list[tuple[Any, ...]]:
     names = columns or streams.state("s")[1].declaration.schema_.names
-    found = streams.read_arrow(streams.whole("s"), columns or None)
-    return [tuple(row[name] for name in names) for row in found.to_pylist()]
+    records = streams.read_arrow(streams.whole("s"), columns or None)
+    return [tuple(row[name] for name in names) for row in records.to_pylist()]
 
 
 def test_added_columns_are_null_in_old_records_and_widened_ones_are_cast(streams: LakeStreams) -> None:
@@ -57,7 +57,7 @@ def test_added_columns_are_null_in_old_records_and_widened_ones_are_cast(streams
 
 
 @pytest.mark.parametrize(
-    ("declared", "said"),
+    ("declared", "message"),
     [
         (Schema.of(k="string"), r"v \(bigint\) is removed"),
         (Schema.of(k="string", w="bigint"), r"v \(bigint\) is removed"),
@@ -67,10 +67,10 @@ def test_added_columns_are_null_in_old_records_and_widened_ones_are_cast(streams
         (Schema.of(k="binary", v="bigint"), "k is binary, was string, and is a column of the key"),
     ],
 )
-def test_what_old_records_can_not_be_read_with_is_refused(streams: LakeStreams, declared: Schema, said: str) -> None:
+def test_what_old_records_can_not_be_read_with_is_refused(streams: LakeStreams, declared: Schema, message: str) -> None:
     streams.create("s", schema=SCHEMA, key=["k"], partitions=2)
     for ask in (streams.create, streams.check_create):
-        with pytest.raises(StreamExistsError, match=said):
+        with pytest.raises(StreamExistsError, match=message):
             ask("s", schema=declared, key=["k"], partitions=2)
     assert streams.describe("s").commits == 1
 
@@ -179,8 +179,8 @@ def test_any_order_of_changes_and_appends_reads_as_a_list_of_rows_would(steps: l
             expected.append(row)
     order = list(columns)
     rows = sorted(repr([None if r.get(c) is None else str(r[c]) for c in order]) for r in expected)
-    found = streams.read_arrow(streams.whole("s")).to_pylist()
-    assert sorted(repr([None if r[c] is None else str(r[c]) for c in order]) for r in found) == rows
+    records = streams.read_arrow(streams.whole("s")).to_pylist()
+    assert sorted(repr([None if r[c] is None else str(r[c]) for c in order]) for r in records) == rows
 
 
 def test_a_manifest_of_before_has_one_set_of_columns(streams: LakeStreams) -> None:

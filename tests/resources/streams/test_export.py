@@ -41,9 +41,9 @@ def test_a_folder_holds_the_same_in_files_of_at_most_that_many_records(
     records, files = export_records(s.read_parts(s.whole("s")), tmp_path / "s", records_per_file=limit)
     paths = sorted((tmp_path / "s").iterdir())
     assert (records, files) == (40, len(paths)) == (40, -(-40 // limit))
-    found = [pq.read_table(path) for path in paths]
-    assert [len(table) for table in found] == [*[limit] * (40 // limit), *([40 % limit] if 40 % limit else [])]
-    assert pa.concat_tables(found).equals(s.read_arrow(s.whole("s")))
+    tables = [pq.read_table(path) for path in paths]
+    assert [len(table) for table in tables] == [*[limit] * (40 // limit), *([40 % limit] if 40 % limit else [])]
+    assert pa.concat_tables(tables).equals(s.read_arrow(s.whole("s")))
 
 
 def test_a_stream_without_records_gives_its_columns(streams: LakeStreams, tmp_path: Path) -> None:

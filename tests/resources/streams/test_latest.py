@@ -73,11 +73,11 @@ class World:
         return sorted(value for _, values in self.kept.values() for value in values)
 
     def latest(self, without_position: WithoutPosition = "refuse") -> list[int]:
-        found = self.streams.read_arrow(
+        table = self.streams.read_arrow(
             self.streams.whole("out"), ["v"], epochs="latest", without_position=without_position
         )
-        assert "__source" not in found.column_names
-        return sorted(found["v"].to_pylist())
+        assert "__source" not in table.column_names
+        return sorted(table["v"].to_pylist())
 
 
 @pytest.fixture
@@ -175,8 +175,8 @@ class Reader:
         )
 
     def catch_up(self, least: int) -> None:
-        found = self.streams.upcoming(self.streams.partitions(self.source))
-        ends = {ssp.partition: int(end) for ssp, end in found.items()}
+        upcoming = self.streams.upcoming(self.streams.partitions(self.source))
+        ends = {ssp.partition: int(end) for ssp, end in upcoming.items()}
         self.run({p: (self.position.get(p, 0), end) for p, end in ends.items()}, self.epochs, least)
         self.position = ends
 
@@ -219,10 +219,10 @@ def test_along_a_chain_results_count_that_were_made_last_of_records_that_count(
             made_later = any(s.source == source and s.start <= offset < s.end and s.epoch > epoch for s in again)
             if (int(source[-1]), offset) in places and not made_later:
                 expected.append(row["v"])
-        found = streams.read_arrow(streams.whole("end"), ["v"], epochs="latest")["v"].to_pylist()
-        assert sorted(found) == sorted(expected)
-        assert len(set(found)) == len(found), "a record of the input counts twice"
-        hidden += len(everything) - len(found)
+        values = streams.read_arrow(streams.whole("end"), ["v"], epochs="latest")["v"].to_pylist()
+        assert sorted(values) == sorted(expected)
+        assert len(set(values)) == len(values), "a record of the input counts twice"
+        hidden += len(everything) - len(values)
     assert hidden
 
 
@@ -294,8 +294,8 @@ def test_positions_are_read_where_they_are_asked_for_and_free_where_there_are_no
     plain = pa.table({"k": ["a"], "v": pa.array([-1], pa.int64())})
     world.streams.append("out", plain, producer="by hand", sequence=1)
     world.batch("app", [(1, 7, 8, 2)], [1])
-    found = world.streams.read_arrow(world.streams.whole("out"), ["v"], positions=True).sort_by("v")
-    assert found.select(["v", *POSITION]).to_pylist() == [
+    records = world.streams.read_arrow(world.streams.whole("out"), ["v"], positions=True).sort_by("v")
+    assert records.select(["v", *POSITION]).to_pylist() == [
         {"v": -1, "__source": None, "__source_offset": None, "__source_epoch": None, "__source_reader": None},
         {"v": 1, "__source": "lake.in.1", "__source_offset": 7, "__source_epoch": 2, "__source_reader": "app"},
     ]

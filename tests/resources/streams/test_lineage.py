@@ -63,8 +63,8 @@ class Copying:
         repartition(self.streams, "in", partitions, reason="a test", by="ada", check=lambda _: None)
 
     def latest(self) -> list[int]:
-        found = self.streams.read_arrow(self.streams.whole("out"), ["v"], epochs="latest")
-        return sorted(found["v"].to_pylist())
+        table = self.streams.read_arrow(self.streams.whole("out"), ["v"], epochs="latest")
+        return sorted(table["v"].to_pylist())
 
 
 @pytest.fixture

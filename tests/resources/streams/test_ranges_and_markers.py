@@ -70,12 +70,12 @@ def test_markers_take_an_offset_and_count_what_was_delivered(streams: LakeStream
     streams.append("m", table.slice(0, 4), producer="p", sequence=0)
     streams.append("m", table.slice(4), producer="p", sequence=1, end_of_dataset="v1")
     streams.append("m", table.slice(0, 3), producer="p", sequence=2, end_of_dataset="v2")
-    found = streams.markers("m")
-    assert [(m.version, m.ssp.partition) for m in found] == [("v1", 0), ("v1", 1), ("v2", 0), ("v2", 1)]
-    assert sum(m.rows or 0 for m in found[:2]) == 10
-    assert sum(m.rows or 0 for m in found[2:]) == 3
-    assert [int(m.offset) for m in found[:2]] == [m.rows for m in found[:2]]
-    since = {m.ssp: str(int(m.offset) + 1) for m in found[:2]}
+    markers = streams.markers("m")
+    assert [(m.version, m.ssp.partition) for m in markers] == [("v1", 0), ("v1", 1), ("v2", 0), ("v2", 1)]
+    assert sum(m.rows or 0 for m in markers[:2]) == 10
+    assert sum(m.rows or 0 for m in markers[2:]) == 3
+    assert [int(m.offset) for m in markers[:2]] == [m.rows for m in markers[:2]]
+    since = {m.ssp: str(int(m.offset) + 1) for m in markers[:2]}
     assert [m.version for m in streams.markers("m", since)] == ["v2", "v2"]
     assert streams.markers("m", streams.upcoming(streams.partitions("m"))) == []
 

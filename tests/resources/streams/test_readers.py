@@ -88,13 +88,13 @@ def test_upcoming_begins_with_what_comes_next(lake: Lake, s: LakeStreams, record
 
 @pytest.mark.parametrize("limit", [1, 3, 7, 10, 11])
 def test_a_limit_gives_all_in_turns(lake: Lake, s: LakeStreams, limit: int) -> None:
-    found: list[int] = []
+    taken: list[int] = []
     for _ in range(-(-10 // limit)):
         batch = read_new(lake, "s", reader="report", max_records=limit)
-        assert batch.records == min(limit, 10 - len(found))
-        found += batch.table(["v"])["v"].to_pylist()
+        assert batch.records == min(limit, 10 - len(taken))
+        taken += batch.table(["v"])["v"].to_pylist()
         batch.commit()
-    assert sorted(found) == list(range(10))
+    assert sorted(taken) == list(range(10))
 
 
 def test_what_retention_took_unread_is_an_error_or_told(
@@ -200,12 +200,12 @@ def test_racing_and_dying_runs_commit_each_record_once(lake: Lake, s: LakeStream
             open_batches.pop(chance.randrange(len(open_batches)))
         else:
             batch = open_batches.pop(chance.randrange(len(open_batches)))
-            found = values(batch)
+            taken = values(batch)
             try:
                 batch.commit()
             except CommitConflictError:
                 continue
-            for value in found:
+            for value in taken:
                 counted[value] += 1
     for value in values(read_new(lake, "s", reader="r")):
         counted[value] += 1

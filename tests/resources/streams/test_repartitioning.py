@@ -44,13 +44,13 @@ def send(streams: LakeStreams, number: int, *rows: tuple[str, int], version: str
 def by_key(streams: LakeStreams) -> Records:
     """Return what the stream holds of each key, in its order; and check that each lies where its hash says."""
     partitions = streams.info("s").partitions
-    found: Records = {}
+    records: Records = {}
     rows = streams.read_arrow(streams.whole("s")).to_pylist()
     for row in rows:
         assert row["__partition"] == bucket_of([row["k"]], ["string"], partitions)
-        found.setdefault(row["k"], []).append((row["v"], row["__tombstone"], row["__timestamp"], row["__epoch"]))
+        records.setdefault(row["k"], []).append((row["v"], row["__tombstone"], row["__timestamp"], row["__epoch"]))
     assert len({(row["__partition"], row["__offset"]) for row in rows}) == len(rows)
-    return found
+    return records
 
 
 def versions(streams: LakeStreams) -> list[tuple[str, dict[str, int]]]:
@@ -58,10 +58,10 @@ def versions(streams: LakeStreams) -> list[tuple[str, dict[str, int]]]:
     result: list[tuple[str, dict[str, int]]] = []
     rows = streams.read_arrow(streams.whole("s")).to_pylist()
     markers = streams.markers("s")
-    begins = [int(each) for each in streams.oldest(streams.partitions("s")).values()]
+    begins = [int(offset) for offset in streams.oldest(streams.partitions("s")).values()]
     for version in dict.fromkeys(marker.version for marker in markers):
         content: dict[str, int] = {}
-        for marker in (each for each in markers if each.version == version):
+        for marker in (one for one in markers if one.version == version):
             p = marker.ssp.partition
             mine = [r for r in rows if r["__partition"] == p and begins[p] <= r["__offset"] < int(marker.offset)]
             assert marker.rows in (None, len(mine)), "the count in a marker is that of its records"
@@ -148,7 +148,7 @@ def test_a_crash_leaves_the_old_stream_or_the_new_one(kind: str) -> None:
         streams.maintain("s", clock.forward(hours=3))
         assert (by_key(streams), versions(streams)) == (was, marked)
         files = {item.key.split("/")[3] for item in lake.store.list("streams/s/data/")}
-        assert files == {each.attempt for each in streams.state("s")[1].tail if each.files}, "no garbage stays"
+        assert files == {segment.attempt for segment in streams.state("s")[1].tail if segment.files}, "no garbage stays"
     assert seen == ({2, 5} if kind == "crash-after" else {2})
 
 
@@ -182,7 +182,7 @@ def test_what_retention_took_is_not_forgotten(streams: LakeStreams, clock: Clock
     marked = [marker.rows for marker in streams.markers("s")]
     rows = streams.read_arrow(streams.whole("s")).num_rows
     assert rows == 2
-    assert sum(each or 0 for each in marked) > rows, "its beginning is gone, so it is never whole"
+    assert sum(count or 0 for count in marked) > rows, "its beginning is gone, so it is never whole"
 
 
 def test_markers_that_are_uneven_or_promise_checksums_are_refused(streams: LakeStreams, clock: Clock) -> None:
@@ -206,8 +206,8 @@ def test_markers_of_different_times_are_refused_and_one_time_is_that_of_all(stre
     streams.append_markers("s", "v2", producer="m", sequence=1, partitions=[0])
     streams.append_markers("s", "v2", producer="m", sequence=2, partitions=[1], valid_from=times[0])
     rewrite(streams, 3)
-    said = [marker.valid_from for marker in streams.markers("s") if marker.version == "v2"]
-    assert said == [times[0]] * 3, "partition 0 did not say"
+    times_told = [marker.valid_from for marker in streams.markers("s") if marker.version == "v2"]
+    assert times_told == [times[0]] * 3, "partition 0 did not say"
     for partition, time in enumerate((times[0], times[1], None)):
         streams.append_markers("s", "v3", producer="m", sequence=3 + partition, partitions=[partition], valid_from=time)
     with pytest.raises(
@@ -225,7 +225,7 @@ def test_a_wrong_count_in_a_marker_stays_wrong(streams: LakeStreams, clock: Cloc
     streams.append_markers("s", "v1", producer="m", sequence=1, rows={0: right[0] + 1, 1: right[1] - 1})
     rewrite(streams, 3)
     told = {marker.ssp.partition: marker.rows for marker in streams.markers("s")}
-    assert sum(each or 0 for each in told.values()) == 9 + 2
+    assert sum(count or 0 for count in told.values()) == 9 + 2
 
 
 def test_a_named_reader_at_the_end_goes_on_and_another_one_is_told(streams: LakeStreams, clock: Clock) -> None:
@@ -237,7 +237,7 @@ def test_a_named_reader_at_the_end_goes_on_and_another_one_is_told(streams: Lake
         new.commit()
     rewrite(streams, 5)
     send(streams, 3, ("k1", 77))
-    assert {each.name: (each.behind, bool(each.problem)) for each in list_readers(streams.lake, "s")} == {
+    assert {reader.name: (reader.behind, bool(reader.problem)) for reader in list_readers(streams.lake, "s")} == {
         "whole": (1, False),
         "behind": (0, True),
     }

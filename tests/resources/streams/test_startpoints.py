@@ -144,7 +144,12 @@ def test_a_visitor_meets_each_kind_in_its_own_method() -> None:
             return f"{given} {startpoint.offset}"
 
     all_kinds = (StartpointOldest(), StartpointUpcoming(), StartpointTimestamp(3), StartpointSpecific("4"))
-    assert [each.apply("at", Naming()) for each in all_kinds] == ["at oldest", "at upcoming", "at 3", "at 4"]
+    assert [startpoint.apply("at", Naming()) for startpoint in all_kinds] == [
+        "at oldest",
+        "at upcoming",
+        "at 3",
+        "at 4",
+    ]
 
 
 # -- resolving

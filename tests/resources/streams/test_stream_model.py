@@ -98,9 +98,11 @@ class StreamMachine(RuleBasedStateMachine):
             start = data.draw(st.integers(int(oldest), len(entries)))
             end = data.draw(st.integers(start, len(entries)))
             ranges[ssp] = OffsetRange(str(start), str(end))
-            found = [(ssp.partition, at, entries[at]) for at in range(start, end) if not isinstance(entries[at], str)]
-            expected += found
-            records += len(found)
+            entries_there = [
+                (ssp.partition, at, entries[at]) for at in range(start, end) if not isinstance(entries[at], str)
+            ]
+            expected += entries_there
+            records += len(entries_there)
         table = self.streams.read_arrow(ranges)
         assert [
             (row["__partition"], row["__offset"], (row["k"], row["v"], row["__tombstone"])) for row in table.to_pylist()

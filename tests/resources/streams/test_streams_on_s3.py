@@ -39,8 +39,8 @@ def test_appends_race_and_maintenance_collects_on_s3(
     for thread in threads:
         thread.join()
     before = streams.read_arrow(streams.whole("s"))
-    found = sorted((row["k"], row["v"]) for row in before.to_pylist())
-    assert found == [(f"k{number}", sequence) for number in range(3) for sequence in range(4)]
+    rows = sorted((row["k"], row["v"]) for row in before.to_pylist())
+    assert rows == [(f"k{number}", sequence) for number in range(3) for sequence in range(4)]
 
     assert streams.maintain("s", clock.now).merged_segments == 12
     assert streams.read_arrow(streams.whole("s")).equals(before)

@@ -28,14 +28,14 @@ def batch_of(
 ) -> pa.RecordBatch:
     """Return messages of partition 3, at the offsets from FIRST on."""
     rows = len(values)
-    said = [[{"name": name, "value": value} for name, value in each] for each in headers or [()] * rows]
+    header_lists = [[{"name": name, "value": value} for name, value in pairs] for pairs in headers or [()] * rows]
     columns = {
         "__partition": pa.array([3] * rows, pa.int32()),
         "__offset": pa.array(range(FIRST, FIRST + rows), pa.int64()),
         "__timestamp": pa.array([_NOON] * rows, pa.timestamp("us", tz="UTC")),
         "__key": pa.array(keys or [None] * rows, pa.binary()),
         "__value": pa.array(values, pa.binary()),
-        "__headers": pa.array(said, _HEADERS),
+        "__headers": pa.array(header_lists, _HEADERS),
         "__epoch": pa.array([0] * rows, pa.int32()),
     }
     return pa.RecordBatch.from_pydict(columns)
@@ -43,8 +43,8 @@ def batch_of(
 
 def read(topic: KafkaTopic, *values: bytes | None, **more: Any) -> list[dict[str, Any]]:
     """Return the records of these messages, without META."""
-    found = decoder(topic, STREAM)(batch_of(values, **more))
-    return found.select(schema_of(topic).names).to_pylist()
+    records = decoder(topic, STREAM)(batch_of(values, **more))
+    return records.select(schema_of(topic).names).to_pylist()
 
 
 def written(topic: KafkaTopic, *rows: dict[str, Any], tombstones: Sequence[bool] | None = None) -> list[dict[str, Any]]:
@@ -78,10 +78,10 @@ def descriptor_set() -> bytes:
     from google.protobuf import descriptor_pb2, timestamp_pb2, wrappers_pb2
 
     kinds = descriptor_pb2.FieldDescriptorProto
-    found = descriptor_pb2.FileDescriptorSet()
+    descriptors = descriptor_pb2.FileDescriptorSet()
     for module in (timestamp_pb2, wrappers_pb2):
-        module.DESCRIPTOR.CopyToProto(found.file.add())
-    file = found.file.add(
+        module.DESCRIPTOR.CopyToProto(descriptors.file.add())
+    file = descriptors.file.add(
         name="air.proto", package="air", syntax="proto3",
         dependency=["google/protobuf/timestamp.proto", "google/protobuf/wrappers.proto"],
     )  # fmt: skip
@@ -119,7 +119,7 @@ def descriptor_set() -> bytes:
             field.type_name = of
         if name == "delay":
             field.proto3_optional, field.oneof_index = True, 0
-    return found.SerializeToString()
+    return descriptors.SerializeToString()
 
 
 @lru_cache

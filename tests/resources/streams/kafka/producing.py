@@ -37,7 +37,7 @@ def system_with(kafka: KafkaServer, folder: Path, **topics: KafkaTopic) -> Kafka
 
 def raw(*rows: tuple[str | bytes | None, str | bytes | None], **more: list[Any]) -> pa.Table:
     """Return a table for a raw stream, from pairs of key and value."""
-    encoded = [tuple(each.encode() if isinstance(each, str) else each for each in row) for row in rows]
+    encoded = [tuple(cell.encode() if isinstance(cell, str) else cell for cell in row) for row in rows]
     table = pa.table(
         {
             "key": pa.array([key for key, _ in encoded], pa.binary()),
@@ -53,7 +53,7 @@ def seen(kafka: KafkaServer, topic: str, *, isolation: str = "read_committed") -
     """Return all messages of a topic by partition and offset, read without anything of Adjunct's."""
     from confluent_kafka import TopicPartition
 
-    found: list[Seen] = []
+    records: list[Seen] = []
     with _consumer(kafka, isolation) as consumer:
         count = len(consumer.list_topics(topic).topics[topic].partitions)
         consumer.assign([TopicPartition(topic, partition, 0) for partition in range(count)])
@@ -65,8 +65,8 @@ def seen(kafka: KafkaServer, topic: str, *, isolation: str = "read_committed") -
                     continue
                 headers = dict(message.headers() or ())
                 place = (message.partition(), message.offset(), message.key(), message.value())
-                found.append(Seen(*place, message.timestamp()[1], headers))
-    return sorted(found, key=lambda each: (each.partition, each.offset))
+                records.append(Seen(*place, message.timestamp()[1], headers))
+    return sorted(records, key=lambda record: (record.partition, record.offset))
 
 
 def committed(kafka: KafkaServer, group: str, topic: str, partition: int) -> int:

@@ -77,8 +77,8 @@ def test_a_json_object_becomes_columns_of_the_declared_types() -> None:
 
 def test_objects_and_lists_are_json_text_in_a_string_column() -> None:
     topic = KafkaTopic(value=Json("plane STRING, legs STRING"))
-    found = read(topic, '{"plane":{"tail": "é", "seats":[1, null]},"legs":[]}'.encode())
-    assert found == [{"plane": '{"tail":"é","seats":[1,null]}', "legs": "[]"}]
+    records = read(topic, '{"plane":{"tail": "é", "seats":[1, null]},"legs":[]}'.encode())
+    assert records == [{"plane": '{"tail":"é","seats":[1,null]}', "legs": "[]"}]
 
 
 def test_a_column_may_have_another_name_than_its_field() -> None:
@@ -142,10 +142,10 @@ def test_a_json_message_that_does_not_fit_is_refused_or_kept_whole(message: byte
     good = b'{"tailnum":"N1","on":false,"seats":7,"lat":2.5}'
     with pytest.raises(
         SchemaMismatchError, match=rf"{STREAM}\.3: the value of the message at offset {FIRST + 1} "
-    ) as said:
+    ) as caught:
         read(JSON, good, message)
     if len(message) > 5:
-        assert message.decode(errors="replace") not in str(said.value)
+        assert message.decode(errors="replace") not in str(caught.value)
     keeping = KafkaTopic(value=Json(EVERY_TYPE, malformed="bad"))
     first, second = read(keeping, good, message)
     assert first == NOTHING | {"tailnum": "N1", "on": False, "seats": 7, "lat": 2.5, "bad": None}
@@ -165,10 +165,10 @@ def test_an_error_shows_at_most_60_characters_of_a_message() -> None:
     with pytest.raises(SchemaMismatchError, match="column 'seats' is a number of 500 digits"):
         read(KafkaTopic(value=Json("seats INT")), b'{"seats":' + b"7" * 500 + b"}")
     secret = string.ascii_letters * 20
-    with pytest.raises(SchemaMismatchError) as said:
+    with pytest.raises(SchemaMismatchError) as caught:
         read(KafkaTopic(value=Json("seats INT")), json.dumps({"seats": secret}).encode())
-    assert secret[:20] in str(said.value)
-    assert secret[:60] not in str(said.value)
+    assert secret[:20] in str(caught.value)
+    assert secret[:60] not in str(caught.value)
 
 
 _TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
@@ -190,15 +190,15 @@ _SPARSE = st.lists(st.tuples(_ROWS, st.sets(st.sampled_from(EVERY_TYPE.names))),
 @given(_SPARSE)
 def test_what_is_written_as_json_is_read_as_it_was(made: list[tuple[dict[str, Any], set[str]]]) -> None:
     rows = [row | dict.fromkeys(nulls) for row, nulls in made]
-    messages = [each["__value"] for each in written(JSON, *rows)]
+    messages = [record["__value"] for record in written(JSON, *rows)]
     assert read(JSON, *messages) == rows
     for row, message in zip(rows, messages, strict=True):  # another reader's view
-        found = json.loads(message, parse_float=Decimal)
-        assert found.keys() == row.keys()
-        assert found["price"] == row["price"]
-        assert found["tailnum"] == row["tailnum"]
-        assert found["raw"] == (None if row["raw"] is None else base64.b64encode(row["raw"]).decode())
-        assert found["at"] is None or dt.datetime.fromisoformat(found["at"]) == row["at"]
+        decoded = json.loads(message, parse_float=Decimal)
+        assert decoded.keys() == row.keys()
+        assert decoded["price"] == row["price"]
+        assert decoded["tailnum"] == row["tailnum"]
+        assert decoded["raw"] == (None if row["raw"] is None else base64.b64encode(row["raw"]).decode())
+        assert decoded["at"] is None or dt.datetime.fromisoformat(decoded["at"]) == row["at"]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -274,9 +274,9 @@ def test_raw_messages_are_their_bytes() -> None:
 def test_a_message_may_be_kept_as_its_text() -> None:
     topic = KafkaTopic(value=Text("envelope"), key=Json("id INT"))
     text = '{"op":"c","é":1.10}'
-    found = {"id": 1, "envelope": text}
-    assert read(topic, text.encode(), None, keys=[b'{"id":1}'] * 2) == [found, {"id": 1, "envelope": None}]
-    assert written(topic, found)[0] == {"__key": b'{"id":1}', "__value": text.encode()}
+    record = {"id": 1, "envelope": text}
+    assert read(topic, text.encode(), None, keys=[b'{"id":1}'] * 2) == [record, {"id": 1, "envelope": None}]
+    assert written(topic, record)[0] == {"__key": b'{"id":1}', "__value": text.encode()}
     with pytest.raises(SchemaMismatchError, match="can't be read as text: not UTF-8 at byte 1"):
         read(topic, b"a\xff")
     with pytest.raises(SchemaMismatchError, match="is a tombstone"):
@@ -379,13 +379,13 @@ def test_an_avro_record_becomes_columns_of_its_types() -> None:
         "`tags` STRING, `any` STRING, `ratio` FLOAT, `lat` DOUBLE"
     )
     message = as_avro(LOGICAL, FLIGHT)
-    found = read(topic, message, None)
-    assert found[0] == FLIGHT | {
+    records = read(topic, message, None)
+    assert records[0] == FLIGHT | {
         "id": "00000000-0000-0000-0000-000000000007", "time": "01:02:03", "plane": '{"raw":"AA==","made":null}',
         "legs": "[1,-2]", "tags": '{"é":"x"}', "any": '"text"',
     }  # fmt: skip
-    assert set(found[1].values()) == {None}
-    assert written(topic, found[0])[0]["__value"] == message
+    assert set(records[1].values()) == {None}
+    assert written(topic, records[0])[0]["__value"] == message
 
 
 @pytest.mark.parametrize("cut", [0, 1, 3, -1])
@@ -401,9 +401,9 @@ def test_avro_that_is_cut_is_refused(cut: int) -> None:
 def test_bytes_that_are_not_of_the_avro_schema_are_refused_or_kept(message: bytes) -> None:
     with pytest.raises(SchemaMismatchError, match="not Avro of its schema"):
         read(KafkaTopic(value=Avro(LOGICAL)), message)
-    found = read(KafkaTopic(value=Avro(LOGICAL, malformed="bad")), message)[0]
-    assert found.pop("bad") == message
-    assert set(found.values()) == {None}
+    record = read(KafkaTopic(value=Avro(LOGICAL, malformed="bad")), message)[0]
+    assert record.pop("bad") == message
+    assert set(record.values()) == {None}
 
 
 def test_text_in_avro_that_is_not_utf_8_is_refused() -> None:
@@ -491,9 +491,9 @@ def test_bytes_that_are_not_the_protobuf_message_are_refused_or_kept(message: by
     with pytest.raises(SchemaMismatchError, match=r"can't be read as Protobuf \(air.Flight\): not air.Flight"):
         read(PROTOBUF, message)
     keeping = KafkaTopic(value=Protobuf(descriptor_set(), "air.Flight", malformed="bad"))
-    found = read(keeping, message)[0]
-    assert found.pop("bad") == message
-    assert set(found.values()) == {None}
+    record = read(keeping, message)[0]
+    assert record.pop("bad") == message
+    assert set(record.values()) == {None}
 
 
 def test_protobuf_fields_of_a_newer_schema_are_left_out() -> None:
@@ -540,11 +540,11 @@ def test_a_format_goes_through_spark_and_a_broker(spark: SparkSession, kafka: Ka
     ends = streams.upcoming(streams.partitions("planes"))
     first, bad = streams.partitions("planes")[0], int(ends[streams.partitions("planes")[0]]) - 1
     whole = {ssp: OffsetRange("0", end) for ssp, end in ends.items()}
-    with pytest.raises(SchemaMismatchError, match=rf"kafka\.planes\.0: .* at offset {bad} ") as said:
+    with pytest.raises(SchemaMismatchError, match=rf"kafka\.planes\.0: .* at offset {bad} ") as caught:
         _collected(streams, spark, whole)
-    assert "malformed=COLUMN" in said.value.next_step
-    found = _collected(streams, spark, whole | {first: OffsetRange("0", str(bad))})
-    assert sorted(found, key=lambda row: int(row[0][1:])) == rows
+    assert "malformed=COLUMN" in caught.value.next_step
+    collected = _collected(streams, spark, whole | {first: OffsetRange("0", str(bad))})
+    assert sorted(collected, key=lambda row: int(row[0][1:])) == rows
 
 
 def _collected(streams: KafkaStreams, spark: SparkSession, ranges: dict[Any, OffsetRange]) -> list[tuple[str, bool]]:

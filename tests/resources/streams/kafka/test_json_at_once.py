@@ -40,7 +40,7 @@ values = st.one_of(
 ).map(lambda value: json.dumps(value, ensure_ascii=False))  # fmt: skip
 texts = st.one_of(values, st.sampled_from(NUMBERS), st.sampled_from(['"\\ud800"', '"\x01"', '"a\nb"', "tru", "[[]"]))
 pairs = st.lists(st.tuples(st.sampled_from(["a", "t", "s", "d", "is", "b", "more", "\\u0061"]), texts), max_size=4)
-objects = pairs.map(lambda each: ("{" + ",".join(f'"{key}": {text}' for key, text in each) + "}").encode())
+objects = pairs.map(lambda members: ("{" + ",".join(f'"{key}": {text}' for key, text in members) + "}").encode())
 odd = st.sampled_from(
     [
         b"",
@@ -66,23 +66,23 @@ def one_by_one(data: list[bytes | None]) -> tuple[list[Any], dict[int, str]]:
     reader = Json(SCHEMA, names=NAMES).reader()
     rows: list[dict[str, Any] | None] = []
     converts = {field.name: from_json(field, None) for field in SCHEMA.fields}
-    for row, each in enumerate(data):
-        found = None
-        if each is not None:
+    for row, message in enumerate(data):
+        record = None
+        if message is not None:
             try:
-                parsed = json.loads(each.decode(), parse_constant=_refused)
+                parsed = json.loads(message.decode(), parse_constant=_refused)
             except (ValueError, RecursionError) as error:
                 problems[row] = str(error)
             else:
                 if type(parsed) is dict:
-                    found = parsed | {column: parsed.get(name) for column, name in NAMES.items()}
+                    record = parsed | {column: parsed.get(name) for column, name in NAMES.items()}
                 else:
                     problems[row] = "no object"
-        rows.append(found)
+        rows.append(record)
     made = [column.to_pylist() for column in columns_of(rows, SCHEMA, converts, problems)]
-    said: dict[int, str] = {}
-    assert [column.to_pylist() for column in reader(data, said)] == made
-    assert set(said) == set(problems)
+    own_problems: dict[int, str] = {}
+    assert [column.to_pylist() for column in reader(data, own_problems)] == made
+    assert set(own_problems) == set(problems)
     return made, problems
 
 
@@ -93,12 +93,12 @@ def _refused(text: str) -> Any:
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.one_of(st.none(), objects, objects, odd), min_size=1, max_size=3))
 def test_what_is_read_at_once_is_what_is_read_one_by_one(data: list[bytes | None]) -> None:
-    found = at_once(SCHEMA, NAMES)(data)
+    columns = at_once(SCHEMA, NAMES)(data)
     made, problems = one_by_one(data)
-    if found is not None:
+    if columns is not None:
         assert not problems
-        assert [column.to_pylist() for column in found] == made
-        assert [column.type for column in found] == SCHEMA.to_arrow().types
+        assert [column.to_pylist() for column in columns] == made
+        assert [column.type for column in columns] == SCHEMA.to_arrow().types
 
 
 def test_plain_messages_are_read_at_once() -> None:
@@ -107,10 +107,10 @@ def test_plain_messages_are_read_at_once() -> None:
     ]
     data: list[bytes | None] = [json.dumps(row).encode() for row in rows]
     data[5] = None
-    found = at_once(SCHEMA, NAMES)(data)
-    assert found is not None
+    columns = at_once(SCHEMA, NAMES)(data)
+    assert columns is not None
     expected = [dict.fromkeys(SCHEMA.names) if i == 5 else {**row, "b": row["is"]} for i, row in enumerate(rows)]
-    assert [column.to_pylist() for column in found] == [[row[name] for row in expected] for name in SCHEMA.names]
+    assert [column.to_pylist() for column in columns] == [[row[name] for row in expected] for name in SCHEMA.names]
 
 
 def test_it_gives_up_after_three_batches_in_vain() -> None:
@@ -137,11 +137,11 @@ def test_what_is_no_single_object_is_left_to_the_exact_reader(message: bytes) ->
 
 def test_a_message_of_many_levels_does_no_harm() -> None:
     deep = b'{"more":' + b"[" * 200_000 + b"]" * 200_000 + b',"a":7}'
-    found = at_once(SCHEMA, {})([deep])
-    assert found is None or found[0].to_pylist() == [7]
+    columns = at_once(SCHEMA, {})([deep])
+    assert columns is None or columns[0].to_pylist() == [7]
 
 
 def test_columns_are_whole_arrays() -> None:
-    found = at_once(SCHEMA, {})([b"{}", b"{}"])
-    assert found is not None
-    assert all(isinstance(column, pa.Array) for column in found)
+    columns = at_once(SCHEMA, {})([b"{}", b"{}"])
+    assert columns is not None
+    assert all(isinstance(column, pa.Array) for column in columns)

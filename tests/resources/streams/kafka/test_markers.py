@@ -43,14 +43,16 @@ def test_a_version_ends_with_a_marker_in_every_partition(kafka: KafkaServer, sys
     first = system.append("s", RECORDS, producer="p", sequence=0, end_of_dataset="v1")
     second = system.append("s", RECORDS.slice(0, 3), producer="p", sequence=1, end_of_dataset="v2")
     assert (first.rows, second.rows) == (20, 3)
-    found = system.markers("s")
-    assert [(each.version, each.ssp.partition) for each in found] == [(v, p) for p in range(3) for v in ("v1", "v2")]
+    markers = system.markers("s")
+    assert [(marker.version, marker.ssp.partition) for marker in markers] == [
+        (v, p) for p in range(3) for v in ("v1", "v2")
+    ]
     # A marker is the last record of its append, has neither key nor value, and is no record.
-    for each, result in zip(found, [first, second] * 3, strict=True):
-        assert int(each.offset) == int(result.next[each.ssp.partition]) - 1
-    places = {(each.ssp.partition, int(each.offset)) for each in found}
-    marked = [each for each in seen(kafka, topic) if (each.partition, each.offset) in places]
-    assert {(each.key, each.value) for each in marked} == {(None, None)}
+    for marker, result in zip(markers, [first, second] * 3, strict=True):
+        assert int(marker.offset) == int(result.next[marker.ssp.partition]) - 1
+    places = {(marker.ssp.partition, int(marker.offset)) for marker in markers}
+    marked = [record for record in seen(kafka, topic) if (record.partition, record.offset) in places]
+    assert {(record.key, record.value) for record in marked} == {(None, None)}
     whole = {SystemStreamPartition("kafka", "s", p): OffsetRange("0", offset) for p, offset in second.next.items()}
     assert system.records_between(whole) == 23
 
@@ -58,9 +60,9 @@ def test_a_version_ends_with_a_marker_in_every_partition(kafka: KafkaServer, sys
 def test_markers_are_looked_for_from_an_offset_on(system: KafkaStreams) -> None:
     for sequence, version in enumerate(("v1", "v2")):
         system.append("s", RECORDS, producer="p", sequence=sequence, end_of_dataset=version)
-    ones = [each for each in system.markers("s") if each.version == "v1"]
-    after = {each.ssp: str(int(each.offset) + 1) for each in ones}
-    assert [each.version for each in system.markers("s", after)] == ["v2"] * 3
+    ones = [marker for marker in system.markers("s") if marker.version == "v1"]
+    after = {marker.ssp: str(int(marker.offset) + 1) for marker in ones}
+    assert [marker.version for marker in system.markers("s", after)] == ["v2"] * 3
     assert system.markers("s", {ones[1].ssp: ones[1].offset})[0] == ones[1]
     assert system.markers("s", system.upcoming(system.partitions("s"))) == []
     assert system.markers("s", {}) == []
@@ -85,7 +87,7 @@ def test_a_marker_says_since_when_its_version_is_valid(system: KafkaStreams) -> 
     for stream in ("s", "t"):
         system.append(stream, RECORDS, producer="p", sequence=0, end_of_dataset="v1", valid_from=since)
         system.append_markers(stream, "v2", producer="p", sequence=1, valid_from=since.astimezone(EAST))
-        assert {each.valid_from for each in system.markers(stream)} == {since}
+        assert {marker.valid_from for marker in system.markers(stream)} == {since}
     for version, wrong in (("v3", since.replace(tzinfo=None)), (None, since)):
         with pytest.raises(ConfigurationError, match="expected a version that ends, and a time with its zone"):
             system.append("s", RECORDS, producer="p", sequence=2, end_of_dataset=version, valid_from=wrong)
@@ -98,18 +100,18 @@ def test_a_transaction_has_its_markers_once(system: KafkaStreams) -> None:
     for _ in range(2):
         marked = system.append_markers("t", "v2", producer="p", sequence=1)
     assert (marked.rows, marked.duplicate) == (0, True)
-    assert [each.version for each in system.markers("t")] == ["v1", "v2"] * 2
+    assert [marker.version for marker in system.markers("t")] == ["v1", "v2"] * 2
 
 
 def test_markers_of_other_producers_count_and_bad_ones_are_named(
     kafka: KafkaServer, system: KafkaStreams, topic: str
 ) -> None:
     theirs = kafka.producer()
-    said = {"version": "2013-01-01", "rows": 2, "more": "of theirs"}
-    theirs.produce(topic, partition=1, headers={"adjunct-end-of-dataset": json.dumps(said)})
+    content = {"version": "2013-01-01", "rows": 2, "more": "of theirs"}
+    theirs.produce(topic, partition=1, headers={"adjunct-end-of-dataset": json.dumps(content)})
     theirs.flush()
-    (found,) = system.markers("s")
-    assert (found.version, found.rows, found.ssp.partition) == ("2013-01-01", 2, 1)
+    (marker,) = system.markers("s")
+    assert (marker.version, marker.rows, marker.ssp.partition) == ("2013-01-01", 2, 1)
     theirs.produce(topic, partition=1, headers={"adjunct-end-of-dataset": "v2"})
     theirs.flush()
     with pytest.raises(MalformedDocumentError, match=r"kafka\.s\.1: the end-of-dataset marker at offset 1 says b'v2'"):

@@ -121,9 +121,9 @@ def test_a_time_gives_the_first_visible_record_at_or_after_it_in_offset_order(
         int(time.time() * 1000) + 10**6,
         2**62,
     ]:
-        found = system.offset_for_timestamp(ssp, time_ms)
-        assert found == snapshot.offset_for_timestamp(ssp, time_ms)
-        assert int(found) == first_at(log, time_ms, upcoming), time_ms
+        offset = system.offset_for_timestamp(ssp, time_ms)
+        assert offset == snapshot.offset_for_timestamp(ssp, time_ms)
+        assert int(offset) == first_at(log, time_ms, upcoming), time_ms
 
 
 def test_past_the_end_and_on_an_empty_partition_a_time_is_upcoming(system: KafkaStreams, new_log: NewLog) -> None:
@@ -143,9 +143,9 @@ def test_a_record_that_arrives_while_a_time_is_looked_up_is_not_skipped(
     since = KafkaAdmin.since
 
     def late(admin: KafkaAdmin, *asked: Any) -> dict[int, int]:
-        found = since(admin, *asked)
+        offsets = since(admin, *asked)
         log.write(b"late", times=[BEGIN_MS + 10])
-        return found
+        return offsets
 
     monkeypatch.setattr(KafkaAdmin, "since", late)
     assert system.offset_for_timestamp(SystemStreamPartition("kafka", log.name, 0), BEGIN_MS + 5) == "1"
@@ -208,11 +208,11 @@ def test_a_snapshot_answers_for_hundreds_of_partitions_in_a_few_requests(
     ssps = snapshot.partitions(log.name)
     requests.clear()
     kinds = [StartpointOldest(), StartpointUpcoming(), StartpointTimestamp(BEGIN_MS + 1), StartpointSpecific("0")]
-    found = [[resolve_startpoint_to_offset(snapshot, ssp, kind) for ssp in ssps] for kind in kinds]
+    offsets = [[resolve_startpoint_to_offset(snapshot, ssp, kind) for ssp in ssps] for kind in kinds]
     assert len(requests) <= 4
-    assert found[0] == ["0"] * count
-    assert {p: offset for p, offset in enumerate(found[1]) if offset != "0"} == {7: "3", 199: "1"}
-    assert {p: offset for p, offset in enumerate(found[2]) if offset != "0"} == {7: "1"}
+    assert offsets[0] == ["0"] * count
+    assert {p: offset for p, offset in enumerate(offsets[1]) if offset != "0"} == {7: "3", 199: "1"}
+    assert {p: offset for p, offset in enumerate(offsets[2]) if offset != "0"} == {7: "1"}
     requests.clear()
     log.write(b"later", partition=0)
     assert edges(snapshot, log.name)[0] == (0, 0)

@@ -63,14 +63,14 @@ def test_keys_go_where_kafkas_java_clients_put_them(kafka: KafkaServer, tmp_path
     topic = kafka.new_topic(7)
     system = system_with(kafka, tmp_path, s=KafkaTopic(topic))
     result = system.append("s", raw(*[(key, f"v{i}") for i, key in enumerate(KEYS)]), producer="p", sequence=4)
-    found = seen(kafka, topic)
-    assert {each.key.decode(): each.partition for each in found if each.key is not None} == {
+    records = seen(kafka, topic)
+    assert {record.key.decode(): record.partition for record in records if record.key is not None} == {
         key: javas_partition(key.encode(), 7) for key in KEYS
     }
-    assert result.rows == len(KEYS) == len(found)
+    assert result.rows == len(KEYS) == len(records)
     assert not result.duplicate
     assert {int(p): int(offset) for p, offset in result.next.items()} == {
-        p: sum(each.partition == p for each in found) for p in range(7)
+        p: sum(record.partition == p for record in records) for p in range(7)
     }
     assert set(result.first.values()) == {"0"}
 
@@ -137,7 +137,7 @@ def test_a_tombstone_has_no_value_whatever_its_columns_hold(
         order_by=["k"],
     )
     system.append("tombstones", pa.table({"k": ["d"], "n": [4], "__tombstone": [True]}), producer="p", sequence=1)
-    values = [(each.key, each.value is None) for each in seen(kafka, "tombstones")]
+    values = [(record.key, record.value is None) for record in seen(kafka, "tombstones")]
     assert values == [(b"a", False), (b"b", True), (b"c", False), (b"d", True)]
 
 
@@ -163,7 +163,7 @@ def test_without_transactions_a_repeated_append_is_written_again_under_the_same_
         ({0: "0"}, {0: "1"}, False),
         ({0: "1"}, {0: "2"}, False),
     ]
-    assert [each.headers["adjunct-sequence"] for each in seen(kafka, topic)] == [b"7", b"7"]
+    assert [record.headers["adjunct-sequence"] for record in seen(kafka, topic)] == [b"7", b"7"]
     assert system.appended("s", "p", 7) is None
 
 

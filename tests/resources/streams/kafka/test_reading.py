@@ -54,11 +54,11 @@ def test_ranges_of_several_partitions_give_exactly_their_records_in_order(
     for partition in range(3):
         log.write(*(b"%d" % i for i in range(20)), partition=partition, key=b"k%d" % partition)
     spans = {0: (0, 20), 1: (5, 6), 2: (7, 13)}
-    found = entries_of(system.read(spark, ranges_of(system, log.name, spans)))
-    assert set(found) == log.between(spans)
-    assert len(found) == 27
+    entries = entries_of(system.read(spark, ranges_of(system, log.name, spans)))
+    assert set(entries) == log.between(spans)
+    assert len(entries) == 27
     for partition in spans:
-        offsets = [entry.offset for entry in found if entry.partition == partition]
+        offsets = [entry.offset for entry in entries if entry.partition == partition]
         assert offsets == sorted(offsets)
 
 
@@ -71,11 +71,11 @@ def test_many_short_ranges_are_read_together_and_ranges_of_one_batch_apart(
         log.transaction(b"hole", partition=partition, commit=partition % 2 == 0)
     spans = {p: (p % 3 and 0, 10 - p % 5 if p % 3 == 0 else 0) for p in range(40)}
     frame = system.read(spark, ranges_of(system, log.name, spans))
-    found = entries_of(frame)
+    entries = entries_of(frame)
     assert frame.rdd.getNumPartitions() == 1
-    assert (set(found), len(found)) == (log.between(spans), len(log.between(spans)))
+    assert (set(entries), len(entries)) == (log.between(spans), len(log.between(spans)))
     for partition in spans:
-        offsets = [entry.offset for entry in found if entry.partition == partition]
+        offsets = [entry.offset for entry in entries if entry.partition == partition]
         assert offsets == sorted(offsets)
 
 
@@ -188,9 +188,9 @@ def test_what_compaction_has_left_is_read_whole(
         log.write(b"roll", key=b"other")  # a segment is closed when the next record comes
         left = {entry for entry in _plainly_read(kafka, log.name) if entry.key != b"other"}
     spans = whole(system, log.name)
-    found = entries_of(system.read(spark, spans))
-    assert {entry for entry in found if entry.key != b"other"} == left
-    assert len(found) < int(next(iter(spans.values())).end)
+    entries = entries_of(system.read(spark, spans))
+    assert {entry for entry in entries if entry.key != b"other"} == left
+    assert len(entries) < int(next(iter(spans.values())).end)
     info = system.info(log.name)
     assert info.compacted
     assert info.tombstones_kept is not None
@@ -202,16 +202,16 @@ def _plainly_read(kafka: KafkaServer, topic: str) -> list[Entry]:
     """Read all of partition 0 as any consumer would, without a line of the system under test."""
     consumer = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": "oracle", "enable.partition.eof": True})
     consumer.assign([TopicPartition(topic, 0, 0)])
-    found: list[Entry] = []
+    entries: list[Entry] = []
     while True:
         message = consumer.poll(10)
         assert message is not None
         if message.error():
             consumer.close()
-            return found
+            return entries
         offset = message.offset()
         assert offset is not None
-        found.append(Entry(0, offset, message.key(), message.value(), message.timestamp()[1]))
+        entries.append(Entry(0, offset, message.key(), message.value(), message.timestamp()[1]))
 
 
 # -- what is gone
@@ -227,8 +227,8 @@ def test_a_range_that_retention_has_cut_names_partition_and_both_offsets(
         system.read(spark, ranges_of(system, log.name, {1: (3, 10)}))
     assert "startpoint" in error.value.next_step
     assert "keep the topic longer" in error.value.next_step
-    found = entries_of(system.read(spark, ranges_of(system, log.name, {1: (4, 10)})))
-    assert set(found) == set(log.seen)
+    entries = entries_of(system.read(spark, ranges_of(system, log.name, {1: (4, 10)})))
+    assert set(entries) == set(log.seen)
 
 
 def test_retention_that_passes_a_range_after_it_was_planned_fails_the_task(
@@ -315,8 +315,8 @@ def test_a_long_range_is_read_by_several_tasks_and_every_record_once(
     frame = system.read(spark, ranges_of(system, log.name, {0: (10, count), 1: (0, 0)}))
     assert frame.rdd.getNumPartitions() == 2
     value = "cast(cast(value AS STRING) AS BIGINT)"
-    found = frame.selectExpr("count(*)", "count(DISTINCT __offset)", "min(__offset)", f"sum(__offset - {value})")
-    assert tuple(found.collect()[0]) == (count - 10, count - 10, 10, 0)
+    totals = frame.selectExpr("count(*)", "count(DISTINCT __offset)", "min(__offset)", f"sum(__offset - {value})")
+    assert tuple(totals.collect()[0]) == (count - 10, count - 10, 10, 0)
 
 
 WIDTH = st.integers(0, 2 * LEAST) | st.integers(0, 6 * SPLIT) | st.sampled_from([LEAST, LEAST + 1, SPLIT, SPLIT + 1])

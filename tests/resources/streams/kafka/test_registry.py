@@ -42,8 +42,8 @@ def subject() -> str:
 
 def post(url: str, subject: str, text: str, kind: str = "AVRO", **more: Any) -> int:
     """Register a schema as a producer does, without anything of Adjunct's."""
-    said = {"schema": text, "schemaType": kind, **more}
-    answer = requests.post(f"{url}/subjects/{subject}/versions", json=said, timeout=10)
+    registered = {"schema": text, "schemaType": kind, **more}
+    answer = requests.post(f"{url}/subjects/{subject}/versions", json=registered, timeout=10)
     assert answer.status_code == 200, answer.text
     return int(answer.json()["id"])
 
@@ -99,7 +99,7 @@ def test_a_schema_that_builds_on_others_is_read_with_them(registry_url: str, sub
 
 @server
 @pytest.mark.parametrize(
-    ("message", "said"),
+    ("message", "reason"),
     [
         (b"\1\0\0\0\1abc", "not Avro with a schema id: it begins with 0100000001"),
         (b"\0\0\0", "not Avro with a schema id: it begins with 000000"),
@@ -111,7 +111,7 @@ def test_a_schema_that_builds_on_others_is_read_with_them(registry_url: str, sub
     ],
 )
 def test_a_message_whose_schema_can_not_be_used_is_refused_or_kept(
-    registry_url: str, subject: str, message: bytes, said: str
+    registry_url: str, subject: str, message: bytes, reason: str
 ) -> None:
     registry = SchemaRegistry(registry_url)
     if message == b"PROTOBUF":
@@ -123,10 +123,10 @@ def test_a_message_whose_schema_can_not_be_used_is_refused_or_kept(
     elif message == b"INCOMPATIBLE":
         other = avro_schema(("tailnum", "int"))
         message = framed(post(registry_url, subject, other), other, {"tailnum": 1})
-    with pytest.raises(SchemaMismatchError, match=said):
+    with pytest.raises(SchemaMismatchError, match=reason):
         read(KafkaTopic(value=Avro(NEW, registry=registry)), message)
-    found = read(KafkaTopic(value=Avro(NEW, registry=registry, malformed="bad")), message)
-    assert found == [dict.fromkeys(("tailnum", "seats", "at", "engines")) | {"bad": message}]
+    records = read(KafkaTopic(value=Avro(NEW, registry=registry, malformed="bad")), message)
+    assert records == [dict.fromkeys(("tailnum", "seats", "at", "engines")) | {"bad": message}]
 
 
 @server
@@ -138,8 +138,8 @@ def test_writing_registers_the_schema_once_and_others_can_read_it(registry_url: 
     magic, number = struct.unpack(">bI", message[:5])
     answer = requests.get(f"{registry_url}/subjects/{subject}/versions/latest", timeout=10).json()
     assert (magic, number) == (0, answer["id"])
-    found = fastavro.schemaless_reader(io.BytesIO(message[5:]), json.loads(answer["schema"]), None)
-    assert found == row
+    record = fastavro.schemaless_reader(io.BytesIO(message[5:]), json.loads(answer["schema"]), None)
+    assert record == row
     assert written(topic, row)[0]["__value"] == message
     assert requests.get(f"{registry_url}/subjects/{subject}/versions", timeout=10).json() == [1]
     assert registry.latest(subject).id == number
@@ -201,10 +201,10 @@ def test_a_registry_that_is_down_is_a_passing_trouble_and_says_which() -> None:
     ("url", "login"), [("registry:8081", None), ("http://me:secret@registry", None), ("http://registry", "me:secret")]
 )
 def test_a_registry_with_a_secret_in_plain_text_is_refused(url: str, login: str | None) -> None:
-    with pytest.raises(ConfigurationError) as said:
+    with pytest.raises(ConfigurationError) as caught:
         SchemaRegistry(url, login=login)
-    assert "secret@" not in str(said.value)
-    assert "me:secret" not in str(said.value)
+    assert "secret@" not in str(caught.value)
+    assert "me:secret" not in str(caught.value)
 
 
 class _Guarded(BaseHTTPRequestHandler):
@@ -275,9 +275,9 @@ def test_a_registry_is_logged_in_to_and_asked_once_for_each_schema(
         assert value.encode() not in pickle.dumps(topic)
         assert value not in repr(topic)
         monkeypatch.setenv("REGISTRY_LOGIN", "me:wrong")
-        with pytest.raises(ConfigurationError, match=r"HTTP 401.*login") as said:
+        with pytest.raises(ConfigurationError, match=r"HTTP 401.*login") as caught:
             read(topic, framed(8, OLD, row))
-        assert "wrong" not in str(said.value)
+        assert "wrong" not in str(caught.value)
         monkeypatch.delenv("REGISTRY_LOGIN")
         with pytest.raises(ConfigurationError, match="variable REGISTRY_LOGIN, which is not set"):
             read(topic, framed(9, OLD, row))

@@ -100,11 +100,11 @@ def test_a_wrong_password_is_a_permanent_error_at_once(
         "append": lambda: _sent(streams.settings, topic, identity),
     }
     began = time.monotonic()
-    with pytest.raises(ConfigurationError, match=r"Kafka system 'kafka' .* refused the connection") as said:
+    with pytest.raises(ConfigurationError, match=r"Kafka system 'kafka' .* refused the connection") as caught:
         asked[ask]()
     assert time.monotonic() - began < 10
-    assert SECRET not in str(said.value)
-    assert "credentials" in said.value.next_step
+    assert SECRET not in str(caught.value)
+    assert "credentials" in caught.value.next_step
 
 
 def _sent(settings: KafkaSettings, topic: str, identity: str) -> object:
@@ -161,9 +161,9 @@ def test_a_callback_without_a_token_is_a_passing_trouble(broker: KafkaServer) ->
     began = time.monotonic()
     with pytest.raises(
         StreamUnavailableError, match="no token was to be had: the callback failed with OSError"
-    ) as said:
+    ) as caught:
         streams.info("private")
-    assert str(said.value.__cause__) == "the token service is away"
+    assert str(caught.value.__cause__) == "the token service is away"
     assert time.monotonic() - began < 5
 
 
@@ -186,9 +186,9 @@ def test_nothing_that_is_kept_or_shown_holds_a_secret(monkeypatch: pytest.Monkey
 )  # fmt: skip
 @pytest.mark.parametrize("value", [SECRET, "env:", "env:NOT A NAME", 12345])
 def test_a_secret_in_plain_text_is_refused_by_its_name_alone(key: str, value: Any) -> None:
-    with pytest.raises(ConfigurationError, match=f"'{key}' is a secret in plain text") as said:
+    with pytest.raises(ConfigurationError, match=f"'{key}' is a secret in plain text") as caught:
         KafkaSettings("kafka", "127.0.0.1:9", {key: value})
-    assert str(value) not in str(said.value).replace("env:NAME", "")
+    assert str(value) not in str(caught.value).replace("env:NAME", "")
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_a_setting_that_promises_rest_on_can_not_be_changed(key: str, why: str) 
 
 
 @pytest.mark.parametrize(
-    ("client", "factory", "said"),
+    ("client", "factory", "message"),
     [
         ({"nonsense.setting": 1}, None, "No such configuration property"),
         ({"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN"}, None, "sasl.username and sasl.password must be"),
@@ -217,14 +217,14 @@ def test_a_setting_that_promises_rest_on_can_not_be_changed(key: str, why: str) 
         ({}, f"{FACTORIES}:group_settings", r"returned group\.id, which Adjunct sets itself"),
     ],
 )
-def test_settings_that_no_client_can_be_made_of_are_refused(client: Any, factory: str | None, said: str) -> None:
+def test_settings_that_no_client_can_be_made_of_are_refused(client: Any, factory: str | None, message: str) -> None:
     streams = KafkaStreams(lake_in(InMemoryStore()), KafkaSettings("kafka", "127.0.0.1:9", client, factory))
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=message):
         streams.list_streams()
 
 
 @pytest.mark.parametrize(
-    ("client", "factory", "said"),
+    ("client", "factory", "message"),
     [
         ({"oauth_cb": print}, None, "'oauth_cb' is a builtin_function_or_method"),
         ({"debug": None}, None, "'debug' is a NoneType"),
@@ -232,6 +232,6 @@ def test_settings_that_no_client_can_be_made_of_are_refused(client: Any, factory
         ({}, "module:", "expected a function's place"),
     ],
 )
-def test_settings_that_can_not_travel_are_refused(client: Any, factory: str | None, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
+def test_settings_that_can_not_travel_are_refused(client: Any, factory: str | None, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         KafkaSettings("kafka", "127.0.0.1:9", client, factory)

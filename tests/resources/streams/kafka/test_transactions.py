@@ -41,7 +41,7 @@ def system(kafka: KafkaServer, tmp_path: Path, topic: str) -> KafkaStreams:
 
 
 def keys(kafka: KafkaServer, topic: str) -> list[str]:
-    return sorted((each.key or b"").decode() for each in seen(kafka, topic))
+    return sorted((record.key or b"").decode() for record in seen(kafka, topic))
 
 
 ALL = sorted(f"key {i}" for i in range(20))
@@ -72,10 +72,10 @@ def test_a_frame_goes_in_whole_and_in_order_by_one_task(
     for _ in range(2):
         result = system.append("s", frame, producer="p", sequence=1, order_by=["i"])
     assert result.duplicate
-    found = seen(kafka, topic)
-    assert len(found) == 300
+    records = seen(kafka, topic)
+    assert len(records) == 300
     for key in (b"k0", b"k1", b"k2"):
-        numbers = [int(each.value or b"") for each in found if each.key == key]
+        numbers = [int(record.value or b"") for record in records if record.key == key]
         assert numbers == sorted(numbers)
     # The same records as a table are the same append.
     assert system.append("s", frame.drop("i").toArrow(), producer="p", sequence=1).duplicate

@@ -91,7 +91,7 @@ class TopicLog:
         admin = self.server.admin()
         at = TopicPartition(self.name, partition, offset)
         next(iter(admin.delete_records([at]).values())).result(30)
-        self.seen = [each for each in self.seen if each.partition != partition or each.offset >= offset]
+        self.seen = [entry for entry in self.seen if entry.partition != partition or entry.offset >= offset]
 
     def between(self, ranges: Mapping[int, tuple[int, int]]) -> set[Entry]:
         """Return what a reader of these ranges must see."""
