@@ -149,7 +149,9 @@ class Unsure(Failing):
 
 
 @pytest.mark.parametrize(
-    "function", [NotOpened(), OfNone("t"), Raises("t"), Unexplained("t"), Unsure(OSError("reset"))], ids=repr
+    "function",
+    [NotOpened(), OfNone("t"), Raises("t"), Unexplained("t"), Unsure(OSError("reset"))],
+    ids=lambda function: type(function).__name__,
 )
 def test_a_request_that_failed_whatever_was_in_it_fails_the_batch(function: TableFunction) -> None:
     report = sent(function)
