@@ -117,10 +117,6 @@ class SegmentWrites:
             raise ReplyLostError(error.problem, error.next_step) from error
         if applied:
             self._forget(token)
-        elif last is None:
-            self._remember(token, 0, term, over=True)
-        else:
-            self._remember(token, last.number, last.term, over=True)
         return applied
 
     async def _was_applied(
@@ -138,8 +134,11 @@ class SegmentWrites:
             if not isinstance(answer, Cancelled):
                 if answer is Answer.TOKEN_TAKEN and not sent_here:
                     raise self._sent_elsewhere()
-                if answer is not Answer.UNDER_WAY:
-                    return answer is Answer.APPLIED  # else its token was burnt before
+                if answer is Answer.APPLIED:
+                    return True
+                if answer is Answer.TOKEN_TAKEN:  # it was burnt before
+                    self._remember(token, number, term, over=True)
+                    return False
             elif answer.sealed:
                 raise sealed_table(self._calls.table, self._calls.label)
             elif answer.term is not None:
@@ -147,10 +146,12 @@ class SegmentWrites:
                 self._families.learn(answer.term)
                 if not sent_here:
                     raise self._sent_elsewhere()
+                self._remember(token, number, term, over=True)
                 return False
             elif not answer.may_pass:
                 burnt = await self._send(burning(self._layout, token, number, term))
                 if burnt is Answer.APPLIED or (taken and burnt is Answer.TOKEN_TAKEN):
+                    self._remember(token, number, term, over=True)
                     self._check(answer)
                     return False
                 if burnt is Answer.TOKEN_TAKEN:
