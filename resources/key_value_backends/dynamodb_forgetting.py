@@ -62,7 +62,8 @@ async def _look(calls: TableCalls, layout: SegmentLayout) -> None:
     if now < progress.at + SETTLING:
         return
     stretch = layout.families(KeyRange(progress.place))
-    assert stretch is not None  # a place is a bound of families
+    if stretch is None:
+        raise ValueError(f"item {layout.progress()} has a place that is no family's: {progress.place.hex()}; delete it")
     part = await query(calls, layout.table, stretch, "s, n", LOOKED_AT)
     terms = {item["s"]["B"]: term_of(item) or 0 for item in part["Items"]}
     held = await calls.together(_has_entries(calls, layout, family) for family in terms)

@@ -259,7 +259,14 @@ def test_a_try_that_no_gate_passes_any_more_is_followed_by_one_whose_families_ar
     assert script.asked[0] == script.asked[1]
 
 
-@pytest.mark.parametrize("answer", [refused("AccessDeniedException"), LOST, {}, {"Item": {"n": {"S": "odd"}}}])
+BEYOND = {"n": {"N": "1"}, "a": {"N": "0"}, "p": {"B": b"\xff\xff"}}
+THEN = {"ResponseMetadata": {"HTTPHeaders": {"date": "Mon, 01 Jul 2024 00:00:00 GMT"}}}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [refused("AccessDeniedException"), LOST, {}, {"Item": {"n": {"S": "odd"}}}, {"Item": BEYOND, **THEN}],
+)
 def test_a_write_is_done_though_families_can_not_be_forgotten_after_it(
     answer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
