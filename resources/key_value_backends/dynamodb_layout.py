@@ -3,12 +3,14 @@
     item                     hash key "h"                      sort key "s"         other attributes
     entry with a family      "f" | partition | family, UTF-8   0x01 | key           "v" version, "d" value
     entry without a family   "k" | partition                   table key            "v" version, "d" value
-    a family of the segment  "d" | partition                   prefix of family
-    gate                     "g" | partition | number          0x00                 there only where the table is sealed
+    a family of the segment  "d" | partition                   prefix of family     "n" term of its listing
+    progress of forgetting   "d" | partition                   0x00                 "n" term, "a" when, "p" place
+    gate                     "g" | partition | number          0x00                 "n" term; none where it is sealed
     burnt token              "g" | partition | number          0x01                 "t" the latest token
 
-A partition is four bytes, big-endian. A sort key may not be empty, and the key of an entry may. Families are listed,
-since DynamoDB can't tell the hash keys that a table has in an order; a family stays listed when its entries are gone.
+A partition is four bytes, big-endian. A sort key may not be empty, and the key of an entry may. A gate that is not
+there has term 0. Families are listed, since DynamoDB can't tell the hash keys that a table has in an order;
+`dynamodb_families` says what terms are for, and how a family is forgotten whose entries are gone.
 """
 
 from __future__ import annotations
@@ -78,6 +80,10 @@ class SegmentLayout:
     def family(self, prefix: bytes) -> Item:
         """Return the item by which a family is listed."""
         return _item_key(self._hash(b"d"), prefix)
+
+    def progress(self) -> Item:
+        """Return the item that says how far those families are forgotten that have no entries."""
+        return _item_key(self._hash(b"d"), b"\0")
 
     def gate(self, number: int) -> Item:
         return _item_key(self._gate_hash(number), b"\0")

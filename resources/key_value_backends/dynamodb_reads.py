@@ -117,7 +117,7 @@ async def _stretches(calls: TableCalls, layout: SegmentLayout, within: KeyRange)
     listed = layout.families(within if begun is None else KeyRange(behind_family(begun), within.end))
     together, after = 1, None
     while listed is not None:
-        answer = await _query(calls, layout.table, listed, "s", _FAMILIES_LISTED, after)
+        answer = await query(calls, layout.table, listed, "s", _FAMILIES_LISTED, after)
         families = [layout.in_family(item["s"]["B"], within) for item in answer["Items"]]
         while families:
             yield families[:together]
@@ -143,7 +143,7 @@ async def _read_stretch(
     after: Item | None = None
     while True:
         asked = min(limit - len(entries), _LARGEST_LIMIT)
-        answer = await _query(calls, table, stretch, attributes, asked, after)
+        answer = await query(calls, table, stretch, attributes, asked, after)
         items = answer["Items"]
         keys = [stretch.table_key(item["s"]["B"]) for item in items]
         entries += [
@@ -158,9 +158,10 @@ async def _read_stretch(
             return entries, False
 
 
-async def _query(
+async def query(
     calls: TableCalls, table: str, stretch: Stretch, attributes: str, limit: int, after: Item | None = None
 ) -> Any:
+    """Return DynamoDB's answer: at most `limit` items of a stretch, with these attributes."""
     bounds = {":h": stretch.hash_key, ":a": stretch.lowest, ":z": stretch.highest}
     request: dict[str, Any] = {
         "TableName": table,

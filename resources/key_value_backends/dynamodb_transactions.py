@@ -1,7 +1,8 @@
 """What is sent to DynamoDB to write to a segment, and what its refusals say. Decisions without any I/O.
 
-A write is one transaction: it checks a gate, which is there only where the table is sealed, and makes every change
-under its condition. All its tries are the same to a byte but for the number in their client request token.
+A write is one transaction: it checks a gate, which a sealed table has shut, and one whose families may have been
+forgotten since this process listed them (`dynamodb_families`), and makes every change under its condition. All tries of
+a write are the same to a byte but for that term and for the number in their client request token.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ _THROTTLED = {"ThrottlingError", "ProvisionedThroughputExceeded"}
 class Cancelled:
     """A transaction that had no effect, and why.
 
+    `term`: the gate has this one, which is newer than the request's, and no request of an older one passes it any more.
     `found` tells, for the place of each change whose condition fails, the version that its key has. `conflict`: others
     wrote, so that not everything was looked at. `refused`: DynamoDB's words for what it will never take.
     """
 
     sealed: bool = False
+    term: int | None = None
     found: Mapping[int, bytes | None] | None = None
     conflict: bool = False
     throttled: bool = False
@@ -38,15 +41,17 @@ class Cancelled:
         return (self.conflict or self.throttled) and self.refused is None
 
 
-def transaction(layout: SegmentLayout, changes: Sequence[SegmentChange], token: bytes, number: int) -> dict[str, Any]:
-    """Return the request that makes these changes: the `number`th try of it, from 0."""
+def transaction(
+    layout: SegmentLayout, changes: Sequence[SegmentChange], token: bytes, number: int, term: int
+) -> dict[str, Any]:
+    """Return the request that makes these changes, whose families are listed at `term`: the `number`th try, from 0."""
     return {
         "ClientRequestToken": _client_token(token, number),
-        "TransactItems": [_gate_check(layout, token), *(_action(layout, change) for change in changes)],
+        "TransactItems": [_gate_check(layout, token, term), *(_action(layout, change) for change in changes)],
     }
 
 
-def burning(layout: SegmentLayout, token: bytes, number: int) -> dict[str, Any]:
+def burning(layout: SegmentLayout, token: bytes, number: int, term: int) -> dict[str, Any]:
     """Return a harmless request that takes the client request token of a try away from it.
 
     DynamoDB does one of the two. A copy of the try that is still on its way is refused when this was done: it has the
@@ -55,7 +60,7 @@ def burning(layout: SegmentLayout, token: bytes, number: int) -> dict[str, Any]:
     burnt = {**layout.burnt(gate_of(token)), "t": {"B": token}}
     return {
         "ClientRequestToken": _client_token(token, number),
-        "TransactItems": [_gate_check(layout, token), {"Put": {"TableName": layout.table, "Item": burnt}}],
+        "TransactItems": [_gate_check(layout, token, term), {"Put": {"TableName": layout.table, "Item": burnt}}],
     }
 
 
@@ -82,8 +87,11 @@ def cancellation(response: Mapping[str, Any]) -> Cancelled:
     ]
     # That the gate was busy does not matter where a condition failed.
     looked_at = codes[1:] if found else codes
+    shut = codes[0] == _CONDITION_FAILED
+    term = term_of(reasons[0].get("Item") or {}) if shut else None
     return Cancelled(
-        sealed=codes[0] == _CONDITION_FAILED,
+        sealed=shut and term is None,
+        term=term,
         found=found or None,
         conflict=_CONFLICT in looked_at,
         throttled=any(code in _THROTTLED for code in looked_at),
@@ -95,9 +103,20 @@ def _client_token(token: bytes, number: int) -> str:
     return f"{token.hex()}-{number}"
 
 
-def _gate_check(layout: SegmentLayout, token: bytes) -> Item:
-    check = {"TableName": layout.table, "Key": layout.gate(gate_of(token))}
-    return {"ConditionCheck": {**check, "ConditionExpression": "attribute_not_exists(h)"}}
+def term_of(item: Item) -> int | None:
+    """Return the term of a gate or of a family in the list; None where it has none."""
+    return int(item["n"]["N"]) if "n" in item else None
+
+
+def _gate_check(layout: SegmentLayout, token: bytes, term: int) -> Item:
+    check = {
+        "TableName": layout.table,
+        "Key": layout.gate(gate_of(token)),
+        "ConditionExpression": "attribute_not_exists(h) OR n <= :n",
+        "ExpressionAttributeValues": {":n": {"N": str(term)}},
+        "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+    }
+    return {"ConditionCheck": check}
 
 
 def _action(layout: SegmentLayout, change: SegmentChange) -> Item:

@@ -2,7 +2,8 @@
 
 Each try has a client request token of its own. DynamoDB answers a repeated try that was applied with the same success
 for ten minutes, whatever others wrote since. So a try whose reply was lost is sent once more. If that is cancelled, the
-first copy may still be on its way: its token is burnt, and only then is the try known never to be applied.
+first copy may still be on its way: its token is burnt, and only then is the try known never to be applied. It is known
+too where gates have a newer term than the try.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster_adjunct.resources.backends.dynamodb_connection import code_of, throttled
 from dagster_adjunct.resources.errors import AdjunctError, TableError, TableUnavailableError
 from dagster_adjunct.resources.key_value.ended_tables import sealed_table
 from dagster_adjunct.resources.key_value.table_segment import ConditionsFailed, ReplyLostError, SegmentChange
 from dagster_adjunct.resources.key_value_backends.dynamodb_calls import Patience, TableCalls
-from dagster_adjunct.resources.key_value_backends.dynamodb_layout import Item, SegmentLayout, family_at
+from dagster_adjunct.resources.key_value_backends.dynamodb_families import Families
+from dagster_adjunct.resources.key_value_backends.dynamodb_forgetting import forget_families
+from dagster_adjunct.resources.key_value_backends.dynamodb_layout import SegmentLayout
 from dagster_adjunct.resources.key_value_backends.dynamodb_transactions import (
     Cancelled,
     burning,
@@ -27,12 +30,8 @@ from dagster_adjunct.resources.key_value_backends.dynamodb_transactions import (
     transaction,
 )
 
-if TYPE_CHECKING:
-    from mypy_boto3_dynamodb import DynamoDBClient
-
 HORIZON = 540.0  # seconds; DynamoDB forgets a token ten minutes after its request has ended
 PATIENCE = 5.0  # seconds in which a write that meets other writers is tried again here
-_FAMILIES_KNOWN = 100_000
 _LOST_KNOWN = 1_000
 
 
@@ -44,6 +43,16 @@ class Answer(Enum):
     UNDER_WAY = "a copy of it is being worked on"
 
 
+@dataclass(frozen=True, slots=True)
+class LastTry:
+    """Of a write whose reply was lost: the last try's number and term. `over`: it is known never to be applied."""
+
+    number: int
+    term: int
+    when: float
+    over: bool = False
+
+
 class SegmentWrites:
     """The writes of one segment in this process."""
 
@@ -51,37 +60,29 @@ class SegmentWrites:
         self._calls = calls
         self._layout = layout
         self._patience = patience
-        self._listed: set[bytes] = set()  # families that are listed, as far as this process knows
-        self._lost: dict[bytes, tuple[int, float]] = {}  # token: the try whose reply was lost, and when
+        self._families = Families(calls, layout)
+        self._lost: dict[bytes, LastTry] = {}  # by token
         self._remembering = threading.Lock()
 
     async def apply(self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool) -> None:
         """Do what `TableSegment.apply` says."""
-        number = 0
-        if repeated:
-            number, _ = self._lost.get(token, (0, 0.0))
-            try:
-                await self._list_families(changes)
-                applied = await self._was_applied(changes, token, number)
-            except TableUnavailableError as error:
-                # Of this call nothing happened; of the one before it nothing is known yet.
-                raise ReplyLostError(error.problem, error.next_step) from error
+        if not repeated:
+            await self._try(changes, token, 0)
+        elif not await self._settle(changes, token):
+            await self._try(changes, token, self._lost[token].number + 1)
             self._forget(token)
-            if applied:
-                return
-            number += 1
-        else:
-            await self._list_families(changes)
-        await self._try(changes, token, number)
+        if self._families.look_is_due():
+            await forget_families(self._calls, self._layout)
 
     async def _try(self, changes: Sequence[SegmentChange], token: bytes, number: int) -> None:
-        """Apply the changes; nothing of the tries from `number` on was sent yet."""
+        """Apply the changes; nothing of the tries from `number` on was sent yet, or all that was sent is over."""
         patience = Patience(self._patience, self._calls.pause)
+        term = await self._families.listed(changes)
         while True:
             try:
-                answer = await self._send(transaction(self._layout, changes, token, number))
+                answer = await self._send(transaction(self._layout, changes, token, number, term))
             except ReplyLostError:
-                self._remember(token, number)
+                self._remember(token, number, term)
                 raise
             if answer is Answer.APPLIED:
                 return
@@ -89,16 +90,38 @@ class SegmentWrites:
                 self._check(answer)
             if not await patience.wait():
                 if answer is Answer.UNDER_WAY:
-                    self._remember(token, number)
+                    self._remember(token, number, term)
                     raise ReplyLostError(
                         f"{self._calls.label}: a copy of a write is being worked on for {self._patience:g} s.",
                         "It is asked about again.",
                     )
                 raise self._contended()
-            # This one is over. A server that remembered cancelled ones too would cancel it for ever.
-            number += answer is not Answer.UNDER_WAY
+            if answer is not Answer.UNDER_WAY:
+                # This one is over. A server that remembered cancelled ones too would cancel it for ever.
+                number += 1
+                term = await self._families.listed(changes)
 
-    async def _was_applied(self, changes: Sequence[SegmentChange], token: bytes, number: int) -> bool:
+    async def _settle(self, changes: Sequence[SegmentChange], token: bytes) -> bool:
+        """Find out whether a write whose reply was lost was applied; after False its last try never will be."""
+        last = self._lost.get(token)
+        if last is not None and last.over:
+            return False
+        try:
+            if last is None:  # another handle has sent it: at which term is not known here
+                term = await self._families.listed(changes)
+                applied = await self._was_applied(changes, token, 0, term, sent_here=False)
+            else:
+                applied = await self._was_applied(changes, token, last.number, last.term, sent_here=True)
+        except TableUnavailableError as error:
+            # Of this call nothing happened; of the one before it nothing is known yet.
+            raise ReplyLostError(error.problem, error.next_step) from error
+        if applied:
+            self._forget(token)
+        return applied
+
+    async def _was_applied(
+        self, changes: Sequence[SegmentChange], token: bytes, number: int, term: int, *, sent_here: bool
+    ) -> bool:
         """Find out what became of a try whose reply was lost: True, or False where it never will be applied.
 
         Raises `ConditionsFailed` and the like where it never will be and a new try is no use, `ReplyLostError` or
@@ -107,15 +130,28 @@ class SegmentWrites:
         patience = Patience(self._patience, self._calls.pause)
         taken = False
         while True:
-            answer = await self._send(transaction(self._layout, changes, token, number))
+            answer = await self._send(transaction(self._layout, changes, token, number, term))
             if not isinstance(answer, Cancelled):
-                if answer is not Answer.UNDER_WAY:
-                    return answer is Answer.APPLIED  # else its token was burnt before
+                if answer is Answer.TOKEN_TAKEN and not sent_here:
+                    raise self._sent_elsewhere()
+                if answer is Answer.APPLIED:
+                    return True
+                if answer is Answer.TOKEN_TAKEN:  # it was burnt before
+                    self._remember(token, number, term, over=True)
+                    return False
             elif answer.sealed:
                 raise sealed_table(self._calls.table, self._calls.label)
+            elif answer.term is not None:
+                # No gate passes any copy of it any more.
+                self._families.learn(answer.term)
+                if not sent_here:
+                    raise self._sent_elsewhere()
+                self._remember(token, number, term, over=True)
+                return False
             elif not answer.may_pass:
-                burnt = await self._send(burning(self._layout, token, number))
+                burnt = await self._send(burning(self._layout, token, number, term))
                 if burnt is Answer.APPLIED or (taken and burnt is Answer.TOKEN_TAKEN):
+                    self._remember(token, number, term, over=True)
                     self._check(answer)
                     return False
                 if burnt is Answer.TOKEN_TAKEN:
@@ -141,28 +177,13 @@ class SegmentWrites:
             raise self._calls.meaning(error, sent=True) from error
         return Answer.APPLIED
 
-    async def _list_families(self, changes: Sequence[SegmentChange]) -> None:
-        """See to it that the families are listed before they get a key. One that has a version is listed already."""
-        families = {
-            family
-            for change in changes
-            if change.value is not None and not isinstance(change.expected, bytes) and (family := family_at(change.key))
-        } - self._listed
-        if not families:
-            return
-        requests = (partial(_put, self._layout.table, self._layout.family(family)) for family in families)
-        await self._calls.together(map(self._calls.read, requests))
-        if len(self._listed) > _FAMILIES_KNOWN:
-            self._listed.clear()
-        self._listed |= families
-
-    def _remember(self, token: bytes, number: int) -> None:
+    def _remember(self, token: bytes, number: int, term: int, *, over: bool = False) -> None:
         now = time.monotonic()
         with self._remembering:  # threads may share a table
             if len(self._lost) >= _LOST_KNOWN:
-                for old in [old for old, (_, when) in self._lost.items() if when < now - HORIZON]:
+                for old in [old for old, last in self._lost.items() if last.when < now - HORIZON]:
                     del self._lost[old]
-            self._lost[token] = number, now
+            self._lost[token] = LastTry(number, term, now, over)
 
     def _forget(self, token: bytes) -> None:
         with self._remembering:
@@ -175,6 +196,9 @@ class SegmentWrites:
         label = self._calls.label
         if cancelled.refused is not None:
             raise TableError(f"{label}: a write is refused ({cancelled.refused}).", "Correct it.", table=label)
+        if cancelled.term is not None:
+            self._families.learn(cancelled.term)
+            return
         if cancelled.found is not None and not cancelled.conflict:
             raise ConditionsFailed(cancelled.found)
         if cancelled.throttled:
@@ -190,6 +214,8 @@ class SegmentWrites:
             table=label,
         )
 
-
-def _put(table: str, item: Item, client: DynamoDBClient) -> None:
-    client.put_item(TableName=table, Item=item)
+    def _sent_elsewhere(self) -> ReplyLostError:
+        return ReplyLostError(
+            f"{self._calls.label}: a write was sent over another handle, and families were forgotten since.",
+            "Read its keys, or ask over the handle that has sent it.",
+        )

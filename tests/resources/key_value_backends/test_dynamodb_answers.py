@@ -20,6 +20,7 @@ from dagster_adjunct.resources.key_value.table_segment import (
     TableId,
 )
 from dagster_adjunct.resources.key_value_backends.dynamodb_calls import LoopCalls, TableCalls, ThreadCalls
+from dagster_adjunct.resources.key_value_backends.dynamodb_families import Families
 from dagster_adjunct.resources.key_value_backends.dynamodb_layout import SegmentLayout
 from dagster_adjunct.resources.key_value_backends.dynamodb_physical_tables import PhysicalTables
 from dagster_adjunct.resources.key_value_backends.dynamodb_segment import DynamoDbSegment
@@ -61,8 +62,9 @@ class Script:
     def new(self, label: str, threads: int) -> Script:
         return self
 
-    def put_item(self, **_: Any) -> None:
-        """A family is listed."""
+    def put_item(self, **_: Any) -> Any:
+        """A family is listed, as it was before."""
+        return {"Attributes": {}}
 
     def close(self) -> None:
         pass
@@ -239,6 +241,40 @@ def test_a_server_that_remembers_cancelled_requests_is_believed() -> None:
     with pytest.raises(ConditionsFailed) as failed:
         apply(segment, repeated=True)
     assert failed.value.found == {0: b"found"}
+
+
+def test_a_try_that_no_gate_passes_any_more_is_followed_by_one_whose_families_are_listed_anew() -> None:
+    newer = refused(
+        "TransactionCanceledException",
+        CancellationReasons=[{"Code": FAILED, "Item": {"n": {"N": "7"}}}, {"Code": NONE}, {"Code": NONE}],
+    )
+    script = Script(LOST, newer, OK)
+    segment = segment_of(script)
+    with pytest.raises(ReplyLostError):
+        apply(segment)
+    apply(segment, repeated=True)
+    assert script.tokens == ["0", "0", "1"]
+    gates = [request["TransactItems"][0]["ConditionCheck"] for request in script.asked]
+    assert [gate["ExpressionAttributeValues"][":n"]["N"] for gate in gates] == ["0", "0", "7"]
+    assert script.asked[0] == script.asked[1]
+
+
+BEYOND = {"n": {"N": "1"}, "a": {"N": "0"}, "p": {"B": b"\xff\xff"}}
+THEN = {"ResponseMetadata": {"HTTPHeaders": {"date": "Mon, 01 Jul 2024 00:00:00 GMT"}}}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [refused("AccessDeniedException"), LOST, {}, {"Item": {"n": {"S": "odd"}}}, {"Item": BEYOND, **THEN}],
+)
+def test_a_write_is_done_though_families_can_not_be_forgotten_after_it(
+    answer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Families, "look_is_due", lambda self: True)
+    script = Script(OK, answer)
+    apply(segment_of(script))
+    assert len(script.asked) == 2
+    assert "stay in its list for now" in caplog.text
 
 
 def test_keys_that_were_not_processed_are_asked_for_again() -> None:

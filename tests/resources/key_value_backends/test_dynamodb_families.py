@@ -1,0 +1,368 @@
+"""The list of families in DynamoDB Local: those without entries leave it, and no entry is in one that is not listed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from dagster_adjunct.resources.key_value.addressing import KeyRange, family_prefix, table_key
+from dagster_adjunct.resources.key_value.key_version import new_token, version_of
+from dagster_adjunct.resources.key_value.repeating import drive, pause_in_loop
+from dagster_adjunct.resources.key_value.table_segment import (
+    ABSENT,
+    ANYTHING,
+    ConditionsFailed,
+    ReplyLostError,
+    SegmentChange,
+    TableId,
+    TableSegment,
+)
+from dagster_adjunct.resources.key_value_backends import (
+    DynamoDbSegments,
+    dynamodb_families,
+    dynamodb_forgetting,
+    dynamodb_transactions,
+)
+from dagster_adjunct.resources.key_value_backends.dynamodb_calls import Clients, LoopCalls, TableCalls
+from dagster_adjunct.resources.key_value_backends.dynamodb_forgetting import forget_families
+from dagster_adjunct.resources.key_value_backends.dynamodb_layout import SegmentLayout
+from dagster_adjunct.resources.key_value_backends.dynamodb_segment import DynamoDbSegment
+from tests.servers.dynamodb import DynamoDbServer, new_name
+from tests.servers.tcp_proxy import TcpProxy
+
+WRITE = b"TransactWriteItems"
+
+
+@pytest.fixture
+def backend(dynamodb: DynamoDbServer) -> DynamoDbSegments:
+    return DynamoDbSegments()
+
+
+@pytest.fixture
+def table(backend: DynamoDbSegments) -> Iterator[TableId]:
+    made = TableId("tests", new_name(), random.randbytes(8).hex())
+    backend.create(made, 1)
+    yield made
+    backend.delete(made, 1)
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each family without entries is worth a term, and nothing has to settle: the server does one thing at a time."""
+    monkeypatch.setattr(dynamodb_forgetting, "SETTLING", 0)
+    monkeypatch.setattr(dynamodb_forgetting, "WORTH_A_TERM", 1)
+    for module in (dynamodb_forgetting, dynamodb_transactions):
+        monkeypatch.setattr(module, "GATES", 2)
+
+
+class Interrupted(TableCalls):
+    """Calls of which one, counted from 0, is held up until something else was done."""
+
+    pause = staticmethod(pause_in_loop)
+
+    def __init__(self, table: TableId, at: int = -1, meanwhile: Callable[[], Awaitable[Any]] | None = None) -> None:
+        super().__init__(table)
+        self._calls = LoopCalls(table, Clients(DynamoDbSegments().connection), 1)
+        self._at, self._meanwhile = at, meanwhile
+        self.made = 0
+
+    async def call(self, do: Callable[[Any], Any]) -> Any:
+        number, self.made = self.made, self.made + 1
+        if number == self._at and self._meanwhile is not None:
+            await self._meanwhile()
+        return await self._calls.call(do)
+
+    async def together(self, asked: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
+        return [await one for one in asked]
+
+    async def close(self) -> None:
+        await self._calls.close()
+
+
+def layout_of(backend: DynamoDbSegments, table: TableId) -> SegmentLayout:
+    return SegmentLayout(backend.location(table, 0).split("table ")[1].split(",")[0], 0)
+
+
+def key(family: str, name: bytes = b"k") -> bytes:
+    return table_key(family_prefix(family), name)
+
+
+async def write(
+    segment: TableSegment,
+    at: bytes,
+    value: bytes | None = b"v",
+    expected: Any = ANYTHING,
+    *,
+    token: bytes | None = None,
+    repeated: bool = False,
+) -> bytes:
+    token = token or new_token()
+    version = version_of(token, 0)
+    await segment.apply([SegmentChange(at, value, version, expected)], token, repeated=repeated)
+    return version
+
+
+async def keys_of(segment: TableSegment) -> list[bytes]:
+    return [*(await segment.page(KeyRange(), 100_000, values=False)).keys]
+
+
+def listed(server: DynamoDbServer, layout: SegmentLayout) -> set[bytes]:
+    """Return the families in the list, as a bare client sees it."""
+    stretch = layout.families(KeyRange())
+    assert stretch is not None
+    client, found = server.client(), set[bytes]()
+    asked: dict[str, Any] = {
+        "TableName": layout.table,
+        "KeyConditionExpression": "h = :h AND s >= :a",
+        "ExpressionAttributeValues": {":h": {"B": stretch.hash_key}, ":a": {"B": stretch.lowest}},
+        "ConsistentRead": True,
+    }
+    while True:
+        answer = client.query(**asked)
+        found |= {item["s"]["B"] for item in answer["Items"]}
+        if "LastEvaluatedKey" not in answer:
+            return found
+        asked["ExclusiveStartKey"] = answer["LastEvaluatedKey"]
+
+
+def test_families_of_jobs_that_are_over_leave_the_list_and_those_with_entries_stay(
+    backend: DynamoDbSegments, table: TableId, dynamodb: DynamoDbServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dynamodb_forgetting, "SETTLING", 0)
+    monkeypatch.setattr(dynamodb_families, "LOOK_AFTER", 16)
+    monkeypatch.setattr(dynamodb_forgetting, "LOOKED_AT", 64)
+    monkeypatch.setattr(dynamodb_forgetting, "WORTH_A_TERM", 8)
+    layout = layout_of(backend, table)
+    lasting = [key(f"customer-{number}") for number in range(20)]
+    segment = backend.open_without_loop(table, 0)
+    for one in lasting:
+        drive(write(segment, one))
+    for number in range(150):
+        drive(write(segment, key(f"job-{number:05d}")))
+        drive(write(segment, key(f"job-{number:05d}"), None))
+        if number == 80:  # the process is another one from time to time
+            segment = backend.open_without_loop(table, 0)
+    assert drive(keys_of(segment)) == sorted(lasting)
+    families = listed(dynamodb, layout)
+    assert {family_prefix(f"customer-{number}") for number in range(20)} <= families
+    assert len(families) <= 20 + 4 * 16
+    drive(segment.close())
+
+
+def test_an_ordinary_put_is_one_request_also_after_families_were_forgotten(
+    backend: DynamoDbSegments, table: TableId, eager: None
+) -> None:
+    calls = Interrupted(table)
+    layout = layout_of(backend, table)
+
+    async def work() -> None:
+        segment = DynamoDbSegment(calls, layout)
+        await write(segment, key("f"))
+        await write(segment, key("gone"))
+        await write(segment, key("gone"), None)
+        for _ in range(2):
+            await forget_families(calls, layout)
+        await write(segment, key("f"))  # learns of the term
+        before = calls.made
+        for number in range(5):
+            await write(segment, key("f", b"%d" % number))
+        assert calls.made == before + 5
+        await calls.close()
+
+    asyncio.run(work())
+
+
+def test_no_entry_is_missed_whatever_request_of_the_forgetting_an_insert_comes_before(
+    backend: DynamoDbSegments, table: TableId, dynamodb: DynamoDbServer, eager: None
+) -> None:
+    layout = layout_of(backend, table)
+    outcomes = set()
+
+    async def interleave(at: int) -> bool:
+        """Insert before the request `at` into a family that the writer knows by heart; False where there is none."""
+        family = f"f{at:03d}"
+        writer = backend.open(table, 0)
+        await write(writer, key(family))
+        await write(writer, key(family), None)
+        calls = Interrupted(table, at, lambda: write(writer, key(family), b"v", ABSENT))
+        for _ in range(2):  # the first one moves the gates, the second one takes families away
+            await forget_families(calls, layout)
+        interrupted = calls.made > at
+        outcomes.add(family_prefix(family) in listed(dynamodb, layout))
+        assert (key(family) in await keys_of(writer)) is interrupted
+        await write(writer, key(family), None)
+        await calls.close()
+        await writer.close()
+        return interrupted
+
+    async def work() -> int:
+        at = 0
+        while await interleave(at):
+            at += 1
+        return at
+
+    assert asyncio.run(work()) >= 10
+    assert outcomes == {True, False}
+
+
+def test_no_entry_is_missed_whatever_request_of_an_insert_the_forgetting_comes_before(
+    backend: DynamoDbSegments, table: TableId, dynamodb: DynamoDbServer, eager: None
+) -> None:
+    layout = layout_of(backend, table)
+
+    async def work() -> None:
+        for by_heart in (False, True):
+            for at in range(6):
+                family = f"f{at}-{by_heart}"
+                seen = set()
+                plain = Interrupted(table)
+
+                async def forget(plain: Interrupted = plain, family: str = family, seen: set = seen) -> None:
+                    for _ in range(2):
+                        await forget_families(plain, layout)
+                    seen.add(family_prefix(family) in listed(dynamodb, layout))
+
+                calls = Interrupted(table, -1, forget)
+                segment = DynamoDbSegment(calls, layout)
+                await write(segment, key("other" if not by_heart else family))
+                await write(segment, key("other" if not by_heart else family), None)
+                calls._at = calls.made + at
+                version = await write(segment, key(family), b"v", ABSENT)
+                assert seen <= {False}
+                assert await keys_of(segment) == [key(family)]
+                await write(segment, key(family), None, version)
+                await calls.close()
+                await plain.close()
+
+    asyncio.run(work())
+
+
+def test_families_are_forgotten_only_after_all_that_may_have_passed_a_gate_has_settled(
+    backend: DynamoDbSegments,
+    table: TableId,
+    dynamodb: DynamoDbServer,
+    eager: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layout = layout_of(backend, table)
+    calls = Interrupted(table)
+
+    async def work() -> None:
+        segment = DynamoDbSegment(calls, layout)
+        await write(segment, key("gone"))
+        await write(segment, key("gone"), None)
+        monkeypatch.setattr(dynamodb_forgetting, "SETTLING", 60)
+        for _ in range(3):
+            await forget_families(calls, layout)
+        assert listed(dynamodb, layout) == {family_prefix("gone")}
+        monkeypatch.setattr(dynamodb_forgetting, "SETTLING", 0)
+        await forget_families(calls, layout)
+        assert listed(dynamodb, layout) == set()
+        await calls.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("trouble", ["lost-before", "lost-after"])
+def test_a_write_whose_reply_is_lost_is_applied_once_though_families_are_forgotten_meanwhile(
+    backend: DynamoDbSegments, table: TableId, dynamodb: DynamoDbServer, eager: None, trouble: Any
+) -> None:
+    layout, token = layout_of(backend, table), new_token()
+
+    async def work(segment: TableSegment, proxy: TcpProxy) -> None:
+        await write(segment, key("f"))
+        await write(segment, key("f"), None)
+        proxy.next(trouble, holding=WRITE)
+        with pytest.raises(ReplyLostError):
+            await write(segment, key("f"), b"mine", ABSENT, token=token)
+        calls = Interrupted(table)
+        other = DynamoDbSegment(calls, layout)
+        await write(other, key("gone"))
+        await write(other, key("gone"), None)
+        for _ in range(2):
+            await forget_families(calls, layout)
+        assert family_prefix("gone") not in listed(dynamodb, layout)
+        await write(segment, key("learns"))
+        if trouble == "lost-after":
+            await write(other, key("learns"))
+            with pytest.raises(ReplyLostError):  # who has not sent it does not know its term, and does not guess
+                await write(other, key("f"), b"mine", ABSENT, token=token, repeated=True)
+        version = await write(segment, key("f"), b"mine", ABSENT, token=token, repeated=True)
+        (found,) = await segment.get([key("f")])
+        assert found is not None
+        assert (found.version, found.value) == (version, b"mine")
+        assert await keys_of(segment) == [key("f"), key("learns")]
+        with pytest.raises(ConditionsFailed):
+            await write(segment, key("f"), b"another", ABSENT)
+        await segment.close()
+        await calls.close()
+
+    with TcpProxy(dynamodb.port).running() as proxy:
+        through = DynamoDbSegments(endpoint_url=f"http://127.0.0.1:{proxy.port}")
+        asyncio.run(work(through.open(table, 0), proxy))
+
+
+def test_a_sealed_table_stays_sealed_when_families_are_forgotten(
+    backend: DynamoDbSegments, table: TableId, dynamodb: DynamoDbServer, eager: None
+) -> None:
+    layout = layout_of(backend, table)
+    calls = Interrupted(table)
+
+    async def work() -> None:
+        segment = DynamoDbSegment(calls, layout)
+        for _ in range(2):
+            await write(segment, key("gone"))
+            await write(segment, key("gone"), None)
+            await forget_families(calls, layout)
+        await write(segment, key("kept"))
+        await asyncio.to_thread(backend.seal, table, 1)
+        for _ in range(2):
+            await forget_families(calls, layout)
+        with pytest.raises(Exception, match="sealed"):
+            await write(segment, key("kept"))
+        assert await keys_of(segment) == [key("kept")]
+        await calls.close()
+
+    asyncio.run(work())
+
+
+def test_writers_and_those_who_forget_at_once_lose_no_entry(
+    backend: DynamoDbSegments, table: TableId, dynamodb: DynamoDbServer, eager: None
+) -> None:
+    layout, over = layout_of(backend, table), threading.Event()
+
+    def come_and_go(number: int) -> None:
+        """Insert a key into families that others use too, look for it, remove it."""
+        chosen, segment = random.Random(number), backend.open_without_loop(table, 0)
+        for _ in range(25):
+            mine = key(f"f{chosen.randrange(3)}", b"%d" % number)
+            version = drive(write(segment, mine, b"v", ABSENT))
+            assert mine in drive(keys_of(segment))
+            drive(write(segment, mine, None, version))
+
+    def forget() -> None:
+        segment = backend.open_without_loop(table, 0)
+        while not over.is_set():
+            drive(forget_families(segment._calls, layout))  # type: ignore[attr-defined]
+
+    with ThreadPoolExecutor(6) as pool:
+        forgetting = [pool.submit(forget) for _ in range(2)]
+        writing = [pool.submit(come_and_go, number) for number in range(4)]
+        try:
+            for one in writing:
+                one.result(120)
+        finally:
+            over.set()
+        for one in forgetting:
+            one.result(30)
+    segment = backend.open_without_loop(table, 0)
+    assert drive(keys_of(segment)) == []
+    answer = dynamodb.client().get_item(TableName=layout.table, Key=layout.progress())
+    assert int(answer["Item"]["n"]["N"]) > 2
+    drive(segment.close())
