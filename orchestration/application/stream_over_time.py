@@ -7,22 +7,22 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Self
 
-from dagster_adjunct.orchestration.operators.input import Input
-from dagster_adjunct.orchestration.operators.late_records import checked_late_records
-from dagster_adjunct.orchestration.operators.stream_join import StreamJoin
-from dagster_adjunct.orchestration.operators.stream_join_arguments import checked_stream_join
-from dagster_adjunct.orchestration.operators.window_arguments import checked_window
+from dagster_adjunct.orchestration.operators.event_times.late_records import checked_late_records
+from dagster_adjunct.orchestration.operators.inputs.input import Input
+from dagster_adjunct.orchestration.operators.stream_joins.stream_join import StreamJoin
+from dagster_adjunct.orchestration.operators.stream_joins.stream_join_arguments import checked_stream_join
+from dagster_adjunct.orchestration.operators.windows.window_arguments import checked_window
 from dagster_adjunct.resources.errors import PlanningError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.operator_graph import Graph
-    from dagster_adjunct.orchestration.operators.join_arguments import On
-    from dagster_adjunct.orchestration.operators.operator_spec import Spec
-    from dagster_adjunct.orchestration.operators.stream_join import HowStreams
-    from dagster_adjunct.orchestration.operators.stream_join_arguments import Within
-    from dagster_adjunct.orchestration.operators.window_aggregates import Aggregation
-    from dagster_adjunct.orchestration.operators.window_kinds import Kind
-    from dagster_adjunct.orchestration.operators.window_results import Results
+    from dagster_adjunct.orchestration.operators.joins.join_arguments import On
+    from dagster_adjunct.orchestration.operators.spec.operator_spec import Spec
+    from dagster_adjunct.orchestration.operators.stream_joins.stream_join import HowStreams
+    from dagster_adjunct.orchestration.operators.stream_joins.stream_join_arguments import Within
+    from dagster_adjunct.orchestration.operators.windows.window_aggregates import Aggregation
+    from dagster_adjunct.orchestration.operators.windows.window_kinds import Kind
+    from dagster_adjunct.orchestration.operators.windows.window_results import Results
 
 
 class StreamOverTime:

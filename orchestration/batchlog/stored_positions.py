@@ -15,7 +15,7 @@ from typing import Annotated
 from pydantic import Field as Default
 from pydantic import PlainSerializer, PlainValidator
 
-from dagster_adjunct.orchestration.operators.versions_met import VersionsMet
+from dagster_adjunct.orchestration.operators.spec.versions_met import VersionsMet
 from dagster_adjunct.resources.errors import InvalidNameError
 from dagster_adjunct.resources.stored_documents import StoredDocument
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition

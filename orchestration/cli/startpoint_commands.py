@@ -12,7 +12,7 @@ from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.application.load_application import load_application
 from dagster_adjunct.orchestration.cli.common_options import explained, who
 from dagster_adjunct.orchestration.cli.output import as_json, lake_url, show_json, show_line, show_table
-from dagster_adjunct.orchestration.operators.versions_met import VERSIONS_MET, VersionsMet
+from dagster_adjunct.orchestration.operators.spec.versions_met import VERSIONS_MET, VersionsMet
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:

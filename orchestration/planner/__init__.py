@@ -1,7 +1,7 @@
 """The execution planner: from a described application to a proven plan, without Spark and without I/O."""
 
-from dagster_adjunct.orchestration.operators.planning_values import Exchange, StreamEdge
-from dagster_adjunct.orchestration.operators.stream_facts import (
+from dagster_adjunct.orchestration.operators.spec.planning_values import Exchange, StreamEdge
+from dagster_adjunct.orchestration.operators.spec.stream_facts import (
     SPARK,
     UNKNOWN,
     Catalog,

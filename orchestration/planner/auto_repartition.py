@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.stream_facts import SPARK, TASK_NUMBER, Catalog
+from dagster_adjunct.orchestration.operators.spec.stream_facts import SPARK, TASK_NUMBER, Catalog
 from dagster_adjunct.orchestration.planner.equal_counts import EqualCounts
 from dagster_adjunct.orchestration.planner.join_groups import Needs, exchange_node
 from dagster_adjunct.orchestration.planner.partition_counts import declared_counts
@@ -21,8 +21,8 @@ from dagster_adjunct.orchestration.planner.record_flows import Arriving, Flows, 
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.operator_spec import Operator
-    from dagster_adjunct.orchestration.operators.planning_values import Flow, Requirement
+    from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator
+    from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, Requirement
 
 
 @dataclass(frozen=True, slots=True)

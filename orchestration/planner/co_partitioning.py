@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.stream_facts import SPARK
+from dagster_adjunct.orchestration.operators.spec.stream_facts import SPARK
 from dagster_adjunct.orchestration.planner.auto_repartition import mismatch
 from dagster_adjunct.orchestration.planner.conflicts import Conflict, conflicts_of, majority
 from dagster_adjunct.orchestration.planner.join_groups import Groups, Needs
@@ -15,8 +15,8 @@ from dagster_adjunct.resources.errors import PartitionCountMismatchError, Planni
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.planning_values import Flow, Requirement, StreamEdge
-    from dagster_adjunct.orchestration.operators.stream_facts import Catalog
+    from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, Requirement, StreamEdge
+    from dagster_adjunct.orchestration.operators.spec.stream_facts import Catalog
     from dagster_adjunct.orchestration.planner.partition_counts import Counts
     from dagster_adjunct.orchestration.planner.record_flows import Flows
 

@@ -17,7 +17,7 @@ from dagster_adjunct.resources.sql.parsing import parsed
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.stream_facts import Catalog
+    from dagster_adjunct.orchestration.operators.spec.stream_facts import Catalog
 
 
 def check_datasets(app: Application, catalog: Catalog) -> None:

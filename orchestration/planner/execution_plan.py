@@ -8,7 +8,7 @@ from typing import Any
 from dagster_adjunct.orchestration.drawing.graph import Graph
 from dagster_adjunct.orchestration.drawing.mermaid import mermaid
 from dagster_adjunct.orchestration.drawing.svg import svg
-from dagster_adjunct.orchestration.operators.planning_values import Exchange, StreamEdge
+from dagster_adjunct.orchestration.operators.spec.planning_values import Exchange, StreamEdge
 from dagster_adjunct.orchestration.planner.join_groups import traverse
 from dagster_adjunct.orchestration.planner.plan_differences import differences
 from dagster_adjunct.orchestration.planner.plan_document import document_of, read_document

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.planning_values import Requirement
+    from dagster_adjunct.orchestration.operators.spec.planning_values import Requirement
     from dagster_adjunct.orchestration.planner.record_flows import Flows
 
 Needs = Mapping[str, tuple["Requirement | None", ...]]

@@ -10,7 +10,7 @@ from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.sql.expression_types import differ
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.operators.planning_values import ComparedColumn
+    from dagster_adjunct.orchestration.operators.spec.planning_values import ComparedColumn
 
 _MOST = 10
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.stream_facts import bytes_of
+from dagster_adjunct.orchestration.operators.spec.stream_facts import bytes_of
 from dagster_adjunct.orchestration.planner.auto_repartition import Inserted, mismatch, with_insertions
 from dagster_adjunct.orchestration.planner.join_groups import Groups, Needs, dataset_node, join_groups
 from dagster_adjunct.orchestration.planner.partition_counts import assign, declared_counts
@@ -21,8 +21,8 @@ from dagster_adjunct.orchestration.planner.record_flows import Flows, follow
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.planning_values import Flow, Requirement
-    from dagster_adjunct.orchestration.operators.stream_facts import Catalog
+    from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, Requirement
+    from dagster_adjunct.orchestration.operators.spec.stream_facts import Catalog
     from dagster_adjunct.orchestration.planner.partition_counts import Counts
 
 _TRIED = 10

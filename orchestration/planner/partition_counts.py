@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.planning_values import BROADCAST, PlanContext
-from dagster_adjunct.orchestration.operators.stream_facts import Catalog, facts_of
+from dagster_adjunct.orchestration.operators.spec.planning_values import BROADCAST, PlanContext
+from dagster_adjunct.orchestration.operators.spec.stream_facts import Catalog, facts_of
 from dagster_adjunct.orchestration.planner.join_groups import dataset_node
 from dagster_adjunct.orchestration.planner.task_groups import task_count
 from dagster_adjunct.resources.errors import PlanningError

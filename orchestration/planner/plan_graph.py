@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.drawing.graph import Colour, Graph, Link, Node, Shape
-from dagster_adjunct.orchestration.operators.planning_values import BROADCAST
+from dagster_adjunct.orchestration.operators.spec.planning_values import BROADCAST
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.operators.planning_values import Exchange, StreamEdge
+    from dagster_adjunct.orchestration.operators.spec.planning_values import Exchange, StreamEdge
     from dagster_adjunct.orchestration.planner.plan_parts import PlannedCall, PlannedOperator, PlannedTable
 
 LEGEND: dict[Colour, str] = {

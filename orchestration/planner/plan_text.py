@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.operators.planning_values import Exchange, StreamEdge
+    from dagster_adjunct.orchestration.operators.spec.planning_values import Exchange, StreamEdge
     from dagster_adjunct.orchestration.planner.plan_parts import (
         FedDataset,
         FedJoin,

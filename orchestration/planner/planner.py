@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.application.advance_units import partitions_note
-from dagster_adjunct.orchestration.operators.planning_values import Exchange, PlanContext, StreamEdge
+from dagster_adjunct.orchestration.operators.spec.planning_values import Exchange, PlanContext, StreamEdge
 from dagster_adjunct.orchestration.planner.auto_repartition import Insertions, repartitioned, with_insertions
 from dagster_adjunct.orchestration.planner.co_partitioning import check_co_partitioned
 from dagster_adjunct.orchestration.planner.dataset_columns import check_datasets
@@ -43,7 +43,7 @@ from dagster_adjunct.resources.tables.credits.stated_budgets import budgets_of, 
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.stream_facts import Catalog
+    from dagster_adjunct.orchestration.operators.spec.stream_facts import Catalog
 
 
 def plan(app: Application, catalog: Catalog) -> ExecutionPlan:

@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.operator_spec import Operator
-from dagster_adjunct.orchestration.operators.planning_values import Flow, PlanContext
+from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator
+from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, PlanContext
 from dagster_adjunct.orchestration.planner.refusals import Refusals
 from dagster_adjunct.orchestration.planner.windows_in_sql import check_windows
 from dagster_adjunct.resources.sql.checking import check_of_one_record
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.stream_facts import Catalog
+    from dagster_adjunct.orchestration.operators.spec.stream_facts import Catalog
 
 Arriving = tuple[Flow, ...]
 """The records of each input of an operator."""

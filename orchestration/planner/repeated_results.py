@@ -13,7 +13,7 @@ from dagster_adjunct.resources.sql.special_times import special_times
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.known_columns import Types
+    from dagster_adjunct.orchestration.operators.columns.known_columns import Types
 
 _CHANGING = frozenset(
     {

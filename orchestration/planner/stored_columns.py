@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.known_columns import Types
-from dagster_adjunct.orchestration.operators.planning_values import ComparedColumn, PlanContext
+from dagster_adjunct.orchestration.operators.columns.known_columns import Types
+from dagster_adjunct.orchestration.operators.spec.planning_values import ComparedColumn, PlanContext
 from dagster_adjunct.orchestration.planner.fed_columns import check_fed
 from dagster_adjunct.orchestration.planner.key_types import check_declared_types, check_key_types, shortened
 from dagster_adjunct.orchestration.planner.refusals import Refusals
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.operator_spec import Spec
-    from dagster_adjunct.orchestration.operators.stream_facts import Catalog, StreamFacts
+    from dagster_adjunct.orchestration.operators.spec.operator_spec import Spec
+    from dagster_adjunct.orchestration.operators.spec.stream_facts import Catalog, StreamFacts
 
 
 def check_types(app: Application, catalog: Catalog) -> tuple[tuple[str, ...], dict[str, Types]]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.planning_values import PlanContext, StreamEdge
-from dagster_adjunct.orchestration.operators.stream_facts import SPARK, Catalog, facts_of
+from dagster_adjunct.orchestration.operators.spec.planning_values import PlanContext, StreamEdge
+from dagster_adjunct.orchestration.operators.spec.stream_facts import SPARK, Catalog, facts_of
 from dagster_adjunct.orchestration.planner.join_groups import dataset_node
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.planning_values import BROADCAST
+from dagster_adjunct.orchestration.operators.spec.planning_values import BROADCAST
 from dagster_adjunct.orchestration.planner.plan_parts import Task
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.operators.planning_values import StreamEdge
+    from dagster_adjunct.orchestration.operators.spec.planning_values import StreamEdge
 
 
 def task_count(partitions: int, limit: int | None) -> int:

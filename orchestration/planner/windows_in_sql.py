@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.stream_facts import SPARK
+from dagster_adjunct.orchestration.operators.spec.stream_facts import SPARK
 from dagster_adjunct.orchestration.planner.refusals import placed
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.sql.parsing import beyond_a_record, windows_of
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.operator_spec import Operator
-    from dagster_adjunct.orchestration.operators.planning_values import Flow
+    from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator
+    from dagster_adjunct.orchestration.operators.spec.planning_values import Flow
     from dagster_adjunct.resources.sql.expression import Window
 
 

@@ -22,7 +22,7 @@ from dagster_adjunct.resources.streams.interface.system_stream_partition import 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dagster_adjunct.orchestration.operators.versions_met import VersionsMet
+    from dagster_adjunct.orchestration.operators.spec.versions_met import VersionsMet
     from dagster_adjunct.orchestration.startpoints.startpoint_request import OnUnresolved, StartpointRequest
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 

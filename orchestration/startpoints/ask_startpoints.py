@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.batchlog.batch_log import application_state
-from dagster_adjunct.orchestration.operators.versions_met import RECORDED
+from dagster_adjunct.orchestration.operators.spec.versions_met import RECORDED
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.dataset_requests import named_only
 from dagster_adjunct.orchestration.startpoints.earlier_requests import behind_unreadable, replaced_by

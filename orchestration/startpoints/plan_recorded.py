@@ -8,7 +8,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog, Range
-from dagster_adjunct.orchestration.operators.versions_met import RECORDED
+from dagster_adjunct.orchestration.operators.spec.versions_met import RECORDED
 from dagster_adjunct.orchestration.startpoints.recorded_batches import Asked, FirstReads, first_reads, main_batches
 from dagster_adjunct.orchestration.startpoints.recorded_plan import (
     Piece,

@@ -26,7 +26,7 @@ from dagster_adjunct.resources.streams.interface.system_stream_partition import 
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.versions_met import VersionsMet
+    from dagster_adjunct.orchestration.operators.spec.versions_met import VersionsMet
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 POSITIONS = ("oldest", "upcoming", "timestamp", "offset")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
-    from dagster_adjunct.orchestration.operators.versions_met import VersionsMet
+    from dagster_adjunct.orchestration.operators.spec.versions_met import VersionsMet
     from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 

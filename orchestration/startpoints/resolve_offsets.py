@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.stored_positions import Replay, ResolvedStartpoint
-from dagster_adjunct.orchestration.operators.versions_met import RECORDED
+from dagster_adjunct.orchestration.operators.spec.versions_met import RECORDED
 from dagster_adjunct.orchestration.startpoints.resolve_request import as_planned, resolve_request
 from dagster_adjunct.orchestration.startpoints.versions_of_replays import check_versions, default_versions
 from dagster_adjunct.resources.errors import PermanentError

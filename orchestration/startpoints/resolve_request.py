@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.stored_positions import Replay, ResolvedStartpoint, replay_id
-from dagster_adjunct.orchestration.operators.versions_met import RECORDED
+from dagster_adjunct.orchestration.operators.spec.versions_met import RECORDED
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError, PermanentError
 from dagster_adjunct.resources.streams.interface.startpoint import (
     describe_startpoint,

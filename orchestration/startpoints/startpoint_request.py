@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from dagster_adjunct.orchestration.operators.versions_met import RECORDED, VERSIONS_MET, VersionsMet
+from dagster_adjunct.orchestration.operators.spec.versions_met import RECORDED, VERSIONS_MET, VersionsMet
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError, MalformedDocumentError
 from dagster_adjunct.resources.streams.interface.startpoint import (
     VERSION,

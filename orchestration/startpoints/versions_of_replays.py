@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.versions_met import AS_OF, CURRENT, VersionsMet
+from dagster_adjunct.orchestration.operators.spec.versions_met import AS_OF, CURRENT, VersionsMet
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.compiling import Watermarks
-from dagster_adjunct.orchestration.operators.hidden_columns import AGAIN, BEHIND, EVENT_TIME
+from dagster_adjunct.orchestration.operators.columns.hidden_columns import AGAIN, BEHIND, EVENT_TIME
+from dagster_adjunct.orchestration.operators.spec.compiling import Watermarks
 from dagster_adjunct.orchestration.step import records_behind
 from dagster_adjunct.orchestration.step.record_positions import with_epochs
 from dagster_adjunct.orchestration.step.records_behind import Lateness, lateness, look_at_each
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from dagster_adjunct.orchestration.batchlog.stored_times import PartitionTimes, TimeState
-    from dagster_adjunct.orchestration.operators.event_time import EventTime
-    from dagster_adjunct.orchestration.operators.operator_spec import Operator
+    from dagster_adjunct.orchestration.operators.event_times.event_time import EventTime
+    from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator
     from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
     from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dagster_adjunct.assets.sources.decode_changes import stored_schema
 from dagster_adjunct.orchestration.operators.arguments import called
-from dagster_adjunct.orchestration.operators.hidden_columns import UNSENT, tie_breakers
+from dagster_adjunct.orchestration.operators.columns.hidden_columns import UNSENT, tie_breakers
 from dagster_adjunct.orchestration.planner.table_writers import writers_of
 from dagster_adjunct.orchestration.step import function_sinks
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
@@ -57,12 +57,12 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.stored_times import TimeState
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
-    from dagster_adjunct.orchestration.operators.compiling import TimedRows
-    from dagster_adjunct.orchestration.operators.operator_spec import Operator
-    from dagster_adjunct.orchestration.operators.sink_context import SinkFunction
-    from dagster_adjunct.orchestration.operators.table_lookups import TableLookup
-    from dagster_adjunct.orchestration.operators.table_sends import TableSend
-    from dagster_adjunct.orchestration.operators.versions_met import VersionsMet
+    from dagster_adjunct.orchestration.operators.spec.compiling import TimedRows
+    from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator
+    from dagster_adjunct.orchestration.operators.spec.sink_context import SinkFunction
+    from dagster_adjunct.orchestration.operators.spec.table_lookups import TableLookup
+    from dagster_adjunct.orchestration.operators.spec.table_sends import TableSend
+    from dagster_adjunct.orchestration.operators.spec.versions_met import VersionsMet
     from dagster_adjunct.orchestration.planner import Exchange
     from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem

@@ -14,7 +14,7 @@ from dagster_adjunct.resources.user_code import cut, line_in
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.operator_spec import Operator
+    from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator
     from dagster_adjunct.resources.declared_place import Place
 
 # How Spark quotes the expression that failed: its text, cut at both ends, then a line that points at the part.

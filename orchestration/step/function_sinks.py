@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from dagster_adjunct.orchestration.operators.arguments import called
-from dagster_adjunct.orchestration.operators.hidden_columns import carried, tie_breakers
-from dagster_adjunct.orchestration.operators.shipped_function import ShippedFunction, shipped_function
-from dagster_adjunct.orchestration.operators.sink_context import SinkContext, SinkFunction
+from dagster_adjunct.orchestration.operators.columns.hidden_columns import carried, tie_breakers
+from dagster_adjunct.orchestration.operators.functions.shipped_function import ShippedFunction, shipped_function
+from dagster_adjunct.orchestration.operators.spec.sink_context import SinkContext, SinkFunction
 from dagster_adjunct.resources.errors import CommitConflictError, OperatorFailedError, PlanningError
 from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
 from dagster_adjunct.resources.spark.spark_errors import wrapped

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from dagster_adjunct.orchestration.operators.join_arguments import BEFORE_HISTORY, MATCHED, NO_TIME
+from dagster_adjunct.orchestration.operators.joins.join_arguments import BEFORE_HISTORY, MATCHED, NO_TIME
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -12,8 +12,8 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.local_manifest import schema_of
 from dagster_adjunct.assets.unbounded.local_writes import Batch, LocalWrites
 from dagster_adjunct.assets.writing.generation_writer import BY_ONE_TASK, SPARK
-from dagster_adjunct.orchestration.operators.hidden_columns import tie_breakers
-from dagster_adjunct.orchestration.operators.versions_met import RECORDED
+from dagster_adjunct.orchestration.operators.columns.hidden_columns import tie_breakers
+from dagster_adjunct.orchestration.operators.spec.versions_met import RECORDED
 from dagster_adjunct.orchestration.startpoints.versions_of_replays import tables_met_after_sends
 from dagster_adjunct.resources.errors import NullKeyError
 from dagster_adjunct.resources.schemas.quoted_columns import column

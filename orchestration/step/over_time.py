@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.late_records import LateRecords
+from dagster_adjunct.orchestration.operators.event_times.late_records import LateRecords
 from dagster_adjunct.orchestration.step.batch_times import BatchTimes
 from dagster_adjunct.orchestration.step.left_out_records import LeftOut
 from dagster_adjunct.orchestration.step.state_tables import StateTables
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from dagster_adjunct.assets.unbounded.state_spec import StateSpec
-    from dagster_adjunct.orchestration.operators.compiling import StateHandle, Watermarks
+    from dagster_adjunct.orchestration.operators.spec.compiling import StateHandle, Watermarks
     from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
     from dagster_adjunct.orchestration.step.step_context import StepContext
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_adjunct.orchestration.batchlog.batch_log import Intent, Range
-from dagster_adjunct.orchestration.operators.planning_values import BROADCAST
-from dagster_adjunct.orchestration.operators.versions_met import AS_OF, RECORDED
+from dagster_adjunct.orchestration.operators.spec.planning_values import BROADCAST
+from dagster_adjunct.orchestration.operators.spec.versions_met import AS_OF, RECORDED
 from dagster_adjunct.orchestration.startpoints.input_positions import input_positions, order_of_replay
 from dagster_adjunct.orchestration.startpoints.refused_positions import check_positions
 from dagster_adjunct.orchestration.step.hold_versions import hold_over_time, hold_recorded, hold_served

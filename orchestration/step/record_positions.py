@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.hidden_columns import BRANCH, ORIGIN
+from dagster_adjunct.orchestration.operators.columns.hidden_columns import BRANCH, ORIGIN
 from dagster_adjunct.resources.schemas.quoted_columns import bigints
 from dagster_adjunct.resources.streams.interface.stream_system import (
     EPOCH,
@@ -23,7 +23,7 @@ from dagster_adjunct.resources.streams.interface.system_stream_partition import 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.operators.operator_spec import Operator
+    from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator
     from dagster_adjunct.resources.streams.lake.source_ranges import Sources
 
 

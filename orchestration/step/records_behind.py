@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.orchestration.operators.hidden_columns import BEHIND
+from dagster_adjunct.orchestration.operators.columns.hidden_columns import BEHIND
 from dagster_adjunct.orchestration.step.running_times import NEVER, TIME, Stood, marks_at, running, spans
 from dagster_adjunct.orchestration.step.times_by_block import BLOCKS, BlocksOfTimes
 from dagster_adjunct.orchestration.step.watermarks import Measured

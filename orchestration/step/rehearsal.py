@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset_inputs import OwnedBy
 from dagster_adjunct.assets.unbounded.state_table import check_state, state_dataset
-from dagster_adjunct.orchestration.operators.hidden_columns import UNSENT, tie_breakers
-from dagster_adjunct.orchestration.operators.shipped_function import shipped_function
-from dagster_adjunct.orchestration.operators.table_checks import Sink, check_columns
-from dagster_adjunct.orchestration.operators.table_lookups import check_stored, read_function
+from dagster_adjunct.orchestration.operators.columns.hidden_columns import UNSENT, tie_breakers
+from dagster_adjunct.orchestration.operators.functions.shipped_function import shipped_function
+from dagster_adjunct.orchestration.operators.sends.table_checks import Sink, check_columns
+from dagster_adjunct.orchestration.operators.spec.table_lookups import check_stored, read_function
 from dagster_adjunct.orchestration.planner.fed_columns import check_fed
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.compile_batch import Batch, Counted
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.unbounded.state_spec import StateSpec
     from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
-    from dagster_adjunct.orchestration.operators.compiling import StateHandle
-    from dagster_adjunct.orchestration.operators.operator_spec import Operator
-    from dagster_adjunct.orchestration.operators.sink_context import SinkFunction
-    from dagster_adjunct.orchestration.operators.table_lookups import TableLookup
-    from dagster_adjunct.orchestration.operators.table_sends import TableSend
+    from dagster_adjunct.orchestration.operators.spec.compiling import StateHandle
+    from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator
+    from dagster_adjunct.orchestration.operators.spec.sink_context import SinkFunction
+    from dagster_adjunct.orchestration.operators.spec.table_lookups import TableLookup
+    from dagster_adjunct.orchestration.operators.spec.table_sends import TableSend
     from dagster_adjunct.orchestration.step.physical_proof import PhysicalProof
     from dagster_adjunct.orchestration.step.spark_plan import SparkPlan
     from dagster_adjunct.orchestration.step.step_context import StepContext

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset_inputs import OwnedBy
-from dagster_adjunct.orchestration.operators.column_lineage import LineageContext, Node
+from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageContext, Node
 from dagster_adjunct.resources.errors import StreamNotFoundError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.operators.column_lineage import Made
+    from dagster_adjunct.orchestration.operators.spec.column_lineage import Made
     from dagster_adjunct.orchestration.step.step_context import StepContext
 
 

@@ -12,7 +12,7 @@ from dagster_adjunct.resources.schemas.schema import Schema
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.operators.operator_spec import Operator
+    from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 

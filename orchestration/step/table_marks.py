@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.orchestration.operators.hidden_columns import ORIGIN
+from dagster_adjunct.orchestration.operators.columns.hidden_columns import ORIGIN
 from dagster_adjunct.resources.streams.interface.stream_system import (
     OFFSET,
     PARTITION,
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.operator_spec import Operator
+    from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator
     from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.orchestration.batchlog.stored_times import PartitionTimes, TimeState
-from dagster_adjunct.orchestration.operators.held_back import held_back
+from dagster_adjunct.orchestration.operators.spec.held_back import held_back
 from dagster_adjunct.orchestration.step.watermarks import event_times, is_idle, lowest_source
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.event_time import EventTime
+    from dagster_adjunct.orchestration.operators.event_times.event_time import EventTime
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.reading.versions_over_time import VersionsOverTime
 from dagster_adjunct.assets.versions.sealed_version import layout_of
-from dagster_adjunct.orchestration.operators.compiling import TimedRows
+from dagster_adjunct.orchestration.operators.spec.compiling import TimedRows
 from dagster_adjunct.resources.bucketing.bucketed_tables import bucketed_frame
 
 if TYPE_CHECKING:

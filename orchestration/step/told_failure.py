@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.operator_spec import Operator
+    from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator
     from dagster_adjunct.resources.errors import OperatorFailedError
 
 

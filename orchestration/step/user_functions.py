@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.arguments import called, first_double
-from dagster_adjunct.orchestration.operators.hidden_columns import carried
+from dagster_adjunct.orchestration.operators.columns.hidden_columns import carried
 from dagster_adjunct.resources.errors import AdjunctError, PlanningError
 from dagster_adjunct.resources.user_code import failure_of
 

@@ -14,13 +14,13 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.stored_times import PartitionTimes, TimeState
-from dagster_adjunct.orchestration.operators.held_back import held_back
+from dagster_adjunct.orchestration.operators.spec.held_back import held_back
 from dagster_adjunct.resources.times import before as long_before
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, Intent
-    from dagster_adjunct.orchestration.operators.event_time import EventTime
+    from dagster_adjunct.orchestration.operators.event_times.event_time import EventTime
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql.functions import unix_micros
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.event_time import FIRST, LAST, EventTime
+from dagster_adjunct.orchestration.operators.event_times.event_time import FIRST, LAST, EventTime
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import startpoints_of
 from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
 from dagster_adjunct.orchestration.step import records_behind

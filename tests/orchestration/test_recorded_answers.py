@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.table_lookups import TableLookup
+from dagster_adjunct.orchestration.operators.spec.table_lookups import TableLookup
 from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers, forget_answers
 from dagster_adjunct.orchestration.step.table_answers import about
 from dagster_adjunct.resources.errors import ConfigurationError

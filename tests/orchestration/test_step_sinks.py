@@ -14,7 +14,7 @@ import pytest
 
 from dagster_adjunct import SinkContext
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.sink_context import SinkFunction
+from dagster_adjunct.orchestration.operators.spec.sink_context import SinkFunction
 from dagster_adjunct.orchestration.step.function_sinks import as_declared
 from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError
 from dagster_adjunct.resources.schemas.schema import Schema

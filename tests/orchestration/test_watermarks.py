@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, Intent, Range
 from dagster_adjunct.orchestration.batchlog.stored_times import PartitionTimes, TimeState
-from dagster_adjunct.orchestration.operators.held_back import held_back
-from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
+from dagster_adjunct.orchestration.operators.spec.held_back import held_back
+from dagster_adjunct.orchestration.operators.spec.stream_facts import SPARK, StreamFacts
 from dagster_adjunct.orchestration.planner import plan
 from dagster_adjunct.orchestration.step.records_behind import look_at_each
 from dagster_adjunct.orchestration.step.running_times import Stood

@@ -48,7 +48,7 @@ from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage imp
     origins,
     output_columns,
 )
-from dagster_adjunct.orchestration.operators.column_lineage import Node
+from dagster_adjunct.orchestration.operators.spec.column_lineage import Node
 from dagster_adjunct.resources.spark.resource import SparkResource
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.advance_report import AdvanceReport
     from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest
     from dagster_adjunct.orchestration.application.declared_handles import OutputStream
-    from dagster_adjunct.orchestration.operators.column_lineage import Made, Node
-    from dagster_adjunct.orchestration.operators.declared_sinks import KeyedTable
+    from dagster_adjunct.orchestration.operators.spec.column_lineage import Made, Node
+    from dagster_adjunct.orchestration.operators.spec.declared_sinks import KeyedTable
     from dagster_adjunct.orchestration.step.step_report import StepReport
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.schemas.schema import Schema
