@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def json_times(lake: Lake, app: Application | None, last: Checkpoint) -> dict[str, Any]:
     """Return watermarks and the size of state as JSON-able values; nothing where no input declares event times."""
-    from dagster_adjunct.orchestration.step.time_progress import input_times, state_sizes, waited_for
+    from dagster_adjunct.orchestration.step.progress.time_progress import input_times, state_sizes, waited_for
 
     if not last.times.partitions:
         return {}
@@ -32,7 +32,12 @@ def json_times(lake: Lake, app: Application | None, last: Checkpoint) -> dict[st
 
 def show_times(lake: Lake, app: Application | None, last: Checkpoint) -> None:
     """Show watermarks by source partition and by operator, and the size of state; nothing where there is none."""
-    from dagster_adjunct.orchestration.step.time_progress import input_times, shown_time, state_sizes, waited_for
+    from dagster_adjunct.orchestration.step.progress.time_progress import (
+        input_times,
+        shown_time,
+        state_sizes,
+        waited_for,
+    )
 
     times = last.times
     if not times.partitions:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.step.table_answers import OpenTables
+from dagster_adjunct.orchestration.step.answers.table_answers import OpenTables
 from dagster_adjunct.resources.names import split_stream_name
 
 if TYPE_CHECKING:

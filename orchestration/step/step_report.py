@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
-    from dagster_adjunct.orchestration.step.time_progress import InputTimes, StateSize
+    from dagster_adjunct.orchestration.step.progress.time_progress import InputTimes, StateSize
     from dagster_adjunct.resources.tables.metrics import TableMetrics
 
 _FEW = "; one task a stage, as they are few"

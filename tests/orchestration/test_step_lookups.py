@@ -137,7 +137,7 @@ def test_what_was_not_recorded_is_asked_again(step_world: StepWorld, monkeypatch
 def test_of_two_runs_of_a_batch_the_first_that_records_decides_for_both(
     step_world: StepWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers
+    from dagster_adjunct.orchestration.step.answers.recorded_answers import RecordedAnswers
 
     flights(step_world, *FLIGHTS)
     function = AskedTable(PLANES, COLUMNS)

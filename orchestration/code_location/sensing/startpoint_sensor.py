@@ -61,7 +61,7 @@ def startpoint_sensor(app: "Application", job: "LaunchedJob", assets: Collection
         from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import fan_out_requests
         from dagster_adjunct.orchestration.startpoints.fan_out_in_words import gone_in_words, left_in_words
         from dagster_adjunct.orchestration.startpoints.startpoint_manager import startpoints_of
-        from dagster_adjunct.orchestration.step.input_progress import waiting_datasets
+        from dagster_adjunct.orchestration.step.progress.input_progress import waiting_datasets
 
         lake = tick.lake
         startpoints = startpoints_of(lake, app)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from dagster_adjunct.orchestration.operators.spec.table_lookups import TableLookup
-    from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers
+    from dagster_adjunct.orchestration.step.answers.recorded_answers import RecordedAnswers
     from dagster_adjunct.resources.tables.credits.run_credits import RunCredits
     from dagster_adjunct.resources.tables.remote_table import RemoteTable
 

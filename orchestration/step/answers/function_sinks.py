@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers
+    from dagster_adjunct.orchestration.step.answers.recorded_answers import RecordedAnswers
     from dagster_adjunct.resources.schemas.schema import Schema
 
 PLACE = "__place"

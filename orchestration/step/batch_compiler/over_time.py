@@ -7,9 +7,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.event_times.late_records import LateRecords
-from dagster_adjunct.orchestration.step.batch_times import BatchTimes
-from dagster_adjunct.orchestration.step.left_out_records import LeftOut
-from dagster_adjunct.orchestration.step.state_tables import StateTables
+from dagster_adjunct.orchestration.step.batch_compiler.state_tables import StateTables
+from dagster_adjunct.orchestration.step.batch_records.left_out_records import LeftOut
+from dagster_adjunct.orchestration.step.record_times.batch_times import BatchTimes
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

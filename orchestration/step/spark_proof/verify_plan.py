@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.declaration.dataset_inputs import OwnedBy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-from dagster_adjunct.orchestration.step.rehearsal import rehearse
+from dagster_adjunct.orchestration.step.spark_proof.rehearsal import rehearse
 from dagster_adjunct.orchestration.step.step_context import StepContext
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.application.runtime import Runtime
     from dagster_adjunct.orchestration.planner import ExecutionPlan
-    from dagster_adjunct.orchestration.step.physical_proof import PhysicalProof
+    from dagster_adjunct.orchestration.step.spark_proof.physical_proof import PhysicalProof
 
 
 def verify_plan(runtime: Runtime, app: Application, plan: ExecutionPlan) -> PhysicalProof:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.orchestration.step.running_times import NEVER, Stood, marks_at, running, spans
+from dagster_adjunct.orchestration.step.record_times.running_times import NEVER, Stood, marks_at, running, spans
 
 if TYPE_CHECKING:
     import numpy as np

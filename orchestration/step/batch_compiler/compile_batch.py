@@ -13,31 +13,37 @@ from dagster_adjunct.assets.sources.decode_changes import stored_schema
 from dagster_adjunct.orchestration.operators.arguments import called
 from dagster_adjunct.orchestration.operators.columns.hidden_columns import UNSENT, tie_breakers
 from dagster_adjunct.orchestration.planner.table_writers import writers_of
-from dagster_adjunct.orchestration.step import function_sinks
-from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
-from dagster_adjunct.orchestration.step.function_sinks import SinkCall
-from dagster_adjunct.orchestration.step.join_counts import JoinCounts, as_it_is
-from dagster_adjunct.orchestration.step.local_sends import LocalSends
-from dagster_adjunct.orchestration.step.over_time import OverTime
-from dagster_adjunct.orchestration.step.record_positions import (
-    as_branch,
-    origins,
-    with_positions,
+from dagster_adjunct.orchestration.step.answers import function_sinks
+from dagster_adjunct.orchestration.step.answers.function_sinks import SinkCall
+from dagster_adjunct.orchestration.step.answers.recorded_answers import RecordedAnswers
+from dagster_adjunct.orchestration.step.answers.table_answers import (
+    about,
+    answered,
+    as_frame,
+    distinct_keys,
+    with_answers,
 )
-from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers
-from dagster_adjunct.orchestration.step.refused_records import as_records, check_all_there
-from dagster_adjunct.orchestration.step.sensitive_columns import sensitive_columns, sensitive_entries
-from dagster_adjunct.orchestration.step.sent_records import is_in, sent_schema, upstream_of_outputs
-from dagster_adjunct.orchestration.step.table_answers import about, answered, as_frame, distinct_keys, with_answers
-from dagster_adjunct.orchestration.step.table_marks import (
+from dagster_adjunct.orchestration.step.batch_compiler.join_counts import JoinCounts, as_it_is
+from dagster_adjunct.orchestration.step.batch_compiler.over_time import OverTime
+from dagster_adjunct.orchestration.step.batch_compiler.table_marks import (
     marking_of,
     producers_of,
     streams_of_positions,
     summed,
 )
-from dagster_adjunct.orchestration.step.timed_rows import no_rows, read_over_time, timed_rows
-from dagster_adjunct.orchestration.step.told_failure import told_failure
-from dagster_adjunct.orchestration.step.user_functions import result_of
+from dagster_adjunct.orchestration.step.batch_compiler.timed_rows import no_rows, read_over_time, timed_rows
+from dagster_adjunct.orchestration.step.batch_compiler.user_functions import result_of
+from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
+from dagster_adjunct.orchestration.step.batch_records.local_sends import LocalSends
+from dagster_adjunct.orchestration.step.batch_records.refused_records import as_records, check_all_there
+from dagster_adjunct.orchestration.step.batch_records.sent_records import is_in, sent_schema, upstream_of_outputs
+from dagster_adjunct.orchestration.step.failures.sensitive_columns import sensitive_columns, sensitive_entries
+from dagster_adjunct.orchestration.step.failures.told_failure import told_failure
+from dagster_adjunct.orchestration.step.record_times.record_positions import (
+    as_branch,
+    origins,
+    with_positions,
+)
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.quoted_columns import column

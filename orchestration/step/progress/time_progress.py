@@ -12,7 +12,7 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.orchestration.batchlog.stored_times import PartitionTimes, TimeState
 from dagster_adjunct.orchestration.operators.spec.held_back import held_back
-from dagster_adjunct.orchestration.step.watermarks import event_times, is_idle, lowest_source
+from dagster_adjunct.orchestration.step.progress.watermarks import event_times, is_idle, lowest_source
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application

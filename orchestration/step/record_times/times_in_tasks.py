@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.event_times.event_time import FIRST, LAST
-from dagster_adjunct.orchestration.step.running_times import TIME
-from dagster_adjunct.orchestration.step.times_by_block import BLOCKS, BlocksOfTimes
+from dagster_adjunct.orchestration.step.record_times.running_times import TIME
+from dagster_adjunct.orchestration.step.record_times.times_by_block import BLOCKS, BlocksOfTimes
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION
 
 if TYPE_CHECKING:

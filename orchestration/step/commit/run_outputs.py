@@ -22,7 +22,7 @@ from dagster_adjunct.resources.spark.spark_errors import adjunct_error
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.stored_times import TimeState
-    from dagster_adjunct.orchestration.step.commit_intent import OpenBatch
+    from dagster_adjunct.orchestration.step.commit.commit_intent import OpenBatch
     from dagster_adjunct.orchestration.step.step_run import Counters, OpenedStep
     from dagster_adjunct.resources.tables.metrics import TableMetrics
 

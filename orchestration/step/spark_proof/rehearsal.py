@@ -13,14 +13,14 @@ from dagster_adjunct.orchestration.operators.functions.shipped_function import s
 from dagster_adjunct.orchestration.operators.sends.table_checks import Sink, check_columns
 from dagster_adjunct.orchestration.operators.spec.table_lookups import check_stored, read_function
 from dagster_adjunct.orchestration.planner.fed_columns import check_fed
+from dagster_adjunct.orchestration.step.answers.function_sinks import SinkCall, made_by
+from dagster_adjunct.orchestration.step.answers.table_answers import with_unknown
+from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import Batch, Counted
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
-from dagster_adjunct.orchestration.step.compile_batch import Batch, Counted
-from dagster_adjunct.orchestration.step.function_sinks import SinkCall, made_by
-from dagster_adjunct.orchestration.step.local_sends import kept_rows
-from dagster_adjunct.orchestration.step.physical_proof import Proof, check_written
-from dagster_adjunct.orchestration.step.sent_records import sent_schema
-from dagster_adjunct.orchestration.step.spark_plan import marked, plan_of
-from dagster_adjunct.orchestration.step.table_answers import with_unknown
+from dagster_adjunct.orchestration.step.batch_records.local_sends import kept_rows
+from dagster_adjunct.orchestration.step.batch_records.sent_records import sent_schema
+from dagster_adjunct.orchestration.step.spark_proof.physical_proof import Proof, check_written
+from dagster_adjunct.orchestration.step.spark_proof.spark_plan import marked, plan_of
 from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout
 from dagster_adjunct.resources.bucketing.bucketed_tables import GENERATION, bucketed_frame
 from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.spec.sink_context import SinkFunction
     from dagster_adjunct.orchestration.operators.spec.table_lookups import TableLookup
     from dagster_adjunct.orchestration.operators.spec.table_sends import TableSend
-    from dagster_adjunct.orchestration.step.physical_proof import PhysicalProof
-    from dagster_adjunct.orchestration.step.spark_plan import SparkPlan
+    from dagster_adjunct.orchestration.step.spark_proof.physical_proof import PhysicalProof
+    from dagster_adjunct.orchestration.step.spark_proof.spark_plan import SparkPlan
     from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.resources.schemas.schema import Schema
     from dagster_adjunct.resources.streams.interface.stream_system import AppendResult

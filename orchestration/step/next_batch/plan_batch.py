@@ -14,8 +14,8 @@ from dagster_adjunct.orchestration.operators.spec.planning_values import BROADCA
 from dagster_adjunct.orchestration.operators.spec.versions_met import AS_OF, RECORDED
 from dagster_adjunct.orchestration.startpoints.input_positions import input_positions, order_of_replay
 from dagster_adjunct.orchestration.startpoints.refused_positions import check_positions
-from dagster_adjunct.orchestration.step.hold_versions import hold_over_time, hold_recorded, hold_served
-from dagster_adjunct.orchestration.step.served_versions import check_all_fresh
+from dagster_adjunct.orchestration.step.next_batch.hold_versions import hold_over_time, hold_recorded, hold_served
+from dagster_adjunct.orchestration.step.next_batch.served_versions import check_all_fresh
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.stored_positions import Replay
     from dagster_adjunct.orchestration.startpoints.input_positions import InputPositions
     from dagster_adjunct.orchestration.startpoints.recorded_plan import Piece, RecordedPlan
-    from dagster_adjunct.orchestration.step.look_before_batch import Seen
+    from dagster_adjunct.orchestration.step.next_batch.look_before_batch import Seen
     from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
     from dagster_adjunct.resources.schemas.schema import Schema

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.step.plan_batch import PlannedBatch
+from dagster_adjunct.orchestration.step.next_batch.plan_batch import PlannedBatch
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 from dagster_adjunct.resources.names import split_stream_name
 

@@ -9,7 +9,7 @@ from dagster_adjunct.orchestration.startpoints.recorded_plan import plans_of
 from dagster_adjunct.orchestration.startpoints.start_of_run import start_of_run
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.step.look_before_batch import Seen
+    from dagster_adjunct.orchestration.step.next_batch.look_before_batch import Seen
     from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
 
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.columns.hidden_columns import AGAIN, BEHIND, EVENT_TIME
 from dagster_adjunct.orchestration.operators.spec.compiling import Watermarks
-from dagster_adjunct.orchestration.step import records_behind
-from dagster_adjunct.orchestration.step.record_positions import with_epochs
-from dagster_adjunct.orchestration.step.records_behind import Lateness, lateness, look_at_each
-from dagster_adjunct.orchestration.step.running_times import TIME, Stood
-from dagster_adjunct.orchestration.step.times_in_tasks import TimesInTasks, times_of
-from dagster_adjunct.orchestration.step.watermarks import Measured, event_times, moved_times
+from dagster_adjunct.orchestration.step.progress.watermarks import Measured, event_times, moved_times
+from dagster_adjunct.orchestration.step.record_times import records_behind
+from dagster_adjunct.orchestration.step.record_times.record_positions import with_epochs
+from dagster_adjunct.orchestration.step.record_times.records_behind import Lateness, lateness, look_at_each
+from dagster_adjunct.orchestration.step.record_times.running_times import TIME, Stood
+from dagster_adjunct.orchestration.step.record_times.times_in_tasks import TimesInTasks, times_of
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.quoted_columns import bigints
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION, TIMESTAMP, OffsetRange

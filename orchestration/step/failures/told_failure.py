@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dagster_adjunct.orchestration.step.failed_operator import (
+from dagster_adjunct.orchestration.step.failures.failed_operator import (
     Failure,
     failure_in,
     operators_before,
@@ -13,7 +13,7 @@ from dagster_adjunct.orchestration.step.failed_operator import (
     to_blame,
     what_of,
 )
-from dagster_adjunct.orchestration.step.sample_record import SECONDS, fails_over, sample_record
+from dagster_adjunct.orchestration.step.failures.sample_record import SECONDS, fails_over, sample_record
 from dagster_adjunct.resources.spark.spark_errors import adjunct_error
 from dagster_adjunct.resources.user_code import failed
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.operators.columns.hidden_columns import BEHIND
-from dagster_adjunct.orchestration.step.running_times import NEVER, TIME, Stood, marks_at, running, spans
-from dagster_adjunct.orchestration.step.times_by_block import BLOCKS, BlocksOfTimes
-from dagster_adjunct.orchestration.step.watermarks import Measured
+from dagster_adjunct.orchestration.step.progress.watermarks import Measured
+from dagster_adjunct.orchestration.step.record_times.running_times import NEVER, TIME, Stood, marks_at, running, spans
+from dagster_adjunct.orchestration.step.record_times.times_by_block import BLOCKS, BlocksOfTimes
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.step.times_in_tasks import TimesInTasks
+    from dagster_adjunct.orchestration.step.record_times.times_in_tasks import TimesInTasks
 
 BLOCK = 1_024
 """Offsets that are looked at again together."""
