@@ -203,7 +203,7 @@ def _startpoints(reference: str, lake_url: str | None, *, create: bool = False) 
 
 
 def _position(given: dict[str, str | bool | None]) -> Startpoint:
-    from dagster_adjunct.orchestration.startpoints.request_parsing import parse_position
+    from dagster_adjunct.orchestration.startpoints.requests.request_parsing import parse_position
 
     chosen = _given(given)
     if len(chosen) != 1:
@@ -216,7 +216,7 @@ def _position(given: dict[str, str | bool | None]) -> Startpoint:
 
 
 def _until(given: dict[str, str | bool | None]) -> Startpoint | None:
-    from dagster_adjunct.orchestration.startpoints.request_parsing import parse_position
+    from dagster_adjunct.orchestration.startpoints.requests.request_parsing import parse_position
 
     chosen = _given(given)
     if len(chosen) > 1:

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.startpoints.startpoint_manager import startpoints_of
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
 from dagster_adjunct.orchestration.step.answers.recorded_answers import forget_answers
 from dagster_adjunct.orchestration.step.answers.table_answers import OpenTables
 from dagster_adjunct.orchestration.step.batch_compiler.state_tables import states_of

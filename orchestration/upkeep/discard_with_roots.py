@@ -14,7 +14,7 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.batchlog.known_applications import list_applications
-from dagster_adjunct.orchestration.startpoints.recorded_plan import forget_plans, versions_held
+from dagster_adjunct.orchestration.startpoints.resolving.recorded_plan import forget_plans, versions_held
 from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.first_error import raise_first
 from dagster_adjunct.resources.metadata import MetadataStore

@@ -14,7 +14,7 @@ from dagster_adjunct.assets.unbounded.local_writes import Batch, LocalWrites
 from dagster_adjunct.assets.writing.generation_writer import BY_ONE_TASK, SPARK
 from dagster_adjunct.orchestration.operators.columns.hidden_columns import tie_breakers
 from dagster_adjunct.orchestration.operators.spec.versions_met import RECORDED
-from dagster_adjunct.orchestration.startpoints.versions_of_replays import tables_met_after_sends
+from dagster_adjunct.orchestration.startpoints.resolving.versions_of_replays import tables_met_after_sends
 from dagster_adjunct.resources.errors import NullKeyError
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION, TOMBSTONE

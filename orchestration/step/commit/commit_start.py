@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.startpoints.recorded_plan import plans_of
+from dagster_adjunct.orchestration.startpoints.resolving.recorded_plan import plans_of
 from dagster_adjunct.orchestration.startpoints.start_of_run import start_of_run
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.versions_over_time import refs_over_time
 from dagster_adjunct.assets.versions.manifest import as_bounded
-from dagster_adjunct.orchestration.startpoints.recorded_plan import is_readable
+from dagster_adjunct.orchestration.startpoints.resolving.recorded_plan import is_readable
 from dagster_adjunct.orchestration.step.batch_compiler.timed_rows import joined_by_time
 from dagster_adjunct.orchestration.step.next_batch.served_versions import ServedVersions, served_now
 from dagster_adjunct.resources.errors import ConfigurationError, VersionDiscardedError

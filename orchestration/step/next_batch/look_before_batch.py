@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.startpoints.stream_snapshots import look_at_streams
+from dagster_adjunct.orchestration.startpoints.positions.stream_snapshots import look_at_streams
 from dagster_adjunct.orchestration.step.next_batch.own_tables import tend_states, undo_given_up
 from dagster_adjunct.orchestration.step.next_batch.served_versions import served_now
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-    from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot
+    from dagster_adjunct.orchestration.startpoints.positions.stream_snapshots import StreamSnapshot
+    from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
     from dagster_adjunct.orchestration.step.next_batch.served_versions import ServedVersions
     from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
     from dagster_adjunct.resources.schemas.schema import Schema

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dagster_adjunct.orchestration.batchlog.batch_log import Intent, Range
 from dagster_adjunct.orchestration.operators.spec.planning_values import BROADCAST
 from dagster_adjunct.orchestration.operators.spec.versions_met import AS_OF, RECORDED
-from dagster_adjunct.orchestration.startpoints.input_positions import input_positions, order_of_replay
-from dagster_adjunct.orchestration.startpoints.refused_positions import check_positions
+from dagster_adjunct.orchestration.startpoints.positions.input_positions import input_positions, order_of_replay
+from dagster_adjunct.orchestration.startpoints.positions.refused_positions import check_positions
 from dagster_adjunct.orchestration.step.next_batch.hold_versions import hold_over_time, hold_recorded, hold_served
 from dagster_adjunct.orchestration.step.next_batch.served_versions import check_all_fresh
 from dagster_adjunct.orchestration.step.step_report import StepEvent
@@ -23,8 +23,8 @@ from dagster_adjunct.resources.streams.interface.system_stream_partition import 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
     from dagster_adjunct.orchestration.batchlog.stored_positions import Replay
-    from dagster_adjunct.orchestration.startpoints.input_positions import InputPositions
-    from dagster_adjunct.orchestration.startpoints.recorded_plan import Piece, RecordedPlan
+    from dagster_adjunct.orchestration.startpoints.positions.input_positions import InputPositions
+    from dagster_adjunct.orchestration.startpoints.resolving.recorded_plan import Piece, RecordedPlan
     from dagster_adjunct.orchestration.step.next_batch.look_before_batch import Seen
     from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun

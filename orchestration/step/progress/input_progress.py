@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.startpoints.first_positions import default_offset
+from dagster_adjunct.orchestration.startpoints.positions.first_positions import default_offset
 from dagster_adjunct.resources.errors import MalformedDocumentError, NoSealedVersionError, StreamNotFoundError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset_inputs import OwnedBy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
+from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
 from dagster_adjunct.orchestration.step.spark_proof.rehearsal import rehearse
 from dagster_adjunct.orchestration.step.step_context import StepContext
 

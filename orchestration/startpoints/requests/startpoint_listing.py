@@ -7,13 +7,13 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.batchlog.batch_log import application_state
-from dagster_adjunct.orchestration.startpoints.startpoint_manager import startpoints_of
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
 from dagster_adjunct.resources.streams.interface.startpoint import describe_startpoint
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState, Replay
-    from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
+    from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.stored_positions import Replay, ResolvedStartpoint
 from dagster_adjunct.orchestration.operators.spec.versions_met import RECORDED
-from dagster_adjunct.orchestration.startpoints.resolve_request import as_planned, resolve_request
-from dagster_adjunct.orchestration.startpoints.versions_of_replays import check_versions, default_versions
+from dagster_adjunct.orchestration.startpoints.resolving.resolve_request import as_planned, resolve_request
+from dagster_adjunct.orchestration.startpoints.resolving.versions_of_replays import check_versions, default_versions
 from dagster_adjunct.resources.errors import PermanentError
 
 if TYPE_CHECKING:
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
-    from dagster_adjunct.orchestration.startpoints.handed_requests import HandedRequests
-    from dagster_adjunct.orchestration.startpoints.resolve_request import Plans
-    from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
-    from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot
+    from dagster_adjunct.orchestration.startpoints.positions.stream_snapshots import StreamSnapshot
+    from dagster_adjunct.orchestration.startpoints.requests.handed_requests import HandedRequests
+    from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
+    from dagster_adjunct.orchestration.startpoints.resolving.resolve_request import Plans
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 

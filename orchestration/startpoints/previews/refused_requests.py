@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.startpoints.held_startpoints import Held
-    from dagster_adjunct.orchestration.startpoints.request_preview import Preview
-    from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
+    from dagster_adjunct.orchestration.startpoints.previews.request_preview import Preview
+    from dagster_adjunct.orchestration.startpoints.requests.held_startpoints import Held
+    from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
 
 
 def check_followed(previews: Sequence[Preview]) -> None:

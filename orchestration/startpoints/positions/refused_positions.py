@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState, Replay, ResolvedStartpoint
     from dagster_adjunct.orchestration.operators.inputs.input import Input
-    from dagster_adjunct.orchestration.startpoints.input_positions import InputPositions
-    from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot
+    from dagster_adjunct.orchestration.startpoints.positions.input_positions import InputPositions
+    from dagster_adjunct.orchestration.startpoints.positions.stream_snapshots import StreamSnapshot
     from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange, StreamInfo
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.unbounded.rewind import plan_rewind
 from dagster_adjunct.orchestration.startpoints.dataset_requests import positioned
-from dagster_adjunct.orchestration.startpoints.request_preview import Preview
+from dagster_adjunct.orchestration.startpoints.previews.request_preview import Preview
 from dagster_adjunct.resources.errors import PermanentError
 
 if TYPE_CHECKING:

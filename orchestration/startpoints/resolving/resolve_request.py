@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
-    from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPlan
-    from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
-    from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot
+    from dagster_adjunct.orchestration.startpoints.positions.stream_snapshots import StreamSnapshot
+    from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
+    from dagster_adjunct.orchestration.startpoints.resolving.recorded_plan import RecordedPlan
 
     # By their ids; instead of one that can't be followed any more, why.
     Plans = Mapping[str, RecordedPlan | PermanentError]

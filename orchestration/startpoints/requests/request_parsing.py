@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.startpoints.startpoint_request import OnUnresolved, StartpointRequest
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import OnUnresolved, StartpointRequest
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.streams.interface.startpoint import (

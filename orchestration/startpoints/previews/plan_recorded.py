@@ -9,15 +9,20 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog, Range
 from dagster_adjunct.orchestration.operators.spec.versions_met import RECORDED
-from dagster_adjunct.orchestration.startpoints.recorded_batches import Asked, FirstReads, first_reads, main_batches
-from dagster_adjunct.orchestration.startpoints.recorded_plan import (
+from dagster_adjunct.orchestration.startpoints.positions.stream_snapshots import look_at_stream
+from dagster_adjunct.orchestration.startpoints.resolving.recorded_batches import (
+    Asked,
+    FirstReads,
+    first_reads,
+    main_batches,
+)
+from dagster_adjunct.orchestration.startpoints.resolving.recorded_plan import (
     Piece,
     RecordedPlan,
     check_all_retained,
     new_plan_id,
 )
-from dagster_adjunct.orchestration.startpoints.stream_snapshots import look_at_stream
-from dagster_adjunct.orchestration.startpoints.versions_of_replays import tables_met_after_sends
+from dagster_adjunct.orchestration.startpoints.resolving.versions_of_replays import tables_met_after_sends
 from dagster_adjunct.resources.errors import DatasetError, OffsetOutOfRangeError
 
 if TYPE_CHECKING:
@@ -25,8 +30,8 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, Intent
-    from dagster_adjunct.orchestration.startpoints.request_preview import Preview
-    from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot
+    from dagster_adjunct.orchestration.startpoints.positions.stream_snapshots import StreamSnapshot
+    from dagster_adjunct.orchestration.startpoints.previews.request_preview import Preview
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
+    from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
 
 
 def joins_as_of(app: Application) -> tuple[str, ...]:

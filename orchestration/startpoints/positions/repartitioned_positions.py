@@ -10,7 +10,7 @@ from dagster_adjunct.resources.streams.interface.system_stream_partition import 
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
-    from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot
+    from dagster_adjunct.orchestration.startpoints.positions.stream_snapshots import StreamSnapshot
     from dagster_adjunct.resources.streams.interface.stream_system import StreamInfo
 
 

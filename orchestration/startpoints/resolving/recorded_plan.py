@@ -23,7 +23,7 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import check_not_doomed
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog, Range
 from dagster_adjunct.orchestration.batchlog.stored_positions import Partition
-from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
 from dagster_adjunct.resources.errors import (
     DatasetError,
     MalformedDocumentError,
@@ -37,7 +37,7 @@ from dagster_adjunct.resources.stored_documents import StoredDocument, first_pro
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
-    from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
+    from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.objects.object_store import ObjectInfo
 

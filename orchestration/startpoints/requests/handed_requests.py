@@ -11,8 +11,8 @@ from dagster_adjunct.resources.errors import ConfigurationError
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
-    from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-    from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
+    from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
+    from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
     from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState, Replay, ResolvedStartpoint
-    from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot
+    from dagster_adjunct.orchestration.startpoints.positions.stream_snapshots import StreamSnapshot
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 

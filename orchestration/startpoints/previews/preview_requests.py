@@ -8,18 +8,18 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.startpoints.dataset_requests import dataset_task, dataset_tasks, named_only
-from dagster_adjunct.orchestration.startpoints.handed_requests import is_broadcast, one_task_of_all
-from dagster_adjunct.orchestration.startpoints.request_preview import Preview, preview_request
-from dagster_adjunct.orchestration.startpoints.stream_snapshots import look_at_stream
-from dagster_adjunct.orchestration.startpoints.table_preview import preview_table
-from dagster_adjunct.orchestration.startpoints.versions_of_replays import check_versions, default_versions
+from dagster_adjunct.orchestration.startpoints.positions.stream_snapshots import look_at_stream
+from dagster_adjunct.orchestration.startpoints.previews.request_preview import Preview, preview_request
+from dagster_adjunct.orchestration.startpoints.previews.table_preview import preview_table
+from dagster_adjunct.orchestration.startpoints.requests.handed_requests import is_broadcast, one_task_of_all
+from dagster_adjunct.orchestration.startpoints.resolving.versions_of_replays import check_versions, default_versions
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
     from dagster_adjunct.orchestration.planner import ExecutionPlan
-    from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
+    from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition

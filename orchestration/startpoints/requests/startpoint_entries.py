@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.orchestration.startpoints.fan_out import without
-from dagster_adjunct.orchestration.startpoints.stored_requests import (
+from dagster_adjunct.orchestration.startpoints.requests.fan_out import without
+from dagster_adjunct.orchestration.startpoints.requests.stored_requests import (
     Stored,
     request_key,
     sequence_of,
@@ -18,8 +18,8 @@ from dagster_adjunct.orchestration.startpoints.stored_requests import (
 from dagster_adjunct.resources.errors import MalformedDocumentError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.startpoints.startpoint_request import Target
-    from dagster_adjunct.orchestration.startpoints.unreadable_requests import Unreadable
+    from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import Target
+    from dagster_adjunct.orchestration.startpoints.requests.unreadable_requests import Unreadable
     from dagster_adjunct.resources.metadata import Namespace, Snapshot
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.resources.streams.interface.startpoint import describe_startpoint
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-    from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
+    from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
+    from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
 
 
 def gone_in_words(fan_out: FanOut) -> list[str]:

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dagster_adjunct.orchestration.startpoints.fan_out import FanOutState, TaskFanOut
-from dagster_adjunct.orchestration.startpoints.startpoint_request import (
+from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOutState, TaskFanOut
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import (
     StartpointRequest,
     Target,
     check_task,
     request_from_json,
 )
-from dagster_adjunct.orchestration.startpoints.unreadable_requests import Unreadable, partition_of
+from dagster_adjunct.orchestration.startpoints.requests.unreadable_requests import Unreadable, partition_of
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 

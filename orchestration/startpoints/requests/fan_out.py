@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest, Target, newer
-from dagster_adjunct.orchestration.startpoints.unreadable_requests import Unreadable
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest, Target, newer
+from dagster_adjunct.orchestration.startpoints.requests.unreadable_requests import Unreadable
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 Requests = Mapping[SystemStreamPartition, StartpointRequest]

@@ -10,8 +10,8 @@ from dagster_adjunct.resources.streams.interface.startpoint import describe_star
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
-    from dagster_adjunct.orchestration.startpoints.fan_out import Requests
-    from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
+    from dagster_adjunct.orchestration.startpoints.requests.fan_out import Requests
+    from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.batchlog.stored_positions import Replay
-from dagster_adjunct.orchestration.startpoints.resolve_request import resolve_request
-from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
+from dagster_adjunct.orchestration.startpoints.resolving.resolve_request import resolve_request
 from dagster_adjunct.resources.errors import PermanentError
 from dagster_adjunct.resources.streams.interface.startpoint import describe_startpoint
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
     from dagster_adjunct.orchestration.operators.spec.versions_met import VersionsMet
-    from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot
+    from dagster_adjunct.orchestration.startpoints.positions.stream_snapshots import StreamSnapshot
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 

@@ -16,27 +16,27 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_adjunct.orchestration.startpoints.fan_out import (
+from dagster_adjunct.orchestration.startpoints.requests.fan_out import (
     Decision,
     FanOut,
     Requests,
     Taken,
     decide_fan_out,
 )
-from dagster_adjunct.orchestration.startpoints.startpoint_entries import StartpointEntries
-from dagster_adjunct.orchestration.startpoints.startpoint_request import (
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_entries import StartpointEntries
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import (
     StartpointRequest,
     check_partition,
     check_task,
 )
-from dagster_adjunct.orchestration.startpoints.stored_requests import (
+from dagster_adjunct.orchestration.startpoints.requests.stored_requests import (
     Stored,
     difference,
     equal_requests,
     request_key,
     sequence_of,
 )
-from dagster_adjunct.orchestration.startpoints.unreadable_requests import Unreadable, partition_of
+from dagster_adjunct.orchestration.startpoints.requests.unreadable_requests import Unreadable, partition_of
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
     from dagster_adjunct.orchestration.batchlog.stored_positions import ResolvedStartpoint
     from dagster_adjunct.orchestration.operators.inputs.input import Input
-    from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot
+    from dagster_adjunct.orchestration.startpoints.positions.stream_snapshots import StreamSnapshot
     from dagster_adjunct.resources.streams.interface.stream_system import StreamInfo, StreamSystem
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 

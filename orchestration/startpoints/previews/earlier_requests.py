@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.startpoints.stored_requests import request_key
+from dagster_adjunct.orchestration.startpoints.requests.stored_requests import request_key
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.startpoints.held_startpoints import Held
-    from dagster_adjunct.orchestration.startpoints.request_preview import Preview
-    from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
-    from dagster_adjunct.orchestration.startpoints.unreadable_requests import Unreadable
+    from dagster_adjunct.orchestration.startpoints.previews.request_preview import Preview
+    from dagster_adjunct.orchestration.startpoints.requests.held_startpoints import Held
+    from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
+    from dagster_adjunct.orchestration.startpoints.requests.unreadable_requests import Unreadable
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 
