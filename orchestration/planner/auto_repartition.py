@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.spec.stream_facts import SPARK, TASK_NUMBER, Catalog
 from dagster_adjunct.orchestration.planner.equal_counts import EqualCounts
-from dagster_adjunct.orchestration.planner.join_groups import Needs, exchange_node
+from dagster_adjunct.orchestration.planner.join_groups import exchange_node
 from dagster_adjunct.orchestration.planner.partition_counts import declared_counts
 from dagster_adjunct.orchestration.planner.record_flows import Arriving, Flows, follow
+from dagster_adjunct.orchestration.planner.sends_that_feed_joins import Needs
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application

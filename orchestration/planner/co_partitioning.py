@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.orchestration.operators.spec.stream_facts import SPARK
 from dagster_adjunct.orchestration.planner.auto_repartition import mismatch
 from dagster_adjunct.orchestration.planner.conflicts import Conflict, conflicts_of, majority
-from dagster_adjunct.orchestration.planner.join_groups import Groups, Needs
+from dagster_adjunct.orchestration.planner.join_groups import Groups
 from dagster_adjunct.orchestration.planner.mends import Mend, mends
 from dagster_adjunct.orchestration.planner.refusals import shown
+from dagster_adjunct.orchestration.planner.sends_that_feed_joins import Needs
 from dagster_adjunct.resources.errors import PartitionCountMismatchError, PlanningError
 
 if TYPE_CHECKING:

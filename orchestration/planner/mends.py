@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.spec.stream_facts import bytes_of
 from dagster_adjunct.orchestration.planner.auto_repartition import Inserted, mismatch, with_insertions
-from dagster_adjunct.orchestration.planner.join_groups import Groups, Needs, dataset_node, join_groups
+from dagster_adjunct.orchestration.planner.join_groups import Groups, dataset_node, join_groups
 from dagster_adjunct.orchestration.planner.partition_counts import assign, declared_counts
 from dagster_adjunct.orchestration.planner.record_flows import Flows, follow
+from dagster_adjunct.orchestration.planner.sends_that_feed_joins import Needs
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application

@@ -17,8 +17,7 @@ from dagster_adjunct.orchestration.planner.auto_repartition import Insertions, r
 from dagster_adjunct.orchestration.planner.co_partitioning import check_co_partitioned
 from dagster_adjunct.orchestration.planner.dataset_columns import check_datasets
 from dagster_adjunct.orchestration.planner.execution_plan import ExecutionPlan
-from dagster_adjunct.orchestration.planner.fed_joins import fed_joins, planned_state
-from dagster_adjunct.orchestration.planner.join_groups import Needs, dataset_node, join_groups, needs_of
+from dagster_adjunct.orchestration.planner.join_groups import dataset_node, join_groups
 from dagster_adjunct.orchestration.planner.joins_by_time import joins_by_time
 from dagster_adjunct.orchestration.planner.partition_counts import (
     assign,
@@ -30,6 +29,8 @@ from dagster_adjunct.orchestration.planner.partition_counts import (
 from dagster_adjunct.orchestration.planner.plan_parts import FedDataset, JoinGroup, PlannedCall, PlannedOperator
 from dagster_adjunct.orchestration.planner.record_flows import Flows, follow
 from dagster_adjunct.orchestration.planner.repeated_results import results_that_change
+from dagster_adjunct.orchestration.planner.sends_met_in_batch import fed_joins, planned_state
+from dagster_adjunct.orchestration.planner.sends_that_feed_joins import Needs, needs_of
 from dagster_adjunct.orchestration.planner.state_over_time import check_state_names, state_over_time
 from dagster_adjunct.orchestration.planner.stored_columns import check_types
 from dagster_adjunct.orchestration.planner.stream_edges import stream_edges

@@ -27,8 +27,8 @@ from dagster_adjunct.orchestration.step.batch_compiler.state_tables import state
 from dagster_adjunct.orchestration.step.batch_engine import BY_SPARK, BatchEngine
 from dagster_adjunct.orchestration.step.commit.commit_intent import commit_intent
 from dagster_adjunct.orchestration.step.commit.commit_offsets import close_batch, settle
-from dagster_adjunct.orchestration.step.commit.commit_start import commit_start
 from dagster_adjunct.orchestration.step.commit.run_outputs import run_outputs
+from dagster_adjunct.orchestration.step.commit.store_first_positions import store_first_positions
 from dagster_adjunct.orchestration.step.next_batch.look_before_batch import look
 from dagster_adjunct.orchestration.step.next_batch.plan_batch import NothingToRead, PlannedBatch, plan_batch
 from dagster_adjunct.orchestration.step.next_batch.take_over_batch import take_over
@@ -68,7 +68,7 @@ def run_step(context: StepContext, engine: BatchEngine = BY_SPARK) -> StepReport
                         planned = take_over(step, run, run.logged.state.open)
                     else:
                         seen = look(step, run)
-                        run = commit_start(step, run, seen)
+                        run = store_first_positions(step, run, seen)
                         planned = plan_batch(step, run, seen)
                     if isinstance(planned, PlannedBatch):
                         opened = commit_intent(step, run, planned)

@@ -189,7 +189,7 @@ class Batch(OverTime):
     def _moves(self, operator: Operator) -> list[Exchange]:
         return [each for each in self._exchanges.get(operator.id, ()) if each.reason == "auto_repartition"]
 
-    # -- what operators ask for (operators/compiling.py)
+    # -- what operators ask for (operators/spec/compiling.py)
 
     @property
     def app(self) -> Application:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class OverTime:
-    """The part of a batch that operators over time ask for (operators/compiling.py)."""
+    """The part of a batch that operators over time ask for (operators/spec/compiling.py)."""
 
     def __init__(self, context: StepContext, inputs: BatchInputs) -> None:
         self._context, self._inputs = context, inputs

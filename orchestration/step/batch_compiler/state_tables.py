@@ -37,7 +37,7 @@ def states_of(app: Application) -> Iterator[str]:
 
 @dataclass(slots=True)
 class StateTable:
-    """One table of state in one batch (operators/compiling.py).
+    """One table of state in one batch (operators/spec/compiling.py).
 
     `kept` says whether what is written is kept, `real` whether records are read at all.
     """

@@ -10,6 +10,7 @@ from dagster_adjunct.assets.reading.served_together import current_readers
 from dagster_adjunct.assets.unbounded.freshness import check_fresh
 from dagster_adjunct.assets.unbounded.local_manifest import check_as_stored
 from dagster_adjunct.assets.versions.manifest import as_unbounded
+from dagster_adjunct.orchestration.step.next_batch.versions_to_wait_for import check_bootstrapped
 from dagster_adjunct.resources.errors import StaleDatasetError
 
 if TYPE_CHECKING:
@@ -53,9 +54,7 @@ def served_now(step: OpenedStep) -> ServedVersions:
         if manifest is not None:
             check_as_stored(dataset, as_unbounded(manifest))
         readers[dataset.name] = stored(dataset.name).reader_of(manifest)
-    for name, reader in readers.items():
-        if reader is None and app.dataset(name).bootstrap:
-            stored(name).require_current(step.context.systems)  # says what it waits for
+    check_bootstrapped(step, readers)
     readers |= {name: stored(name).current() for name in step.states}
     step.versions.keep(readers)
     return ServedVersions(readers, limited)

@@ -1,4 +1,4 @@
-"""The start of a run, once: what its tasks were handed gets offsets, each partition a position; both are stored."""
+"""Stores where a run starts, once: what its tasks were handed gets offsets, each partition a position."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
 
 
-def commit_start(step: OpenedStep, run: StepRun, seen: Seen) -> StepRun:
+def store_first_positions(step: OpenedStep, run: StepRun, seen: Seen) -> StepRun:
     """Return the run with a position for each partition, stored before anything is read; as it is if it has started."""
     if seen.handed is None:
         return run
