@@ -167,7 +167,9 @@ class OffsetState(StoredDocument):
                 "replays": {**self.replays, **going},
                 "opened": {**self.opened, **{replay.ssp: replay.epoch for replay in going.values()}},
                 "begun": self.begun | {replay.id for replay in replays},
-                "taken": self._remembering({each.ssp: each.id.removesuffix(f"@{each.ssp}") for each in replays}),
+                "taken": self._remembering(
+                    {replay.ssp: replay.id.removesuffix(f"@{replay.ssp}") for replay in replays}
+                ),
             }
         )
 

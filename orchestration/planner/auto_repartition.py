@@ -96,8 +96,8 @@ def with_insertions(inserted: Insertions) -> Callable[[Operator, Arriving], Arri
     """Return what puts these exchanges before operators."""
 
     def moved(operator: Operator, arriving: Arriving) -> Arriving:
-        found = [(inserted.get((operator.id, number)), flow) for number, flow in enumerate(arriving)]
-        return tuple(flow if item is None else item.moved(flow) for item, flow in found)
+        insertions = [(inserted.get((operator.id, number)), flow) for number, flow in enumerate(arriving)]
+        return tuple(flow if item is None else item.moved(flow) for item, flow in insertions)
 
     return moved
 

@@ -110,9 +110,9 @@ def _step(app: Application, ways: Sequence[Mend], edges: Mapping[str, StreamEdge
     if not ways:
         return "no single change makes them agree; begin with the conflicts before it"
     first, *others = [_way(app, mend, edges) for mend in ways]
-    said = ["the fewest changes" if ways[0].size is None else "the cheapest by bytes"] if others else []
-    said += [] if ways[0].tried else ["not tried out, as there are many conflicts"]
-    how = f" ({'; '.join(said)})" if said else ""
+    remarks = ["the fewest changes" if ways[0].size is None else "the cheapest by bytes"] if others else []
+    remarks += [] if ways[0].tried else ["not tried out, as there are many conflicts"]
+    how = f" ({'; '.join(remarks)})" if remarks else ""
     return f"{first}{how}" + (f"; or {'; or '.join(others[:3])}" if others else "")
 
 
@@ -135,7 +135,7 @@ def _lying_elsewhere(
     app: Application, needs: Needs, flows: Flows, edges: Mapping[str, StreamEdge]
 ) -> list[tuple[str, str, str]]:
     """Return the operators whose records don't lie by the columns that they have to, why, and what to write."""
-    found = []
+    refused = []
     for operator, asked in needs.items():
         for number, (needed, flow) in enumerate(zip(asked, flows.arriving[operator], strict=True)):
             if needed is None or needed.columns is None:
@@ -148,8 +148,8 @@ def _lying_elsewhere(
                 )
                 if number == 0:
                     step += _where_it_is(app, operator, needed, flow)
-                found.append((operator, f"{operator}: {problem}: {why}; needed is {_by(columns)}.", step))
-    return found
+                refused.append((operator, f"{operator}: {problem}: {why}; needed is {_by(columns)}.", step))
+    return refused
 
 
 def _where_it_is(app: Application, operator: str, needed: Requirement, flow: Flow) -> str:

@@ -70,8 +70,8 @@ def conflicts_of(needs: Needs, groups: Groups, counts: Counts, streams: Sequence
         read = tuple(member for member in groups.get(join, ()) if member in tables)
         if read not in by_table or not read:
             meeting = [operator for table in read for operator in tables[table]]
-            found = _involved(dict.fromkeys([join, *where, *meeting]), groups, counts)
-            by_table[read] = tuple(sorted(found, key=lambda node: place[node]))
+            involved = _involved(dict.fromkeys([join, *where, *meeting]), groups, counts)
+            by_table[read] = tuple(sorted(involved, key=lambda node: place[node]))
         return by_table[read]
 
     return tuple(
@@ -91,20 +91,20 @@ def majority(nodes: Iterable[str], counts: Counts) -> tuple[int, tuple[str, ...]
 
 def _by_table(needs: Needs) -> dict[str, list[str]]:
     """Return the operators that read a dataset or feed it, by its node."""
-    found: dict[str, list[str]] = {}
+    operators_of: dict[str, list[str]] = {}
     for operator, asked in needs.items():
         for name in dict.fromkeys(needed.dataset for needed in asked if needed is not None and needed.dataset):
-            found.setdefault(dataset_node(name), []).append(operator)
-    return found
+            operators_of.setdefault(dataset_node(name), []).append(operator)
+    return operators_of
 
 
 def _involved(operators: Iterable[str], groups: Groups, counts: Counts) -> list[str]:
     """Return the members of these groups, what was brought together into one, and what inferred counts come from."""
-    found: list[str] = []
+    reached: list[str] = []
 
     def onward(node: str) -> Iterable[str]:
         source = counts.inferred.get(node)
         return (*groups.get(node, ()), *(() if source is None else (source.source,)))
 
-    traverse((member for operator in operators for member in groups.get(operator, ())), onward, found.append)
-    return [node for node in found if node not in groups]
+    traverse((member for operator in operators for member in groups.get(operator, ())), onward, reached.append)
+    return [node for node in reached if node not in groups]

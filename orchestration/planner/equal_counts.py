@@ -46,8 +46,8 @@ class EqualCounts:
                 self._parent[node] = roots[0]
 
     def _counts(self, node: str) -> set[int]:
-        found = {self._count[self._root(leaf)] for leaf in self._leaves(node)}
-        return {count for count in found if count is not None}
+        known = {self._count[self._root(leaf)] for leaf in self._leaves(node)}
+        return {count for count in known if count is not None}
 
     def _leaves(self, node: str) -> list[str]:
         """Return the streams that are together in `node`, itself where that is one."""

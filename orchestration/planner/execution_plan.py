@@ -91,19 +91,21 @@ class ExecutionPlan:
         other joins and of tables, too, until they enter another stream; then the input of the join's dataset."""
         operators = {operator.id: operator for operator in self.operators}
         begins = {edge.operator for edge in self.streams if edge.operator and edge.count_from != "auto_repartition"}
-        moved = {(each.operator, each.input) for each in self.exchanges if each.reason == "auto_repartition"}
+        moved = {
+            (exchange.operator, exchange.input) for exchange in self.exchanges if exchange.reason == "auto_repartition"
+        }
         feeding = {
             group.join: fed.sinks for group in self.join_groups for fed in self.fed if fed.dataset == group.dataset
         }
-        found: set[tuple[str | None, bool]] = set()
+        reached: set[tuple[str | None, bool]] = set()
 
         def before(vertex: str) -> list[str]:
             if vertex in begins and vertex != join:
-                found.add((vertex, False))
+                reached.add((vertex, False))
                 return []
             here = [source for number, source in enumerate(operators[vertex].inputs) if (vertex, number) not in moved]
             if len(here) < len(operators[vertex].inputs):
-                found.add((vertex, True))
+                reached.add((vertex, True))
             return here + list(feeding.get(vertex, ()))
 
         traverse([join], before, lambda vertex: None)
@@ -111,7 +113,7 @@ class ExecutionPlan:
         return tuple(
             edge.name
             for edge in self.streams
-            if (edge.operator, edge.count_from == "auto_repartition") in found
+            if (edge.operator, edge.count_from == "auto_repartition") in reached
             or (edge.dataset is not None and edge.dataset == dataset)
         )
 

@@ -90,7 +90,7 @@ def mends(
         targets = dict.fromkeys(counts.partitions[node] for node in groups[at])
         # What a count was inferred from has other joins, too: a change there is proposed only where it is tried out.
         where = (False, True) if at in tried else (False,)
-        mended = (changes.mend(at, target, at_sources=each) for target in targets for each in where)
+        mended = (changes.mend(at, target, at_sources=at_sources) for target in targets for at_sources in where)
         possible = [mend for mend in dict.fromkeys(mended) if settles(mend)]
         known = all(mend.size is not None for mend in possible)  # sizes of some say nothing
         possible = [replace(mend, size=mend.size if known else None, tried=at in tried) for mend in possible]

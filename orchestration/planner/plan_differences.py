@@ -55,17 +55,17 @@ def differences(older: Item, newer: Item) -> tuple[str, ...]:
 
 def _paired(older: Sequence[Item], newer: Sequence[Item]) -> list[tuple[Item | None, Item | None]]:
     """Operators of both plans: pairs that do the same, pairs of one kind and name, and what is only in one."""
-    found: dict[int, Item] = {}
+    paired: dict[int, Item] = {}
     left = {item["id"]: item for item in older}
     for signature in (_same, _alike):
         waiting: dict[object, list[Item]] = defaultdict(list)
         for item in reversed(left.values()):
             waiting[signature(item)].append(item)
         for number, item in enumerate(newer):
-            if number not in found and waiting[signature(item)]:
-                found[number] = waiting[signature(item)].pop()
-                del left[found[number]["id"]]
-    pairs: list[tuple[Item | None, Item | None]] = [(found.get(number), item) for number, item in enumerate(newer)]
+            if number not in paired and waiting[signature(item)]:
+                paired[number] = waiting[signature(item)].pop()
+                del left[paired[number]["id"]]
+    pairs: list[tuple[Item | None, Item | None]] = [(paired.get(number), item) for number, item in enumerate(newer)]
     return [*((item, None) for item in left.values()), *pairs]
 
 
@@ -80,12 +80,12 @@ def _alike(item: Item) -> object:
 def _renumbered(value: Any, renamed: Mapping[str, str], application: str) -> Any:
     """A document in which operators have the ids of the other plan, also within texts and names of streams."""
 
-    def token(found: re.Match[str]) -> str:
+    def token(match: re.Match[str]) -> str:
         for prefix in ("", f"{application}-", f"{application}-before-"):
-            name = found[0].removeprefix(prefix)
-            if found[0].startswith(prefix) and name in renamed:
+            name = match[0].removeprefix(prefix)
+            if match[0].startswith(prefix) and name in renamed:
                 return prefix + renamed[name]
-        return found[0]
+        return match[0]
 
     if isinstance(value, str):
         return _TOKEN.sub(token, value)
@@ -190,8 +190,8 @@ def _changed(what: str, old: Item, new: Item, without: Sequence[str]) -> Iterato
         if name == "columns" and isinstance(before, list) and isinstance(after, list):
             yield f"{what}: {_columns(before, after)}"
             continue
-        said = _SAID.get(name, f"{name} is {{new}}, was {{old}}")
-        yield f"{what} {said.format(new=_shown(after), old=_shown(before))}"
+        wording = _SAID.get(name, f"{name} is {{new}}, was {{old}}")
+        yield f"{what} {wording.format(new=_shown(after), old=_shown(before))}"
 
 
 def _columns(before: list[Any], after: list[Any]) -> str:

@@ -36,12 +36,12 @@ def read_document(kind: type[P], document: object) -> P:
 
     if not isinstance(document, dict):
         raise _refused(f"it is {type(document).__name__}, and a plan is an object", _MAKE)
-    found = document.get("format")
-    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
-        raise _refused(f"its format is {found!r}, and a plan has a number there", _MAKE)
-    if found > FORMAT:
+    stored_format = document.get("format")
+    if isinstance(stored_format, bool) or not isinstance(stored_format, int) or stored_format < 1:
+        raise _refused(f"its format is {stored_format!r}, and a plan has a number there", _MAKE)
+    if stored_format > FORMAT:
         raise _refused(
-            f"it has format {found}, and this version of dagster-adjunct reads formats up to {FORMAT}",
+            f"it has format {stored_format}, and this version of dagster-adjunct reads formats up to {FORMAT}",
             f"Read it with the version that wrote it, or a later one, or write it again: {_MAKE}",
         )
     try:

@@ -70,14 +70,14 @@ def plan_graph(
 
 def _box(item: PlannedOperator, moves: set[str], calling: set[str]) -> Node:
     colour: Colour = "transform"
-    for found, name in (
+    for applies, name in (
         (item.reads is not None, "input"),
         (item.writes is not None or item.id in calling, "write"),
         (item.looks_up is not None, "join"),
         (item.id in moves, "exchange"),
         (len(item.inputs) > 1, "several"),
     ):
-        if found:
+        if applies:
             colour = name  # type: ignore[assignment]
             break
     summary = " ".join(item.summary.split())

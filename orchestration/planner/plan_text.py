@@ -54,8 +54,10 @@ def render(
     with_datasets = [group for group in join_groups if group.dataset is not None]
     if with_datasets:
         lines += ["", "Joins that need no exchange on the dataset's side", *_meeting("join", with_datasets)]
-        for each in fed:
-            lines.append(f"  {each.dataset} ({each.partitions}) is fed by {', '.join(each.streams)}")
+        for fed_dataset in fed:
+            lines.append(
+                f"  {fed_dataset.dataset} ({fed_dataset.partitions}) is fed by {', '.join(fed_dataset.streams)}"
+            )
     with_state = [group for group in join_groups if group.dataset is None]
     if with_state:
         lines += ["", "Streams that meet and windows, whose state needs no exchange", *_meeting("at", with_state)]

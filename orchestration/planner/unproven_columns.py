@@ -21,43 +21,45 @@ _LENGTH = 60
 
 def unproven_columns(app: Application, flows: Flows) -> tuple[str, ...]:
     """Return the note, () where everything is proven. What only follows from what it names is not in it."""
-    found: list[str] = []
+    unproven: list[str] = []
     for operator in app.operators:
-        found += _unread(operator.id, operator.spec.sql)
+        unproven += _unread(operator.id, operator.spec.sql)
         known_before = all(flows.after[source].columns is not None for source in operator.inputs)
         if flows.after[operator.id].columns is None and known_before:
             nameless = [text for text in operator.spec.sql if _gives_unknown(text)]
             why = f"{_short(nameless[0])} has no name that can be read off" if nameless else operator.spec.summary()
-            found.append(f"the columns after {operator.id} ({why})")
-    return _note("Unproven, asked of Spark over no records before a batch begins", found)
+            unproven.append(f"the columns after {operator.id} ({why})")
+    return _note("Unproven, asked of Spark over no records before a batch begins", unproven)
 
 
 def unproven_of_datasets(app: Application) -> tuple[str, ...]:
     """Return the note on what datasets say in SQL that is not read here, () where everything is."""
-    found: list[str] = []
+    unproven: list[str] = []
     for dataset in app.datasets:
         for name, text, is_select in rules_in_sql(dataset):
             where = f"validator {name!r} of dataset {dataset.name!r}"
-            found += [f"{where}: {_short(text)} (a SELECT is left to Spark)"] if is_select else _unread(where, [text])
+            unproven += (
+                [f"{where}: {_short(text)} (a SELECT is left to Spark)"] if is_select else _unread(where, [text])
+            )
         projection = dataset.extractor
         if isinstance(projection, Projection):
             texts = [*dict(projection.select).values(), projection.where or ""]
-            found += _unread(f"the projection of dataset {dataset.name!r}", list(filter(None, texts)))
-    return _note("Unproven, asked of Spark when the dataset is advanced", found)
+            unproven += _unread(f"the projection of dataset {dataset.name!r}", list(filter(None, texts)))
+    return _note("Unproven, asked of Spark when the dataset is advanced", unproven)
 
 
 def _unread(where: str, texts: Sequence[str]) -> list[str]:
     """Return what can't be read of these expressions, and which functions in them are none of Spark's."""
-    found = [f"{where}: {_short(text)} ({parsed(text).unread})" for text in texts if parsed(text).unread]
+    unread = [f"{where}: {_short(text)} ({parsed(text).unread})" for text in texts if parsed(text).unread]
     for name in dict.fromkeys(name for text in texts for name in functions_of_others(text)):
         like = nearest(name, KNOWN, 1)
-        found.append(f"{where}: {name}() is none of Spark's functions" + (f" ({like[0]}?)" if like else ""))
-    return found
+        unread.append(f"{where}: {name}() is none of Spark's functions" + (f" ({like[0]}?)" if like else ""))
+    return unread
 
 
-def _note(what: str, found: Sequence[str]) -> tuple[str, ...]:
-    more = f"; and {len(found) - _MOST} more" if len(found) > _MOST else ""
-    return (f"{what}: {'; '.join(found[:_MOST])}{more}.",) if found else ()
+def _note(what: str, unproven: Sequence[str]) -> tuple[str, ...]:
+    more = f"; and {len(unproven) - _MOST} more" if len(unproven) > _MOST else ""
+    return (f"{what}: {'; '.join(unproven[:_MOST])}{more}.",) if unproven else ()
 
 
 def _gives_unknown(text: str) -> bool:

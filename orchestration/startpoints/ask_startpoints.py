@@ -49,7 +49,7 @@ class Asked:
         """Return it as JSON-able values."""
         return {
             "written": self.written,
-            "partitions": [found.to_json() for found in self.previews],
+            "partitions": [preview.to_json() for preview in self.previews],
             "replaced": [held.summary() for held in self.replaced],
             "tables": dict(self.tables),
             "notes": list(self.notes),

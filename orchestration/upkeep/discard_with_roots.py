@@ -93,8 +93,8 @@ def needed_versions(lake: Lake) -> dict[str, dict[str, str]]:
     needed: dict[str, dict[str, str]] = {}
     # Replays first: one whose last batch is opened meanwhile is then in one of both, or in both.
     replays = [versions_held(lake, application) for application in list_applications(lake)]
-    for found in (*replays, open_batches(lake)):
-        for dataset, versions in found.items():
+    for versions_of in (*replays, open_batches(lake)):
+        for dataset, versions in versions_of.items():
             needed.setdefault(dataset, {}).update(versions)
     return needed
 

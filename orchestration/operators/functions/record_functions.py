@@ -160,9 +160,9 @@ def _results(call: RecordCall, arguments: tuple[Any, ...]) -> Iterator[Record]:
     for result in given if call.several else (given,):
         if not isinstance(result, Mapping) or set(result) != set(names):
             columns = "other columns" if call.sensitive else f"the columns {', '.join(map(str, result))}"
-            found = columns if isinstance(result, Mapping) and result else repr(type(result))
+            result_columns = columns if isinstance(result, Mapping) and result else repr(type(result))
             raise SchemaMismatchError(
-                f"{call.operator}: a result of {called(call.function)} has {found}; its schema says "
+                f"{call.operator}: a result of {called(call.function)} has {result_columns}; its schema says "
                 f"{', '.join(names)}.",
                 "Return a dictionary of exactly these, None where there is no value; or correct schema=.",
             )

@@ -162,9 +162,9 @@ class AsOfJoin(Join):
 
         early, timeless = self.before_history == "error", self.on_null_time == "fail"
         wrong = (F.col(BEFORE_HISTORY) & F.lit(early)) | (F.col(NO_TIME) & F.lit(timeless))
-        found = batch.first(met.where(wrong).orderBy(PARTITION, OFFSET, *tie_breakers(met)))
-        if found is not None:
-            raise self._refused(operator, found, batch)
+        wrong_record = batch.first(met.where(wrong).orderBy(PARTITION, OFFSET, *tie_breakers(met)))
+        if wrong_record is not None:
+            raise self._refused(operator, wrong_record, batch)
 
     def _refused(self, operator: str, record: Row, batch: Batch) -> OperatorFailedError:
         secret = {name.lower() for name in batch.sensitive(operator)}

@@ -83,10 +83,10 @@ class SendToLocal(PassesRecords):
     def check_types(self, operator: str, types: Types) -> None:
         """Refuse columns of other types than the table's, as far as types are known."""
         for field in self.schema.fields:
-            found = None if types is None else types.get(field.name)
-            if found is not None and found != field.type:
+            known = None if types is None else types.get(field.name)
+            if known is not None and known != field.type:
                 raise PlanningError(
-                    f"{operator}: column {field.name!r} is {found}, and local table {self.table} is declared with "
+                    f"{operator}: column {field.name!r} is {known}, and local table {self.table} is declared with "
                     f"{field.type}.",
                     f'Cast it before: .map("*", …) with cast({field.name} as {field.type}); or declare the column so.',
                     column=field.name,

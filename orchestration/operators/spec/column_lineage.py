@@ -67,13 +67,13 @@ def expression_sources(
 ) -> Sources:
     """Return what an expression is made of that has been read; see `sources_of`."""
     known = {name.lower(): sources for name, sources in (*(aliases or {}).items(), *columns.items())}
-    found: list[Sources] = []
+    column_sources: list[Sources] = []
     for name in read.columns:
         sources = known.get(str(name).lower()) or known.get(name.name.lower()) or _of_fields(name.name, known)
         if not sources and name.name.lower() not in NILADIC:
             return ()
-        found.append(sources or ())
-    return tuple(dict.fromkeys(source for sources in found for source in sources))
+        column_sources.append(sources or ())
+    return tuple(dict.fromkeys(source for sources in column_sources for source in sources))
 
 
 def _of_fields(name: str, known: Mapping[str, Sources]) -> Sources:

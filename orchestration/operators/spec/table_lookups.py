@@ -107,10 +107,10 @@ def check_stored(operator: str, table: KeyedTable, lookup: TableLookup, stored: 
     for answer in lookup.answers if stored is not None else ():
         if answer.column not in (stored or {}):
             raise _no_column(operator, table, answer.column, stored or {})
-        found = spark_type((stored or {})[answer.column])
-        if found is not None and column_of("a", found).kind is not column_of("b", answer.type).kind:
+        stored_type = spark_type((stored or {})[answer.column])
+        if stored_type is not None and column_of("a", stored_type).kind is not column_of("b", answer.type).kind:
             raise PlanningError(
-                f"{operator}: table {table.name} has {answer.column!r} as {found}, and it is looked up as "
+                f"{operator}: table {table.name} has {answer.column!r} as {stored_type}, and it is looked up as "
                 f"{answer.type}.",
                 "Correct the table's declared columns, or the type that select= gives.",
                 column=answer.column,

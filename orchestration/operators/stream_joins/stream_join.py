@@ -170,7 +170,7 @@ class StreamJoin(Spec):
     def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
         left, right = arriving
         chosen = self.selection(tuple(right))
-        return left | {each.name: right[each.column] for each in chosen if each.column in right}
+        return left | {selected.name: right[selected.column] for selected in chosen if selected.column in right}
 
     # -- the batch
 
@@ -190,10 +190,10 @@ class StreamJoin(Spec):
         if watermarks.after is not None:
             parts += [unmatched(left, right, sides, self.bound, side, watermarks) for _, side in outer]
         parts += [apart_rows(frame, side) for frame, side in outer]
-        found = as_results(parts, sides, [dict(frame.dtypes) for frame in frames], added)
+        results = as_results(parts, sides, [dict(frame.dtypes) for frame in frames], added)
         conditions = {"matched": F.col(KIND) == BOTH, "unmatched": F.col(KIND) != BOTH}
-        found = batch.counted(operator, found, conditions)
-        return self._made(operator, found, batch)
+        results = batch.counted(operator, results, conditions)
+        return self._made(operator, results, batch)
 
     def _sides(self, operator: str, frames: Sequence[DataFrame]) -> tuple[tuple[Side, Side], Sequence[Selected]]:
         """Return both sides, of the right with what is added only, and that."""
@@ -211,7 +211,7 @@ class StreamJoin(Spec):
                 )
         chosen = self.selection(own[1])
         check_kept(operator, types[0], own[0], [a for a, _ in self.on])
-        check_kept(operator, types[1], [each.column for each in chosen], [b for _, b in self.on])
+        check_kept(operator, types[1], [selected.column for selected in chosen], [b for _, b in self.on])
         keys = [tuple(pair[number] for pair in self.on) for number in (0, 1)]
         added = tuple(dict.fromkeys(item.column for item in chosen if item.column not in keys[1]))
         bound = self.bound
@@ -271,12 +271,12 @@ class StreamJoin(Spec):
         judges = self._outer("right" if side.name == "left" else "left")
         return (bound.before + bound.after if judges else side.ahead) + 1
 
-    def _made(self, operator: str, found: DataFrame, batch: Batch) -> DataFrame:
+    def _made(self, operator: str, results: DataFrame, batch: Batch) -> DataFrame:
         from pyspark.sql import functions as F
 
         partitions, by = batch.partitions_at(operator), self.partition_by
         made = made_records(
-            found,
+            results,
             batch,
             by=by,
             partitions=partitions,

@@ -38,7 +38,7 @@ def checked_stream_join(
     if isinstance(on, Mapping):
         pairs = tuple((str(left), str(right)) for left, right in on.items())
     else:
-        pairs = tuple((each, each) for each in column_names(f"{operator}: on=", on))
+        pairs = tuple((column, column) for column in column_names(f"{operator}: on=", on))
     if not pairs:
         raise ConfigurationError(
             f"{operator}: on= names no column.", "Name what is equal in both streams.", argument="on"
@@ -58,7 +58,9 @@ def checked_stream_join(
 
 def _bound(operator: str, within: Within) -> tuple[timedelta, timedelta]:
     bound = within if isinstance(within, tuple) else (within, within)
-    if len(bound) != 2 or not all(isinstance(each, timedelta) and timedelta(0) <= each <= LONGEST for each in bound):
+    if len(bound) != 2 or not all(
+        isinstance(distance, timedelta) and timedelta(0) <= distance <= LONGEST for distance in bound
+    ):
         raise ConfigurationError(
             f"{operator} has within={within!r}: expected a timedelta, or two (before, after), none below 0, and of 100 "
             "years at most.",

@@ -189,9 +189,9 @@ def as_results(
         columns = []
         for name in left.columns:
             other = name in keys and _own(left, name) not in there
-            found = value(right, keys[name], types[0][name]) if other else value(left, name, types[0][name])
-            columns.append(found.alias(name))
-        columns += [value(right, each.column, types[1][each.column]).alias(each.name) for each in added]
+            key_value = value(right, keys[name], types[0][name]) if other else value(left, name, types[0][name])
+            columns.append(key_value.alias(name))
+        columns += [value(right, selected.column, types[1][selected.column]).alias(selected.name) for selected in added]
         results.append(part.select(*columns, *[F.col(name) for name in (KIND, FIRST, SECOND, TIME)]))
     return reduce(lambda one, other: one.unionByName(other), results)
 

@@ -54,7 +54,7 @@ class Window(Spec):
     allowed_lateness: timedelta
 
     def summary(self) -> str:
-        made = ", ".join(f"{each.words()} as {name}" for name, each in self.aggregates)
+        made = ", ".join(f"{aggregation.words()} as {name}" for name, aggregation in self.aggregates)
         late = f", {self.allowed_lateness} late" if self.allowed_lateness else ""
         return f"{self.windows.words()} by {', '.join(self.by)}: {made}; {self.results}{late}"
 
@@ -136,8 +136,8 @@ class Window(Spec):
     def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
         (made,) = arriving
         kept = {name: made[name] for name in self.by if name in made}
-        for name, each in self.aggregates:
-            sources = tuple(dict.fromkeys(source for taken in each.columns for source in made.get(taken, ())))
+        for name, aggregation in self.aggregates:
+            sources = tuple(dict.fromkeys(source for taken in aggregation.columns for source in made.get(taken, ())))
             if sources:
                 kept[name] = sources
         return kept

@@ -83,7 +83,7 @@ def plan_recorded(
         except DatasetError as error:
             errors = dict.fromkeys(wanted, str(error))
     failed = {id(wanted[ssp]): error for ssp, error in errors.items()}
-    shown = [replace(each, error=failed[id(each)]) if id(each) in failed else each for each in previews]
+    shown = [replace(preview, error=failed[id(preview)]) if id(preview) in failed else preview for preview in previews]
     return Recorded(shown, plan if not errors else None, () if errors else plan.words())
 
 
@@ -175,11 +175,11 @@ def _plan(lake: Lake, app: Application, asked: Asked, reads: FirstReads, batches
     pieces: dict[SystemStreamPartition, tuple[Piece, ...]] = {}
     spans: dict[SystemStreamPartition, Range] = {}
     for ssp, (start, end) in asked.spans.items():
-        found = [Piece(end=upto, batch=batch) for upto, batch in reads.pieces[ssp]]
-        if found:  # offsets without records behind them may follow: the last piece ends where the replay does
-            found[-1] = found[-1].model_copy(update={"end": end})
-        pieces[ssp] = tuple(found)
-        spans[ssp] = Range(start=start, end=end if found else start)
+        read_pieces = [Piece(end=upto, batch=batch) for upto, batch in reads.pieces[ssp]]
+        if read_pieces:  # offsets without records behind them may follow: the last piece ends where the replay does
+            read_pieces[-1] = read_pieces[-1].model_copy(update={"end": end})
+        pieces[ssp] = tuple(read_pieces)
+        spans[ssp] = Range(start=start, end=end if read_pieces else start)
     joined = {dataset.name for dataset in app.datasets}
     return RecordedPlan(
         id=new_plan_id(),

@@ -108,6 +108,6 @@ class StartpointEntries:
 
         def decide(snapshot: Snapshot) -> tuple[dict[str, Any], None]:
             there = {key: snapshot.get(key) for key in sequences}
-            return {key: None for key, found in there.items() if found and sequence_of(found) == sequences[key]}, None
+            return {key: None for key, entry in there.items() if entry and sequence_of(entry) == sequences[key]}, None
 
         self.requests.transact(decide, by=by)

@@ -54,15 +54,15 @@ def main_batches(history: Iterable[ApplicationState], asked: Asked) -> dict[int,
 
     `history` is given newest first, and is read no further back than anything that is asked for can have been read.
     """
-    found: dict[int, Intent] = {}
+    intents: dict[int, Intent] = {}
     for state in history:
         done = state.last.intent if state.last is not None else None
-        if done is not None and done.batch not in found and not done.replays:
+        if done is not None and done.batch not in intents and not done.replays:
             ranges = {ssp: span for ssp, span in done.ranges.items() if _is_of(state, asked, ssp.qualified_stream)}
-            found[done.batch] = done.model_copy(update={"ranges": ranges})
+            intents[done.batch] = done.model_copy(update={"ranges": ranges})
         if all(_is_before(state, asked, ssp) for ssp in asked.spans):
             break
-    return found
+    return intents
 
 
 def first_reads(batches: Mapping[int, Intent], asked: Asked) -> FirstReads:
@@ -73,10 +73,10 @@ def first_reads(batches: Mapping[int, Intent], asked: Asked) -> FirstReads:
     cut = []
     for number, intent in sorted(batches.items()):
         taken = 0
-        for ssp, found in intent.ranges.items():
-            if ssp not in open_spans or asked.compare(ssp, found.start, found.end) == 0:
+        for ssp, span in intent.ranges.items():
+            if ssp not in open_spans or asked.compare(ssp, span.start, span.end) == 0:
                 continue
-            pieces, open_spans[ssp] = _split(asked.compare, ssp, open_spans[ssp], (found.start, found.end))
+            pieces, open_spans[ssp] = _split(asked.compare, ssp, open_spans[ssp], (span.start, span.end))
             read[ssp] += [(piece, number) for piece in pieces]
             taken += bool(pieces)
             if pieces:
@@ -143,13 +143,13 @@ def _is_cut(
     asked: Asked,
 ) -> bool:
     """Whether the batch read more than what is asked for of it, or read it not for the first time."""
-    for ssp, found in intent.ranges.items():
-        if asked.compare(ssp, found.start, found.end) == 0:
+    for ssp, whole in intent.ranges.items():
+        if asked.compare(ssp, whole.start, whole.end) == 0:
             continue
         mine = [span for span, batch in read.get(ssp, ()) if batch == number]
         if len(mine) != 1:
             return True
         (start, end) = mine[0]
-        if asked.compare(ssp, start, found.start) or asked.compare(ssp, end, found.end):
+        if asked.compare(ssp, start, whole.start) or asked.compare(ssp, end, whole.end):
             return True
     return False

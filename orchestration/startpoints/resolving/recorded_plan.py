@@ -71,12 +71,12 @@ class RecordedPlan(StoredDocument):
 
     def met(self) -> Iterator[tuple[str, str, list[int]]]:
         """Yield each dataset and version of it that batches met, with these batches."""
-        found: dict[tuple[str, str], list[int]] = {}
+        batches_of: dict[tuple[str, str], list[int]] = {}
         for batch, versions in sorted(self.versions.items()):
             for dataset, version in versions.items():
-                for each in {version, *self.over_time.get(batch, {}).get(dataset, ())} - {None}:
-                    found.setdefault((dataset, str(each)), []).append(batch)
-        for (dataset, version), batches in sorted(found.items()):
+                for version_met in {version, *self.over_time.get(batch, {}).get(dataset, ())} - {None}:
+                    batches_of.setdefault((dataset, str(version_met)), []).append(batch)
+        for (dataset, version), batches in sorted(batches_of.items()):
             yield dataset, version, batches
 
     def words(self) -> tuple[str, ...]:
@@ -175,19 +175,19 @@ def is_readable(lake: Lake, manifest: DatasetManifest, version: str) -> bool:
 
 def plans_of(lake: Lake, application: str, fan_out: FanOut) -> dict[str, RecordedPlan | PermanentError]:
     """Return the plans that handed out requests name, by their ids; instead of one whose versions are gone, why."""
-    found: dict[str, RecordedPlan | PermanentError] = {}
+    plans: dict[str, RecordedPlan | PermanentError] = {}
     for held in fan_out.tasks.values():
         for request in held.values():
-            if request.recorded is not None and request.recorded not in found:
+            if request.recorded is not None and request.recorded not in plans:
                 try:
                     plan = read_plan(lake, application, request.recorded)
                     check_all_retained(lake, plan, held=True)
-                    found[plan.id] = plan
+                    plans[plan.id] = plan
                 except ObjectNotFoundError:
                     continue
                 except PermanentError as error:
-                    found[request.recorded] = error
-    return found
+                    plans[request.recorded] = error
+    return plans
 
 
 def versions_held(lake: Lake, application: str) -> dict[str, dict[str, str]]:

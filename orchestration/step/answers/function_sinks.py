@@ -71,9 +71,9 @@ def results(
             )
         return recorded, {"rows": rows, "calls": 0}
     before_call()
-    found = _called(frame, call).toArrow()
-    calls = len({(place, number) for place, number in _calls(found)})
-    kept = record.keep(1, found.drop_columns([_CALL]))
+    answered = _called(frame, call).toArrow()
+    calls = len({(place, number) for place, number in _calls(answered)})
+    kept = record.keep(1, answered.drop_columns([_CALL]))
     first = kept if kept is not None else record.read(1)
     if first is None:
         raise CommitConflictError(
@@ -82,7 +82,7 @@ def results(
             "Nothing is lost: run the application again, it goes on behind that batch.",
             application=record.application,
         )
-    return first, {"rows": found.num_rows, "calls": calls}
+    return first, {"rows": answered.num_rows, "calls": calls}
 
 
 def made_by(frame: DataFrame, call: SinkCall) -> DataFrame:
@@ -95,9 +95,9 @@ def _called(frame: DataFrame, call: SinkCall) -> DataFrame:
     return map_in_arrow(_in_order(frame), _task(call, carried(frame)), _schema(frame, call.returns))
 
 
-def as_frame(spark: SparkSession, found: pa.Table, partitions: int | None) -> DataFrame:
+def as_frame(spark: SparkSession, table: pa.Table, partitions: int | None) -> DataFrame:
     """Return recorded results as a DataFrame; with `partitions`, in those that their records were in."""
-    frame = spark.createDataFrame(found.replace_schema_metadata(None))
+    frame = spark.createDataFrame(table.replace_schema_metadata(None))
     if partitions is not None:
         frame = frame.repartitionById(partitions, PLACE)
     return frame.drop(PLACE)
@@ -106,8 +106,8 @@ def as_frame(spark: SparkSession, found: pa.Table, partitions: int | None) -> Da
 _CALL = "__call"
 
 
-def _calls(found: pa.Table) -> Iterator[tuple[int, int]]:
-    counted = found.group_by([PLACE, _CALL]).aggregate([])
+def _calls(answered: pa.Table) -> Iterator[tuple[int, int]]:
+    counted = answered.group_by([PLACE, _CALL]).aggregate([])
     return zip(counted[PLACE].to_pylist(), counted[_CALL].to_pylist(), strict=True)
 
 
@@ -199,8 +199,8 @@ def as_declared(operator: str, name: str, result: Any, rows: int, returns: Schem
     if not isinstance(result, pa.RecordBatch):
         raise _wrong(operator, name, f"returned {type(result).__name__}: expected a pyarrow Table or RecordBatch")
     if sorted(result.schema.names) != sorted(returns.names):
-        found = ", ".join(result.schema.names) or "none"
-        raise _wrong(operator, name, f"returned the columns {found}: expected {', '.join(returns.names)}")
+        names = ", ".join(result.schema.names) or "none"
+        raise _wrong(operator, name, f"returned the columns {names}: expected {', '.join(returns.names)}")
     if result.num_rows != rows:
         raise _wrong(operator, name, f"returned {result.num_rows} rows for {rows} records: expected one for each")
     columns = []
@@ -209,9 +209,9 @@ def as_declared(operator: str, name: str, result: Any, rows: int, returns: Schem
             columns.append(result.column(field.name).cast(field.type))
         except pa.ArrowException as error:
             kind = returns.field(field.name).type
-            found = result.schema.field(field.name).type
-            said = f": {error}" if told else ""
-            wrong = _wrong(operator, name, f"returned {field.name!r} as {found}, which is no {kind}{said}")
+            returned_type = result.schema.field(field.name).type
+            reason = f": {error}" if told else ""
+            wrong = _wrong(operator, name, f"returned {field.name!r} as {returned_type}, which is no {kind}{reason}")
             raise wrong from (error if told else None)
     return columns
 

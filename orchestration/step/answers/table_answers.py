@@ -82,9 +82,11 @@ def distinct_keys(frame: DataFrame, lookup: TableLookup) -> pa.Table:
 
     keys = frame.select(*[column(name).alias(key) for name, key in zip(lookup.keys, key_names(lookup), strict=True)])
     # Brought here as they are: an exchange of the keys would take longer than the few bytes of those that come twice.
-    found = keys.dropna().toArrow().group_by(key_names(lookup)).aggregate([])
-    fields = [pa.timestamp("us", tz="UTC") if pa.types.is_timestamp(part.type) else part.type for part in found.schema]
-    return found.cast(pa.schema(list(zip(found.schema.names, fields, strict=True))))
+    distinct = keys.dropna().toArrow().group_by(key_names(lookup)).aggregate([])
+    fields = [
+        pa.timestamp("us", tz="UTC") if pa.types.is_timestamp(part.type) else part.type for part in distinct.schema
+    ]
+    return distinct.cast(pa.schema(list(zip(distinct.schema.names, fields, strict=True))))
 
 
 def answered(keys: pa.Table, lookup: TableLookup, record: RecordedAnswers, reader: BulkReader, tasks: int) -> Answered:

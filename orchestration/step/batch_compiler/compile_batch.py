@@ -39,11 +39,7 @@ from dagster_adjunct.orchestration.step.batch_records.refused_records import as_
 from dagster_adjunct.orchestration.step.batch_records.sent_records import is_in, sent_schema, upstream_of_outputs
 from dagster_adjunct.orchestration.step.failures.sensitive_columns import sensitive_columns, sensitive_entries
 from dagster_adjunct.orchestration.step.failures.told_failure import told_failure
-from dagster_adjunct.orchestration.step.record_times.record_positions import (
-    as_branch,
-    origins,
-    with_positions,
-)
+from dagster_adjunct.orchestration.step.record_times.record_positions import as_branch, origins, with_positions
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.quoted_columns import column
@@ -187,7 +183,7 @@ class Batch(OverTime):
         ]
 
     def _moves(self, operator: Operator) -> list[Exchange]:
-        return [each for each in self._exchanges.get(operator.id, ()) if each.reason == "auto_repartition"]
+        return [move for move in self._exchanges.get(operator.id, ()) if move.reason == "auto_repartition"]
 
     # -- what operators ask for (operators/spec/compiling.py)
 
@@ -209,11 +205,11 @@ class Batch(OverTime):
 
     def sensitive(self, operator: str) -> frozenset[str]:
         dataset = getattr(self.app.operator(operator).spec, "dataset", None)
-        found = frozenset() if dataset is None else sensitive_entries(self._context, dataset)
+        names = frozenset() if dataset is None else sensitive_entries(self._context, dataset)
         for source in self.app.operator(operator).inputs:
             own = [name for name in self._frames[source].columns if not name.startswith("__")]
-            found |= sensitive_columns(self._context, source, own)
-        return found
+            names |= sensitive_columns(self._context, source, own)
+        return names
 
     def partitions_at(self, operator: str) -> int:
         return self._planned[operator].partitions
@@ -274,11 +270,11 @@ class Batch(OverTime):
         asked = about(lookup, dict(frame.dtypes))
         record = RecordedAnswers(self._context.lake, self.app.name, self._inputs.batch, operator, asked)
         reader = self._context.open_tables.reader(table, self._spark, self._context.credits)
-        found = answered(keys, lookup, record, reader, self.partitions_at(operator))
-        self._measure(lookup.table, found.metrics, found.metrics.counts())
+        looked_up = answered(keys, lookup, record, reader, self.partitions_at(operator))
+        self._measure(lookup.table, looked_up.metrics, looked_up.metrics.counts())
         counts = JoinCounts(operator)
         self._joins.append(counts)
-        return counts.observe(with_answers(operator, frame, lookup, as_frame(self._spark, found.table, lookup)))
+        return counts.observe(with_answers(operator, frame, lookup, as_frame(self._spark, looked_up.table, lookup)))
 
     def _measure(self, table: str, metrics: TableMetrics, counters: Mapping[str, int]) -> None:
         self._measured[table] = self._measured.get(table, TableMetrics()) + metrics
@@ -379,9 +375,9 @@ class Batch(OverTime):
         asked = {"function": called(function), "returns": {field.name: field.type for field in returns.fields}}
         record = RecordedAnswers(self._context.lake, self.app.name, self._inputs.batch, operator, asked)
         before = partial(self._before_output, called(function))
-        found, self._counters[operator] = function_sinks.results(frame, call, record, before)
+        results, self._counters[operator] = function_sinks.results(frame, call, record, before)
         kept = self._planned[operator].partitioned_by
-        return function_sinks.as_frame(self._spark, found, self.partitions_at(operator) if kept else None)
+        return function_sinks.as_frame(self._spark, results, self.partitions_at(operator) if kept else None)
 
     def _sink_call(self, operator: str, function: SinkFunction, returns: Schema | None = None) -> SinkCall:
         told = self.stream_of(operator), self.sensitive(operator)

@@ -31,9 +31,9 @@ def result_of(operator: str, function: DataFrameFunction, frame: DataFrame) -> D
     except Exception as error:
         raise failure_of(operator, called(function), function, error) from error
     if not isinstance(result, DataFrame):
-        found = "None" if result is None else type(result).__name__
+        returned = "None" if result is None else type(result).__name__
         raise PlanningError(
-            f"{operator}: {called(function)} returned {found}: expected a DataFrame.",
+            f"{operator}: {called(function)} returned {returned}: expected a DataFrame.",
             "Return the records that it was given, with other columns or fewer rows.",
             operator=operator,
         )

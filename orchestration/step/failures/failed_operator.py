@@ -35,7 +35,7 @@ class Failure:
     """
 
     kind: str
-    said: str
+    message: str
     quoted: str | None = None
     part: str | None = None
     place: Place | None = None
@@ -48,8 +48,8 @@ class Failure:
     def problem(self, what: str, *, told: bool) -> str:
         """Return it in words, those of the error itself only where it may be `told`."""
         if self.part is not None:
-            return f"{what}: {cut(self.part)}: {self.said if told else self.kind}"
-        return f"{what} raised {self.kind}{f': {cut(self.said)}' if told and self.said else ''}"
+            return f"{what}: {cut(self.part)}: {self.message if told else self.kind}"
+        return f"{what} raised {self.kind}{f': {cut(self.message)}' if told and self.message else ''}"
 
 
 def failure_in(error: Exception) -> Failure | None:
@@ -66,13 +66,13 @@ def failure_in(error: Exception) -> Failure | None:
     bare = type(error).__name__ in ("SparkException", "Py4JJavaError", "AnalysisException")
     if quoted is None and bare and not _of_data(text):
         return None
-    said = first_line(error).partition(" SQLSTATE")[0].partition(' If necessary set "spark.sql')[0]
-    said = said.removeprefix("org.apache.spark.SparkException: ")
+    message = first_line(error).partition(" SQLSTATE")[0].partition(' If necessary set "spark.sql')[0]
+    message = message.removeprefix("org.apache.spark.SparkException: ")
     if quoted is None:
-        return Failure(condition["condition"], said)
+        return Failure(condition["condition"], message)
     begin = len(quoted["before"])
     part = quoted["line"][begin : begin + len(quoted["part"])]
-    return Failure(condition["condition"], said, quoted["text"].strip().strip("."), part)
+    return Failure(condition["condition"], message, quoted["text"].strip().strip("."), part)
 
 
 def _of_data(text: str) -> bool:
@@ -84,16 +84,20 @@ def to_blame(before: Sequence[Operator], failure: Failure) -> list[Operator]:
     """Return the operators that it may have failed in: the likeliest of those `before` it, [] where any may be."""
     if failure.quoted is not None:
         for wanted in (failure.quoted, failure.part or ""):
-            saying = [each for each in before if any(wanted in text for text in _texts(each.spec))]
+            saying = [candidate for candidate in before if any(wanted in text for text in _texts(candidate.spec))]
             if saying:
                 return saying
         return []
     if failure.of_expression:
         return []
-    calling = [each for each in before if any(True for _ in _functions(each.spec))]
+    calling = [candidate for candidate in before if any(True for _ in _functions(candidate.spec))]
     place = failure.place
     if place is not None:
-        there = [each for each in calling if any(place.line in _lines(f, place.file) for f in _functions(each.spec))]
+        there = [
+            candidate
+            for candidate in calling
+            if any(place.line in _lines(f, place.file) for f in _functions(candidate.spec))
+        ]
         if there:
             return there
     return calling
@@ -123,15 +127,15 @@ def operators_before(app: Application, operator: str) -> Iterator[Operator]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    for each in _parts(value):
-        if isinstance(each, str):
-            yield each
+    for part in _parts(value):
+        if isinstance(part, str):
+            yield part
 
 
 def _functions(value: Any) -> Iterator[Callable[..., Any]]:
-    for each in _parts(value):
-        if callable(each) and not isinstance(each, type):
-            yield each
+    for part in _parts(value):
+        if callable(part) and not isinstance(part, type):
+            yield part
 
 
 def _parts(value: Any) -> Iterator[Any]:
@@ -139,8 +143,8 @@ def _parts(value: Any) -> Iterator[Any]:
         for field in fields(value):
             yield from _parts(getattr(value, field.name))
     elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        for each in value:
-            yield from _parts(each)
+        for element in value:
+            yield from _parts(element)
     else:
         yield value
 
@@ -149,11 +153,11 @@ def _lines(function: Callable[..., Any], file: str) -> set[int]:
     """Return the lines of a function, and of what is defined within it, in this file."""
     inner = getattr(function, "__wrapped__", getattr(function, "func", function))
     code = getattr(inner, "__code__", None) or getattr(type(inner).__dict__.get("__call__"), "__code__", None)
-    found: set[int] = set()
+    lines: set[int] = set()
     waiting = [code] if isinstance(code, CodeType) else []
     while waiting:
         here = waiting.pop()
         if here.co_filename == file:
-            found |= {line for _, _, line in here.co_lines() if line is not None}
-        waiting.extend(each for each in here.co_consts if isinstance(each, CodeType))
-    return found
+            lines |= {line for _, _, line in here.co_lines() if line is not None}
+        waiting.extend(constant for constant in here.co_consts if isinstance(constant, CodeType))
+    return lines

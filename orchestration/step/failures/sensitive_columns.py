@@ -38,7 +38,7 @@ def sensitive_columns(context: StepContext, operator: str, columns: Iterable[str
 def sensitive_entries(context: StepContext, name: str) -> frozenset[str]:
     """Return the columns of a dataset that it calls sensitive, or the schema of the stream that it is made of."""
     dataset = context.app.dataset(name)
-    own = frozenset(each.lower() for each in dataset.sensitive)
+    own = frozenset(column.lower() for column in dataset.sensitive)
     if isinstance(dataset.input, OwnedBy):
         return own | _flagged(dataset.input.schema)
     return own | (_of_stream(context, dataset.stream) if dataset.stream else frozenset())
@@ -46,18 +46,18 @@ def sensitive_entries(context: StepContext, name: str) -> frozenset[str]:
 
 def _declared(context: StepContext) -> set[tuple[Node, str]]:
     app = context.app
-    found = {
+    flagged = {
         (Node("dataset", dataset.name), name)
         for dataset in app.datasets
         for name in sensitive_entries(context, dataset.name)
     }
     for stream in app.inputs:
-        found |= {(Node("stream", stream), name) for name in _of_stream(context, stream)}
+        flagged |= {(Node("stream", stream), name) for name in _of_stream(context, stream)}
     for operator in app.operators:  # what functions return: known by its name
         made = [getattr(operator.spec, name, None) for name in ("made", "returns", "schema")]
-        schemas = [each for each in made if isinstance(each, Schema)]
-        found |= {(Node("stream", operator.id), name) for schema in schemas for name in _flagged(schema)}
-    return found
+        schemas = [argument for argument in made if isinstance(argument, Schema)]
+        flagged |= {(Node("stream", operator.id), name) for schema in schemas for name in _flagged(schema)}
+    return flagged
 
 
 def _of_stream(context: StepContext, stream: str) -> frozenset[str]:

@@ -56,11 +56,11 @@ def told_failure(batch: CompiledBatch, operator: str, error: Exception) -> Opera
     one = blamed[0] if len(blamed) == 1 else _tried(batch, blamed or before, failure) if failure.of_expression else None
     # Where Spark names nobody, what it says may be about a column of any of them.
     about_all = blamed if len(blamed) == 1 else before
-    hidden = frozenset[str]().union(*(batch.sensitive(each.id) for each in about_all))
+    hidden = frozenset[str]().union(*(batch.sensitive(suspect.id) for suspect in about_all))
     if one is not None:
         told = _with_sample(batch, one, failure, hidden)
     else:
-        names = " or ".join(each.id for each in blamed) or operator
+        names = " or ".join(suspect.id for suspect in blamed) or operator
         about: dict[str, Any] = {"operator": blamed[0].id if blamed else operator}
         told = failed(failure.problem(names, told=not hidden), failure.place, None, hidden, **about)
     told.__cause__ = None if hidden else error
@@ -73,15 +73,17 @@ def _tried(batch: CompiledBatch, likely: list[Operator], failure: Failure) -> Op
     Spark says which expression failed only of those that it has as they were written.
     """
     ends = time.monotonic() + SECONDS
-    wanted = {each.id for each in likely}
-    for each in batch.app.operators:  # in this order, an operator's records are made without failing
-        if each.id in wanted and len(each.inputs) == 1 and runs_code(each):
-            (arriving,) = batch.arriving(each)
+    wanted = {suspect.id for suspect in likely}
+    for candidate in batch.app.operators:  # in this order, an operator's records are made without failing
+        if candidate.id in wanted and len(candidate.inputs) == 1 and runs_code(candidate):
+            (arriving,) = batch.arriving(candidate)
             left = ends - time.monotonic()
             if left <= 0:
                 return None
-            if fails_over(arriving, _compiled(batch, each), lambda other: _is_alike(failure_in(other), failure), left):
-                return each
+            if fails_over(
+                arriving, _compiled(batch, candidate), lambda other: _is_alike(failure_in(other), failure), left
+            ):
+                return candidate
     return None
 
 

@@ -228,7 +228,11 @@ def _shared(context: StepContext, spans: Spans) -> dict[SystemStreamPartition, O
 def _waiting(context: StepContext, unread: Spans, shared: Spans) -> tuple[SystemStreamPartition, ...]:
     """Return the partitions that could become idle, and have records that are not in this batch's part."""
     sources = context.app.inputs.values()
-    timed = {each.stream for each in sources if each.event_time is not None and each.event_time.idle_after is not None}
+    timed = {
+        source.stream
+        for source in sources
+        if source.event_time is not None and source.event_time.idle_after is not None
+    }
     return tuple(
         ssp
         for ssp, span in sorted(unread.items())

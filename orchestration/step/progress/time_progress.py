@@ -76,7 +76,7 @@ def input_times(app: Application, times: TimeState, clock: datetime) -> tuple[In
 def waited_for(app: Application, times: TimeState, clock: datetime) -> dict[str, SystemStreamPartition | None]:
     """Return, by stateful operator, the source partition that holds its watermark back; None where all are idle."""
     lowest = {name: lowest_source(app, times, name, clock) for name in held_back(app.operators)}
-    return {name: None if found is None else found.ssp for name, found in lowest.items()}
+    return {name: None if lowest_mark is None else lowest_mark.ssp for name, lowest_mark in lowest.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +101,21 @@ def state_sizes(lake: Lake, names: Iterable[str]) -> dict[str, StateSize]:
         stored = () if manifest.version is None else manifest.version.generations
         files = [file for generation in stored for file in generation.files]
         sizes[name] = StateSize(
-            sum(each.rows for each in files), sum(each.size for each in files), manifest.declaration.kept_for
+            sum(file.rows for file in files), sum(file.size for file in files), manifest.declaration.kept_for
         )
     return sizes
 
 
 def _of_input(name: str, declared: EventTime, times: TimeState, clock: datetime) -> InputTimes:
-    stood = {ssp: each for ssp, each in sorted(times.partitions.items()) if ssp.qualified_stream == name}
-    idle = {ssp for ssp, each in stood.items() if is_idle(declared, each, clock)}
-    marks = {ssp: each.watermark for ssp, each in stood.items() if ssp not in idle}
+    stood = {
+        ssp: partition_times
+        for ssp, partition_times in sorted(times.partitions.items())
+        if ssp.qualified_stream == name
+    }
+    idle = {ssp for ssp, partition_times in stood.items() if is_idle(declared, partition_times, clock)}
+    marks = {ssp: partition_times.watermark for ssp, partition_times in stood.items() if ssp not in idle}
     held = min(marks, key=lambda ssp: (marks[ssp] is not None, marks[ssp] or clock, ssp), default=None)
-    known = [each.watermark for each in stood.values() if each.watermark is not None]
+    known = [partition_times.watermark for partition_times in stood.values() if partition_times.watermark is not None]
     watermark = marks[held] if held is not None else max(known, default=None)
     newest = _newest(stood)
     return InputTimes(
@@ -127,7 +131,10 @@ def _of_input(name: str, declared: EventTime, times: TimeState, clock: datetime)
 
 
 def _newest(stood: Mapping[SystemStreamPartition, PartitionTimes]) -> datetime | None:
-    return max((each.newest for each in stood.values() if each.newest is not None), default=None)
+    return max(
+        (partition_times.newest for partition_times in stood.values() if partition_times.newest is not None),
+        default=None,
+    )
 
 
 def _rounded(span: timedelta | None) -> timedelta:

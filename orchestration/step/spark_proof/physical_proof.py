@@ -60,8 +60,10 @@ class PhysicalProof:
 
         The answer is right either way: what is lost is speed, and the promise that the planner made.
         """
-        for each in self.differences:
-            error = PlanningError(each.problem, each.next_step, operator=each.operator, dataset=each.dataset)
+        for difference in self.differences:
+            error = PlanningError(
+                difference.problem, difference.next_step, operator=difference.operator, dataset=difference.dataset
+            )
             if os.environ.get("ADJUNCT_STRICT_PLANS"):
                 raise error
             _log.warning("%s", error)
@@ -71,8 +73,8 @@ class PhysicalProof:
         return {
             "joins": [{name: getattr(join, name) for name in JoinProof.__slots__} for join in self.joins],
             "differences": [
-                {"operator": each.operator, "problem": each.problem, "next_step": each.next_step}
-                for each in self.differences
+                {"operator": difference.operator, "problem": difference.problem, "next_step": difference.next_step}
+                for difference in self.differences
             ],
             "notes": list(self.notes),
         }
@@ -84,7 +86,7 @@ class PhysicalProof:
             moved = f"exchanges: {join.stream_exchanges} of records, {join.dataset_exchanges} of the dataset"
             lines.append(f"  {join.operator}  {join.kind} with {join.dataset}, {join.reads}; {moved}")
         lines += [f"  {note}" for note in self.notes]
-        lines += [f"  NOT IN THE PLAN: {each.problem} {each.next_step}" for each in self.differences]
+        lines += [f"  NOT IN THE PLAN: {difference.problem} {difference.next_step}" for difference in self.differences]
         if not self.differences:
             lines.append("  No exchange that the plan does not list.")
         return "\n".join(lines)
@@ -94,23 +96,25 @@ class Proof:
     """Collects the physical plans of an application, each operator once, and compares them with its plan."""
 
     def __init__(self, plan: ExecutionPlan) -> None:
-        self._listed = Counter(each.operator for each in plan.exchanges if each.reason in _IN_FRAMES)
-        self._claims = {each.id: each.partitioned_by for each in plan.operators}
+        self._listed = Counter(exchange.operator for exchange in plan.exchanges if exchange.reason in _IN_FRAMES)
+        self._claims = {operator.id: operator.partitioned_by for operator in plan.operators}
         self._seen: set[str] = set()
         self._joins: list[JoinProof] = []
         self._differences: list[Difference] = []
         self._notes: list[str] = []
 
-    def add(self, found: SparkPlan, datasets: Mapping[str, str]) -> None:
+    def add(self, spark_plan: SparkPlan, datasets: Mapping[str, str]) -> None:
         """Take in a plan; `datasets` are those that operators look up in."""
-        for operator in sorted(found.operators):
+        for operator in sorted(spark_plan.operators):
             if operator in self._seen:
                 continue
             self._seen.add(operator)
-            moved = [each for each in found.exchanges if each.operator == operator]
+            moved = [exchange for exchange in spark_plan.exchanges if exchange.operator == operator]
             if operator in datasets:
-                self._join(operator, datasets[operator], found)
-            self._moved(operator, datasets.get(operator), [(each.partitioning, each.side) for each in moved])
+                self._join(operator, datasets[operator], spark_plan)
+            self._moved(
+                operator, datasets.get(operator), [(exchange.partitioning, exchange.side) for exchange in moved]
+            )
 
     def allow(self, operator: str, moves: int) -> None:
         """Expect an operator to move rows of its own so often."""
@@ -122,11 +126,11 @@ class Proof:
     def note(self, text: str) -> None:
         self._notes.append(text)
 
-    def _join(self, operator: str, dataset: str, found: SparkPlan) -> None:
-        join = found.joins.get(operator)
+    def _join(self, operator: str, dataset: str, spark_plan: SparkPlan) -> None:
+        join = spark_plan.joins.get(operator)
         if join is None:
             return
-        sides = Counter(each.side for each in found.exchanges if each.operator == operator)
+        sides = Counter(exchange.side for exchange in spark_plan.exchanges if exchange.operator == operator)
         self._joins.append(JoinProof(operator, dataset, _kind(join), _reads(join), sides["stream"], sides["dataset"]))
 
     def _moved(self, operator: str, dataset: str | None, moved: Sequence[tuple[str, str | None]]) -> None:
@@ -154,19 +158,21 @@ class Proof:
         self._differences.append(Difference(operator, f"{problem}.", step, dataset))
 
 
-def check_written(operator: str, source: PlannedOperator, found: SparkPlan) -> str | None:
+def check_written(operator: str, source: PlannedOperator, spark_plan: SparkPlan) -> str | None:
     """Return a note on records that are written where they lie, or None where Spark sees that they lie right.
 
     `source` is planned for the operator that they come from. Raises PlanningError where they certainly lie otherwise
     than it says: writing them would fail, or lose the order of a key's records.
     """
     expected = f"hashpartitioning({', '.join(source.partitioned_by)}, {source.partitions})"
-    lying = found.partitioning
+    lying = spark_plan.partitioning
     if expected in lying or (source.partitions == 1 and "singlepartition" in lying.lower()):
         return None
     if lying in ("UnknownPartitioning(0)", f"UnknownPartitioning({source.partitions})"):
         return f"{operator}: that records lie as {expected} is a promise, which Spark can't see."
-    moving = list(dict.fromkeys(each.operator for each in found.exchanges if each.partitioning in lying)) or [source.id]
+    moving = list(
+        dict.fromkeys(exchange.operator for exchange in spark_plan.exchanges if exchange.partitioning in lying)
+    ) or [source.id]
     raise PlanningError(
         f"{operator}: records are written where they lie, which the plan says is {expected}; after "
         f"{', '.join(moving)} it is {lying}.",

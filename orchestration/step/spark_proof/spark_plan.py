@@ -65,7 +65,7 @@ def plan_of(operator: str, frame: DataFrame, joins: Collection[str]) -> SparkPla
     `joins` are the operators that join a dataset: of these, the topmost join is looked at.
     """
     top = frame._jdf.queryExecution().executedPlan()
-    found: dict[str, FoundJoin] = {}
+    joins_found: dict[str, FoundJoin] = {}
     exchanges: list[FoundExchange] = []
     operators = {operator}
     waiting: list[tuple[Any, str, Side | None]] = [(top, operator, None)]
@@ -78,20 +78,25 @@ def plan_of(operator: str, frame: DataFrame, joins: Collection[str]) -> SparkPla
                 owner, sides = node.name().removeprefix(_MARK), (None,)
                 operators.add(owner)
         elif name.startswith(("BroadcastExchange", "ReusedExchange")) and _is_broadcast(name, node):
-            if side == "dataset" and owner in found:
-                found[owner] = _with(found[owner], broadcast=True)
+            if side == "dataset" and owner in joins_found:
+                joins_found[owner] = _with(joins_found[owner], broadcast=True)
             continue
         elif name.startswith(("Exchange", "ShuffleExchange", "ReusedExchange")):
             exchanges.append(FoundExchange(owner, _words(node.outputPartitioning()), side))
-        elif "Join" in name and owner in joins and owner not in found:
-            found[owner] = FoundJoin(owner, name.partition("(")[0])
+        elif "Join" in name and owner in joins and owner not in joins_found:
+            joins_found[owner] = FoundJoin(owner, name.partition("(")[0])
             sides = ("stream", "dataset")
-        elif side == "dataset" and owner in found and found[owner].buckets is None and _is_bucketed(name, node):
-            found[owner] = _with(found[owner], buckets=node.outputPartitioning().numPartitions())
+        elif (
+            side == "dataset"
+            and owner in joins_found
+            and joins_found[owner].buckets is None
+            and _is_bucketed(name, node)
+        ):
+            joins_found[owner] = _with(joins_found[owner], buckets=node.outputPartitioning().numPartitions())
         children = node.children()
         for index in range(children.size()):
             waiting.append((children.apply(index), owner, sides[min(index, len(sides) - 1)]))
-    return SparkPlan(frozenset(operators), found, tuple(exchanges), _words(top.outputPartitioning()))
+    return SparkPlan(frozenset(operators), joins_found, tuple(exchanges), _words(top.outputPartitioning()))
 
 
 def _is_broadcast(name: str, node: Any) -> bool:
