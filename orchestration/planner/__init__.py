@@ -8,9 +8,9 @@ from dagster_adjunct.orchestration.operators.spec.stream_facts import (
     Partitioner,
     StreamFacts,
 )
-from dagster_adjunct.orchestration.planner.execution_plan import ExecutionPlan
-from dagster_adjunct.orchestration.planner.plan_parts import JoinGroup, PlannedOperator, Task
 from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.planner.plans.execution_plan import ExecutionPlan
+from dagster_adjunct.orchestration.planner.plans.plan_parts import JoinGroup, PlannedOperator, Task
 
 __all__ = [
     "SPARK",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.planner.plan_parts import FedJoin, PlannedState
+from dagster_adjunct.orchestration.planner.plans.plan_parts import FedJoin, PlannedState
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator, Spec
 from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, PlanContext
-from dagster_adjunct.orchestration.planner.plan_parts import PlannedTable
+from dagster_adjunct.orchestration.planner.plans.plan_parts import PlannedTable
 from dagster_adjunct.orchestration.planner.table_writers import keeps_marks, writers_of
 from dagster_adjunct.resources.errors import PlanningError
 

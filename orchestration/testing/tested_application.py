@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.planner.execution_plan import ExecutionPlan
+    from dagster_adjunct.orchestration.planner.plans.execution_plan import ExecutionPlan
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 Rows = Sequence[Mapping[str, Any]]

@@ -13,7 +13,7 @@ from dagster_adjunct.resources.errors import PlanningError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.planner import ExecutionPlan
-    from dagster_adjunct.orchestration.planner.plan_parts import PlannedOperator
+    from dagster_adjunct.orchestration.planner.plans.plan_parts import PlannedOperator
     from dagster_adjunct.orchestration.step.spark_proof.spark_plan import FoundJoin, SparkPlan
 
 _log = logging.getLogger("adjunct.step")

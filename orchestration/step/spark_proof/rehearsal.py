@@ -12,7 +12,7 @@ from dagster_adjunct.orchestration.operators.columns.hidden_columns import UNSEN
 from dagster_adjunct.orchestration.operators.functions.shipped_function import shipped_function
 from dagster_adjunct.orchestration.operators.sends.table_checks import Sink, check_columns
 from dagster_adjunct.orchestration.operators.spec.table_lookups import check_stored, read_function
-from dagster_adjunct.orchestration.planner.fed_columns import check_fed
+from dagster_adjunct.orchestration.planner.known_records.fed_columns import check_fed
 from dagster_adjunct.orchestration.step.answers.function_sinks import SinkCall, made_by
 from dagster_adjunct.orchestration.step.answers.table_answers import with_unknown
 from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import Batch, Counted

@@ -18,7 +18,7 @@ from dagster_adjunct.orchestration.operators.records.partition_by import Partiti
 from dagster_adjunct.orchestration.operators.sends.send_to_stream import SendToStream
 from dagster_adjunct.orchestration.operators.sends.send_to_table import SendToDataset
 from dagster_adjunct.orchestration.planner import plan
-from dagster_adjunct.orchestration.planner.partition_counts import assign
+from dagster_adjunct.orchestration.planner.counts.partition_counts import assign
 from dagster_adjunct.resources.errors import PartitionCountMismatchError, PlanningError
 from tests.orchestration.planner.planning import application, catalog, dataset
 from tests.orchestration.planner.several_inputs import Together

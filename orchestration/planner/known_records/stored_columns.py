@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.columns.known_columns import Types
 from dagster_adjunct.orchestration.operators.spec.planning_values import ComparedColumn, PlanContext
-from dagster_adjunct.orchestration.planner.fed_columns import check_fed
-from dagster_adjunct.orchestration.planner.key_types import check_declared_types, check_key_types, shortened
+from dagster_adjunct.orchestration.planner.known_records.fed_columns import check_fed
+from dagster_adjunct.orchestration.planner.known_records.key_types import (
+    check_declared_types,
+    check_key_types,
+    shortened,
+)
 from dagster_adjunct.orchestration.planner.refusals import Refusals
 from dagster_adjunct.resources.errors import PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.evolution import refused_changes

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.spec.planning_values import BROADCAST
-from dagster_adjunct.orchestration.planner.plan_parts import Task
+from dagster_adjunct.orchestration.planner.plans.plan_parts import Task
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 

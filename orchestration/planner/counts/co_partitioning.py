@@ -6,20 +6,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.spec.stream_facts import SPARK
-from dagster_adjunct.orchestration.planner.auto_repartition import mismatch
-from dagster_adjunct.orchestration.planner.conflicts import Conflict, conflicts_of, majority
-from dagster_adjunct.orchestration.planner.join_groups import Groups
-from dagster_adjunct.orchestration.planner.mends import Mend, mends
+from dagster_adjunct.orchestration.planner.counts.auto_repartition import mismatch
+from dagster_adjunct.orchestration.planner.counts.conflicts import Conflict, conflicts_of, majority
+from dagster_adjunct.orchestration.planner.counts.join_groups import Groups
+from dagster_adjunct.orchestration.planner.counts.mends import Mend, mends
+from dagster_adjunct.orchestration.planner.counts.sends_that_feed_joins import Needs
 from dagster_adjunct.orchestration.planner.refusals import shown
-from dagster_adjunct.orchestration.planner.sends_that_feed_joins import Needs
 from dagster_adjunct.resources.errors import PartitionCountMismatchError, PlanningError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, Requirement, StreamEdge
     from dagster_adjunct.orchestration.operators.spec.stream_facts import Catalog
-    from dagster_adjunct.orchestration.planner.partition_counts import Counts
-    from dagster_adjunct.orchestration.planner.record_flows import Flows
+    from dagster_adjunct.orchestration.planner.counts.partition_counts import Counts
+    from dagster_adjunct.orchestration.planner.known_records.record_flows import Flows
 
 _SHOWN = 20
 """How many streams of a conflict are told by name, and how many conflicts of an application in full."""

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.spec.stream_facts import SPARK, TASK_NUMBER, Catalog
-from dagster_adjunct.orchestration.planner.equal_counts import EqualCounts
-from dagster_adjunct.orchestration.planner.join_groups import exchange_node
-from dagster_adjunct.orchestration.planner.partition_counts import declared_counts
-from dagster_adjunct.orchestration.planner.record_flows import Arriving, Flows, follow
-from dagster_adjunct.orchestration.planner.sends_that_feed_joins import Needs
+from dagster_adjunct.orchestration.planner.counts.equal_counts import EqualCounts
+from dagster_adjunct.orchestration.planner.counts.join_groups import exchange_node
+from dagster_adjunct.orchestration.planner.counts.partition_counts import declared_counts
+from dagster_adjunct.orchestration.planner.counts.sends_that_feed_joins import Needs
+from dagster_adjunct.orchestration.planner.known_records.record_flows import Arriving, Flows, follow
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application

@@ -14,17 +14,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.spec.stream_facts import bytes_of
-from dagster_adjunct.orchestration.planner.auto_repartition import Inserted, mismatch, with_insertions
-from dagster_adjunct.orchestration.planner.join_groups import Groups, dataset_node, join_groups
-from dagster_adjunct.orchestration.planner.partition_counts import assign, declared_counts
-from dagster_adjunct.orchestration.planner.record_flows import Flows, follow
-from dagster_adjunct.orchestration.planner.sends_that_feed_joins import Needs
+from dagster_adjunct.orchestration.planner.counts.auto_repartition import Inserted, mismatch, with_insertions
+from dagster_adjunct.orchestration.planner.counts.join_groups import Groups, dataset_node, join_groups
+from dagster_adjunct.orchestration.planner.counts.partition_counts import assign, declared_counts
+from dagster_adjunct.orchestration.planner.counts.sends_that_feed_joins import Needs
+from dagster_adjunct.orchestration.planner.known_records.record_flows import Flows, follow
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, Requirement
     from dagster_adjunct.orchestration.operators.spec.stream_facts import Catalog
-    from dagster_adjunct.orchestration.planner.partition_counts import Counts
+    from dagster_adjunct.orchestration.planner.counts.partition_counts import Counts
 
 _TRIED = 10
 _PLANNED = 20_000

@@ -9,10 +9,10 @@ from dagster_adjunct.orchestration.drawing.graph import Graph
 from dagster_adjunct.orchestration.drawing.mermaid import mermaid
 from dagster_adjunct.orchestration.drawing.svg import svg
 from dagster_adjunct.orchestration.operators.spec.planning_values import Exchange, StreamEdge
-from dagster_adjunct.orchestration.planner.plan_differences import differences
-from dagster_adjunct.orchestration.planner.plan_document import document_of, read_document
-from dagster_adjunct.orchestration.planner.plan_graph import plan_graph
-from dagster_adjunct.orchestration.planner.plan_parts import (
+from dagster_adjunct.orchestration.planner.plans.plan_differences import differences
+from dagster_adjunct.orchestration.planner.plans.plan_document import document_of, read_document
+from dagster_adjunct.orchestration.planner.plans.plan_graph import plan_graph
+from dagster_adjunct.orchestration.planner.plans.plan_parts import (
     FedDataset,
     FedJoin,
     JoinByTime,
@@ -23,7 +23,7 @@ from dagster_adjunct.orchestration.planner.plan_parts import (
     PlannedTable,
     Task,
 )
-from dagster_adjunct.orchestration.planner.plan_text import render
+from dagster_adjunct.orchestration.planner.plans.plan_text import render
 from dagster_adjunct.orchestration.planner.traverse import traverse
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition

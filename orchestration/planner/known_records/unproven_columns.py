@@ -13,7 +13,7 @@ from dagster_adjunct.resources.sql.spark_functions import KNOWN
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.planner.record_flows import Flows
+    from dagster_adjunct.orchestration.planner.known_records.record_flows import Flows
 
 _MOST = 10
 _LENGTH = 60

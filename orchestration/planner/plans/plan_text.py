@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.spec.planning_values import Exchange, StreamEdge
-    from dagster_adjunct.orchestration.planner.plan_parts import (
+    from dagster_adjunct.orchestration.planner.plans.plan_parts import (
         FedDataset,
         FedJoin,
         JoinByTime,

@@ -10,7 +10,7 @@ from dagster_adjunct.orchestration.operators.spec.planning_values import BROADCA
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.spec.planning_values import Exchange, StreamEdge
-    from dagster_adjunct.orchestration.planner.plan_parts import PlannedCall, PlannedOperator, PlannedTable
+    from dagster_adjunct.orchestration.planner.plans.plan_parts import PlannedCall, PlannedOperator, PlannedTable
 
 LEGEND: dict[Colour, str] = {
     "input": "reads",

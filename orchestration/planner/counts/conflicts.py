@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.planner.join_groups import Groups, dataset_node
-from dagster_adjunct.orchestration.planner.sends_that_feed_joins import Needs
+from dagster_adjunct.orchestration.planner.counts.join_groups import Groups, dataset_node
+from dagster_adjunct.orchestration.planner.counts.sends_that_feed_joins import Needs
 from dagster_adjunct.orchestration.planner.traverse import traverse
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.planner.partition_counts import Counts
+    from dagster_adjunct.orchestration.planner.counts.partition_counts import Counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.planner.record_flows import Flows
-    from dagster_adjunct.orchestration.planner.sends_that_feed_joins import Needs
+    from dagster_adjunct.orchestration.planner.counts.sends_that_feed_joins import Needs
+    from dagster_adjunct.orchestration.planner.known_records.record_flows import Flows
 
 Groups = dict[str, tuple[str, ...]]
 """Ids of what has to have equal counts, streams first, by the operator that makes them meet."""

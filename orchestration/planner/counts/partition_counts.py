@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.spec.planning_values import BROADCAST, PlanContext
 from dagster_adjunct.orchestration.operators.spec.stream_facts import Catalog, facts_of
-from dagster_adjunct.orchestration.planner.join_groups import dataset_node
-from dagster_adjunct.orchestration.planner.task_groups import task_count
+from dagster_adjunct.orchestration.planner.counts.join_groups import dataset_node
+from dagster_adjunct.orchestration.planner.counts.task_groups import task_count
 from dagster_adjunct.resources.errors import PlanningError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.planner.record_flows import Flows
+    from dagster_adjunct.orchestration.planner.known_records.record_flows import Flows
 
 MOST_BY_DEFAULT = 256
 """What nothing decides gets no more partitions than this, however many its inputs have."""

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.spec.planning_values import PlanContext, StreamEdge
 from dagster_adjunct.orchestration.operators.spec.stream_facts import SPARK, Catalog, facts_of
-from dagster_adjunct.orchestration.planner.join_groups import dataset_node
+from dagster_adjunct.orchestration.planner.counts.join_groups import dataset_node
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.planner.auto_repartition import Insertions
-    from dagster_adjunct.orchestration.planner.partition_counts import Counts
-    from dagster_adjunct.orchestration.planner.record_flows import Flows
+    from dagster_adjunct.orchestration.planner.counts.auto_repartition import Insertions
+    from dagster_adjunct.orchestration.planner.counts.partition_counts import Counts
+    from dagster_adjunct.orchestration.planner.known_records.record_flows import Flows
 
 
 def stream_edges(
