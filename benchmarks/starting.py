@@ -14,12 +14,12 @@ from benchmarks.timing import Measured
 from dagster_adjunct import Application, LakeStreams, Schema, open_lake
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-from dagster_adjunct.orchestration.startpoints.input_positions import input_positions
+from dagster_adjunct.orchestration.startpoints.positions.input_positions import input_positions
+from dagster_adjunct.orchestration.startpoints.positions.stream_snapshots import look_at_streams
+from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
 from dagster_adjunct.orchestration.startpoints.start_of_run import start_of_run
-from dagster_adjunct.orchestration.startpoints.startpoint_manager import startpoints_of
-from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
-from dagster_adjunct.orchestration.startpoints.stream_snapshots import look_at_streams
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.interface.startpoint import StartpointTimestamp
 from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem

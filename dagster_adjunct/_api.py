@@ -28,7 +28,7 @@ from dagster_adjunct.orchestration.batchlog.batch_log import (
     application_state,
     served_versions,
 )
-from dagster_adjunct.orchestration.operators.sink_context import SinkContext
+from dagster_adjunct.orchestration.operators.spec.sink_context import SinkContext
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application, systems_for
 from dagster_adjunct.orchestration.step.run_application import RunReport, run_application
 from dagster_adjunct.orchestration.step.session_scope import session_scope

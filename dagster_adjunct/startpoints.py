@@ -9,8 +9,8 @@ from dagster_adjunct.orchestration.batchlog.checkpoint_history import (
     CheckpointManager,
 )
 from dagster_adjunct.orchestration.startpoints.application_startpoints import Startpoints
-from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
-from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.streams.interface.startpoint import (
     Startpoint,

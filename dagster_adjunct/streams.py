@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dagster_adjunct._arguments import guard
-from dagster_adjunct.orchestration.operators.event_time import ARRIVAL
+from dagster_adjunct.orchestration.operators.event_times.event_time import ARRIVAL
 from dagster_adjunct.resources.streams.interface.checksum import records_checksum
 from dagster_adjunct.resources.streams.interface.stream_system import (
     RECORD_META,

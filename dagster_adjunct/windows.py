@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dagster_adjunct._arguments import guard
-from dagster_adjunct.orchestration.operators.window_aggregates import (
+from dagster_adjunct.orchestration.operators.windows.window_aggregates import (
     Aggregate,
     Count,
     Distinct,
@@ -12,7 +12,7 @@ from dagster_adjunct.orchestration.operators.window_aggregates import (
     Min,
     Sum,
 )
-from dagster_adjunct.orchestration.operators.window_kinds import Session, Sliding, Tumbling
+from dagster_adjunct.orchestration.operators.windows.window_kinds import Session, Sliding, Tumbling
 
 __all__ = ["Aggregate", "Count", "Distinct", "Max", "Mean", "Min", "Session", "Sliding", "Sum", "Tumbling"]
 

@@ -23,9 +23,9 @@ from dagster_adjunct.orchestration.application.declared_handles import (
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
 from dagster_adjunct.orchestration.application.operator_graph import Graph
 from dagster_adjunct.orchestration.operators.arguments import column_names, partition_count
-from dagster_adjunct.orchestration.operators.declared_sinks import KeyedTable
-from dagster_adjunct.orchestration.operators.event_time import checked_event_time
-from dagster_adjunct.orchestration.operators.input import checked_input
+from dagster_adjunct.orchestration.operators.event_times.event_time import checked_event_time
+from dagster_adjunct.orchestration.operators.inputs.input import checked_input
+from dagster_adjunct.orchestration.operators.spec.declared_sinks import KeyedTable
 from dagster_adjunct.resources.checked_numbers import check_whole_number
 from dagster_adjunct.resources.declared_place import caller
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from typing import Unpack, overload
 
     from dagster_adjunct.assets.declaration.local_table import LocalTableOptions
-    from dagster_adjunct.orchestration.operators.input import DefaultOffset, Input, OnLost
-    from dagster_adjunct.orchestration.operators.operator_spec import Operator
+    from dagster_adjunct.orchestration.operators.inputs.input import DefaultOffset, Input, OnLost
+    from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator
     from dagster_adjunct.resources.schemas.schema import Schema
 
 T = TypeVar("T")

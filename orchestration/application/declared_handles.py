@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.orchestration.application.operator_graph import Graph
-    from dagster_adjunct.orchestration.operators.declared_sinks import KeyedTable
+    from dagster_adjunct.orchestration.operators.spec.declared_sinks import KeyedTable
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.application.declared_handles import DatasetTable, RemoteTableHandle
-from dagster_adjunct.orchestration.operators.asof_join import checked_asof_join
-from dagster_adjunct.orchestration.operators.join import checked_join
-from dagster_adjunct.orchestration.operators.join_function import checked_join_function
-from dagster_adjunct.orchestration.operators.lookup_join import checked_lookup_join
+from dagster_adjunct.orchestration.operators.joins.asof_join import checked_asof_join
+from dagster_adjunct.orchestration.operators.joins.join import checked_join
+from dagster_adjunct.orchestration.operators.joins.join_function import checked_join_function
+from dagster_adjunct.orchestration.operators.joins.lookup_join import checked_lookup_join
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.operators.join_arguments import How, On
-    from dagster_adjunct.orchestration.operators.operator_spec import BeforeHistory, OnNullTime, Spec
-    from dagster_adjunct.orchestration.operators.record_functions import RecordFunction
+    from dagster_adjunct.orchestration.operators.functions.record_functions import RecordFunction
+    from dagster_adjunct.orchestration.operators.joins.join_arguments import How, On
+    from dagster_adjunct.orchestration.operators.spec.operator_spec import BeforeHistory, OnNullTime, Spec
     from dagster_adjunct.resources.schemas.schema import Schema
 
 

@@ -14,22 +14,22 @@ from dagster_adjunct.orchestration.application.declared_handles import DatasetTa
 from dagster_adjunct.orchestration.application.joined_tables import ByTime, joined
 from dagster_adjunct.orchestration.application.stream_over_time import StreamOverTime
 from dagster_adjunct.orchestration.application.undeclared import not_declared
-from dagster_adjunct.orchestration.operators.broadcast import Broadcast, checked_broadcast
-from dagster_adjunct.orchestration.operators.dead_letters import DeadLetters
-from dagster_adjunct.orchestration.operators.filter import checked_filter
-from dagster_adjunct.orchestration.operators.flat_map import checked_flat_map
-from dagster_adjunct.orchestration.operators.join import Join
-from dagster_adjunct.orchestration.operators.map import checked_map
-from dagster_adjunct.orchestration.operators.merge import checked_merge
-from dagster_adjunct.orchestration.operators.partition_by import PartitionBy, checked_partition_by, key_columns
-from dagster_adjunct.orchestration.operators.select import checked_select
-from dagster_adjunct.orchestration.operators.send_to_local import checked_send_to_local
-from dagster_adjunct.orchestration.operators.send_to_stream import SendToStream
-from dagster_adjunct.orchestration.operators.send_to_table import SendToDataset, SendToTable
-from dagster_adjunct.orchestration.operators.sink import checked_sink
-from dagster_adjunct.orchestration.operators.table_sends import TableSend
-from dagster_adjunct.orchestration.operators.update_columns import checked_update
-from dagster_adjunct.orchestration.operators.with_columns import checked_with_columns
+from dagster_adjunct.orchestration.operators.columns.update_columns import checked_update
+from dagster_adjunct.orchestration.operators.inputs.broadcast import Broadcast, checked_broadcast
+from dagster_adjunct.orchestration.operators.joins.join import Join
+from dagster_adjunct.orchestration.operators.records.filter import checked_filter
+from dagster_adjunct.orchestration.operators.records.flat_map import checked_flat_map
+from dagster_adjunct.orchestration.operators.records.map import checked_map
+from dagster_adjunct.orchestration.operators.records.merge import checked_merge
+from dagster_adjunct.orchestration.operators.records.partition_by import PartitionBy, checked_partition_by, key_columns
+from dagster_adjunct.orchestration.operators.records.select import checked_select
+from dagster_adjunct.orchestration.operators.records.with_columns import checked_with_columns
+from dagster_adjunct.orchestration.operators.sends.dead_letters import DeadLetters
+from dagster_adjunct.orchestration.operators.sends.send_to_local import checked_send_to_local
+from dagster_adjunct.orchestration.operators.sends.send_to_stream import SendToStream
+from dagster_adjunct.orchestration.operators.sends.send_to_table import SendToDataset, SendToTable
+from dagster_adjunct.orchestration.operators.sends.sink import checked_sink
+from dagster_adjunct.orchestration.operators.spec.table_sends import TableSend
 from dagster_adjunct.resources.checked_numbers import check_whole_number
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.names import check_name
@@ -38,11 +38,11 @@ from dagster_adjunct.resources.tables.partial_update import UpdateContract
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.operator_graph import Graph
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
-    from dagster_adjunct.orchestration.operators.join_arguments import How, On
-    from dagster_adjunct.orchestration.operators.operator_spec import BeforeHistory, OnNullTime, Spec
-    from dagster_adjunct.orchestration.operators.record_functions import RecordFunction
-    from dagster_adjunct.orchestration.operators.sink_context import SinkFunction
-    from dagster_adjunct.orchestration.operators.update_columns import Columns, Update
+    from dagster_adjunct.orchestration.operators.columns.update_columns import Columns, Update
+    from dagster_adjunct.orchestration.operators.functions.record_functions import RecordFunction
+    from dagster_adjunct.orchestration.operators.joins.join_arguments import How, On
+    from dagster_adjunct.orchestration.operators.spec.operator_spec import BeforeHistory, OnNullTime, Spec
+    from dagster_adjunct.orchestration.operators.spec.sink_context import SinkFunction
     from dagster_adjunct.resources.schemas.schema import Schema
 
 

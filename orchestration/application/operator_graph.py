@@ -5,7 +5,7 @@ Input -> Filter / Map / Join / PartitionBy -> SendToStream / SendToTable -> ...
 
 from __future__ import annotations
 
-from dagster_adjunct.orchestration.operators.operator_spec import Operator, Spec
+from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator, Spec
 from dagster_adjunct.resources.declared_place import caller
 from dagster_adjunct.resources.errors import PlanningError
 

@@ -7,22 +7,22 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Self
 
-from dagster_adjunct.orchestration.operators.input import Input
-from dagster_adjunct.orchestration.operators.late_records import checked_late_records
-from dagster_adjunct.orchestration.operators.stream_join import StreamJoin
-from dagster_adjunct.orchestration.operators.stream_join_arguments import checked_stream_join
-from dagster_adjunct.orchestration.operators.window_arguments import checked_window
+from dagster_adjunct.orchestration.operators.event_times.late_records import checked_late_records
+from dagster_adjunct.orchestration.operators.inputs.input import Input
+from dagster_adjunct.orchestration.operators.stream_joins.stream_join import StreamJoin
+from dagster_adjunct.orchestration.operators.stream_joins.stream_join_arguments import checked_stream_join
+from dagster_adjunct.orchestration.operators.windows.window_arguments import checked_window
 from dagster_adjunct.resources.errors import PlanningError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.operator_graph import Graph
-    from dagster_adjunct.orchestration.operators.join_arguments import On
-    from dagster_adjunct.orchestration.operators.operator_spec import Spec
-    from dagster_adjunct.orchestration.operators.stream_join import HowStreams
-    from dagster_adjunct.orchestration.operators.stream_join_arguments import Within
-    from dagster_adjunct.orchestration.operators.window_aggregates import Aggregation
-    from dagster_adjunct.orchestration.operators.window_kinds import Kind
-    from dagster_adjunct.orchestration.operators.window_results import Results
+    from dagster_adjunct.orchestration.operators.joins.join_arguments import On
+    from dagster_adjunct.orchestration.operators.spec.operator_spec import Spec
+    from dagster_adjunct.orchestration.operators.stream_joins.stream_join import HowStreams
+    from dagster_adjunct.orchestration.operators.stream_joins.stream_join_arguments import Within
+    from dagster_adjunct.orchestration.operators.windows.window_aggregates import Aggregation
+    from dagster_adjunct.orchestration.operators.windows.window_kinds import Kind
+    from dagster_adjunct.orchestration.operators.windows.window_results import Results
 
 
 class StreamOverTime:
@@ -109,24 +109,24 @@ def check_times(graph: Graph, operator: str, what: str) -> None:
     output stream, which holds none."""
     waiting, seen = [operator], set()
     while waiting:
-        found = graph.operators[waiting.pop()]
-        if found.id in seen or found.spec.over_time is not None:  # whose results have a time
+        above = graph.operators[waiting.pop()]
+        if above.id in seen or above.spec.over_time is not None:  # whose results have a time
             continue
-        seen.add(found.id)
-        if found.spec.role == "output":
+        seen.add(above.id)
+        if above.spec.role == "output":
             raise PlanningError(
-                f"{what}: behind {found.id} records are those that {found.spec.writes} holds: nothing says when they "
+                f"{what}: behind {above.id} records are those that {above.spec.writes} holds: nothing says when they "
                 "happened.",
-                f"Put it before send_to, or read {found.spec.writes} in another application, with an event_time.",
-                operator=found.id,
-                stream=found.spec.writes,
+                f"Put it before send_to, or read {above.spec.writes} in another application, with an event_time.",
+                operator=above.id,
+                stream=above.spec.writes,
             )
-        waiting += found.inputs
-        if isinstance(found.spec, Input) and found.spec.event_time is None:
+        waiting += above.inputs
+        if isinstance(above.spec, Input) and above.spec.event_time is None:
             raise PlanningError(
-                f"{what}: nothing says when the records of {found.spec.stream} happened.",
-                f'Say it where they enter: app.input_stream("{found.spec.stream}", event_time="a column", …), or '
+                f"{what}: nothing says when the records of {above.spec.stream} happened.",
+                f'Say it where they enter: app.input_stream("{above.spec.stream}", event_time="a column", …), or '
                 "event_time=ARRIVAL for when they were written to the stream.",
-                operator=found.id,
-                stream=found.spec.stream,
+                operator=above.id,
+                stream=above.spec.stream,
             )

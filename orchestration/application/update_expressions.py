@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dagster_adjunct.orchestration.operators.arguments import column_names
-from dagster_adjunct.orchestration.operators.update_columns import Columns, default_of, pairs_of, struct_of
+from dagster_adjunct.orchestration.operators.columns.update_columns import Columns, default_of, pairs_of, struct_of
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.quoted_columns import quoted
 from dagster_adjunct.resources.tables.arrow_operations import UPDATE

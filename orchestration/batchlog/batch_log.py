@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState, Partition, Replay
 from dagster_adjunct.orchestration.batchlog.stored_times import TimeState
-from dagster_adjunct.orchestration.operators.versions_met import AS_OF, VersionsMet
+from dagster_adjunct.orchestration.operators.spec.versions_met import AS_OF, VersionsMet
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,

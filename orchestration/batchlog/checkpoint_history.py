@@ -51,7 +51,7 @@ class Checkpoint:
             **{name: getattr(self, name) for name in ("streams", "batch", "number", "at", "by")},
             "offsets": _texts(self.offsets),
             "epochs": _texts(self.epochs),
-            "resolved": {str(ssp): each.model_dump(mode="json") for ssp, each in self.resolved.items()},
+            "resolved": {str(ssp): startpoint.model_dump(mode="json") for ssp, startpoint in self.resolved.items()},
             "times": self.times.model_dump(mode="json"),
             "open": None if self.open is None else self.open.model_dump(mode="json"),
         }
@@ -100,9 +100,9 @@ class CheckpointChange:
         return {
             **{name: getattr(self, name) for name in ("number", "at", "by", "batch", "note")},
             "moved": {str(ssp): {"from": before, "to": after} for ssp, (before, after) in self.moved.items()},
-            "resolved": {str(ssp): each.model_dump(mode="json") for ssp, each in self.resolved.items()},
-            "applied": {str(ssp): each.model_dump(mode="json") for ssp, each in self.applied.items()},
-            "replays": [asdict(each) | {"ssp": str(each.ssp)} for each in self.replays],
+            "resolved": {str(ssp): startpoint.model_dump(mode="json") for ssp, startpoint in self.resolved.items()},
+            "applied": {str(ssp): startpoint.model_dump(mode="json") for ssp, startpoint in self.applied.items()},
+            "replays": [asdict(replay) | {"ssp": str(replay.ssp)} for replay in self.replays],
         }
 
 

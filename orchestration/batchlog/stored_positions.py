@@ -15,7 +15,7 @@ from typing import Annotated
 from pydantic import Field as Default
 from pydantic import PlainSerializer, PlainValidator
 
-from dagster_adjunct.orchestration.operators.versions_met import VersionsMet
+from dagster_adjunct.orchestration.operators.spec.versions_met import VersionsMet
 from dagster_adjunct.resources.errors import InvalidNameError
 from dagster_adjunct.resources.stored_documents import StoredDocument
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
@@ -167,7 +167,9 @@ class OffsetState(StoredDocument):
                 "replays": {**self.replays, **going},
                 "opened": {**self.opened, **{replay.ssp: replay.epoch for replay in going.values()}},
                 "begun": self.begun | {replay.id for replay in replays},
-                "taken": self._remembering({each.ssp: each.id.removesuffix(f"@{each.ssp}") for each in replays}),
+                "taken": self._remembering(
+                    {replay.ssp: replay.id.removesuffix(f"@{replay.ssp}") for replay in replays}
+                ),
             }
         )
 

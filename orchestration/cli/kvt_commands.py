@@ -61,11 +61,11 @@ def create_scope(scope: str, lake_url: str | None, json_output: bool) -> None:
 @as_json
 def list_scopes(after: str | None, limit: int | None, lake_url: str | None, json_output: bool) -> None:
     """List the scopes in the order of their names."""
-    found = manager_in(lake_url).list_scopes(after=after, limit=limit)
+    scopes = manager_in(lake_url).list_scopes(after=after, limit=limit)
     if json_output:
-        show_json(list(found))
+        show_json(list(scopes))
     else:
-        show_table("scopes", ["scope"], [[name] for name in found], own=True)
+        show_table("scopes", ["scope"], [[name] for name in scopes], own=True)
 
 
 @scope.command("delete")
@@ -123,12 +123,12 @@ def create(
 @as_json
 def list_tables(scope: str, after: str | None, limit: int | None, lake_url: str | None, json_output: bool) -> None:
     """List the tables of a scope in the order of their names."""
-    found = [_facts(table) for table in manager_in(lake_url).list(scope, after=after, limit=limit)]
+    tables = [_facts(table) for table in manager_in(lake_url).list(scope, after=after, limit=limit)]
     if json_output:
-        show_json(found)
+        show_json(tables)
         return
     columns = ["name", "state", "partitions", "backend", "created_at"]
-    show_items(f"key-value tables of {scope}", columns + ["problem"] * any(one["problem"] for one in found), found)
+    show_items(f"key-value tables of {scope}", columns + ["problem"] * any(one["problem"] for one in tables), tables)
 
 
 @kvt.command()
@@ -173,8 +173,8 @@ def update(
 def seal(table: str, lake_url: str | None, json_output: bool) -> None:
     """Refuse all writes to a table from now on, for ever; reads go on."""
     sealed = manager_in(lake_url).seal(*names_in(table))
-    said = f"key-value table {table} {'sealed' if sealed else 'is sealed already'}."
-    _told({"table": table, "sealed": sealed}, said, json_output)
+    sentence = f"key-value table {table} {'sealed' if sealed else 'is sealed already'}."
+    _told({"table": table, "sealed": sealed}, sentence, json_output)
 
 
 @kvt.command()
@@ -191,8 +191,8 @@ def delete(table: str, forget: bool, yes: bool, lake_url: str | None, json_outpu
         click.confirm(f"Delete key-value table {table} and {what} for good?", abort=True, err=True)
     gone = manager.forget(*names) if forget else manager.delete(*names)
     done = "forgotten" if forget else "deleted"
-    said = f"key-value table {table} {done if gone else 'is not there'}."
-    _told({"table": table, done: gone}, said, json_output)
+    sentence = f"key-value table {table} {done if gone else 'is not there'}."
+    _told({"table": table, done: gone}, sentence, json_output)
 
 
 for command in (entries.get, entries.put, entries.remove, entries.iterate):

@@ -51,8 +51,8 @@ def get(
     """Look entries up by their keys, with their versions."""
     wanted = [typed(key_type, key, "key") for key in keys]
     with opened(lake_url, table, key_type, value_type) as reading:
-        found = reading.get_all(wanted, family=family)
-    entries = [None if one is None else shown_entry(one.key, one, key_type, value_type) for one in found]
+        read = reading.get_all(wanted, family=family)
+    entries = [None if one is None else shown_entry(one.key, one, key_type, value_type) for one in read]
     if json_output:
         show_json({"table": table, "family": family, "entries": entries})
         return
@@ -187,7 +187,7 @@ def iterate(
             setting=bounds[0],
         )
     behind = None if state is None else _state(state)
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     at, ended = None, False
     with opened(lake_url, table, key_type, value_type) as reading:
 
@@ -197,24 +197,24 @@ def iterate(
             return (reading.keys if keys_only else reading.entries)(family, **within, page_size=most, state=behind)
 
         # A page of a table ends with its partition. What is shown does not: most partitions may hold next to nothing.
-        while not ended and (whole or len(found) < page_size):
-            page = next(pages(page_size if whole else page_size - len(found)), None)
+        while not ended and (whole or len(entries) < page_size):
+            page = next(pages(page_size if whole else page_size - len(entries)), None)
             ended = page is None
             if page is not None:
                 behind = page.state
                 at = base64.urlsafe_b64encode(behind.to_bytes()).decode()
-                found += [
+                entries += [
                     shown_entry(item, None, key_type, value_type)
                     if keys_only
                     else shown_entry(item.key, item, key_type, value_type)
                     for item in page.items
                 ]
     if json_output:
-        show_json({"table": table, "entries": found, "state": at})
+        show_json({"table": table, "entries": entries, "state": at})
         return
-    if found:
-        _show(_title(table, family), found, keys_only, key_type, value_type)
-    if not found:
+    if entries:
+        _show(_title(table, family), entries, keys_only, key_type, value_type)
+    if not entries:
         show_line("There is nothing there." if state is None else "There is nothing more.")
     elif ended:
         show_line("That is all.")
@@ -222,7 +222,7 @@ def iterate(
         show_line(f"Go on with --state {at}")
 
 
-def _show(title: str, found: Sequence[dict[str, Any]], keys_only: bool, key_type: str, value_type: str) -> None:
+def _show(title: str, entries: Sequence[dict[str, Any]], keys_only: bool, key_type: str, value_type: str) -> None:
     columns = ["family", "key", *(() if keys_only else ("value",)), "version"]
     rows = [
         [
@@ -231,7 +231,7 @@ def _show(title: str, found: Sequence[dict[str, Any]], keys_only: bool, key_type
             *(() if keys_only else (cell(value_type, one["value"]),)),
             one["version"],
         ]
-        for one in found
+        for one in entries
     ]
     show_table(title, columns, rows, own=True)
 

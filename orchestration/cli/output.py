@@ -217,8 +217,8 @@ def guarded(command: Callable[[], Any]) -> int:
         ours = error if isinstance(error, AdjunctError) else _inside(error)
         if ours is not None:
             place = ours.facts.get("declared_at")
-            said = f"{place}: {ours.problem}" if place else ours.problem
-            _errors.print(Text.assemble((type(ours).__name__, "bold red"), f": {said}"))
+            problem = f"{place}: {ours.problem}" if place else ours.problem
+            _errors.print(Text.assemble((type(ours).__name__, "bold red"), f": {problem}"))
             if ours.next_step:
                 _errors.print(ours.next_step, markup=False, highlight=False)
             for note in getattr(ours, "__notes__", ()):

@@ -11,13 +11,13 @@ import click
 from dagster_adjunct.orchestration.application.load_application import load_application
 from dagster_adjunct.orchestration.cli.output import as_json, lake_url, show_line
 from dagster_adjunct.orchestration.cli.plan_of_revision import plan_of_revision
-from dagster_adjunct.orchestration.planner.plan_differences import differences
+from dagster_adjunct.orchestration.planner.plans.plan_differences import differences
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.planner.execution_plan import ExecutionPlan
-    from dagster_adjunct.orchestration.step.physical_proof import PhysicalProof
+    from dagster_adjunct.orchestration.planner.plans.execution_plan import ExecutionPlan
+    from dagster_adjunct.orchestration.step.spark_proof.physical_proof import PhysicalProof
     from dagster_adjunct.resources.objects import Lake
 
 FORMATS = ("text", "json", "mermaid", "svg")
@@ -99,7 +99,7 @@ def proof_of(app: Application, lake: Lake, planned: ExecutionPlan, master: str |
     from dagster_adjunct.orchestration.application.runtime import Runtime
     from dagster_adjunct.orchestration.planner.lake_catalog import systems_for
     from dagster_adjunct.orchestration.step.session_scope import session_scope
-    from dagster_adjunct.orchestration.step.verify_plan import verify_plan
+    from dagster_adjunct.orchestration.step.spark_proof.verify_plan import verify_plan
     from dagster_adjunct.resources.spark.given_session import starter_of
 
     with session_scope(master=master, lake_url=lake.url) as spark:
@@ -124,7 +124,7 @@ def older_plan(against: str, reference: str, lake: str) -> dict[str, Any]:
 
 def read_again(document: object) -> dict[str, Any]:
     """Return the document of a plan as it is, once it has been read. Raises MalformedDocumentError."""
-    from dagster_adjunct.orchestration.planner.execution_plan import ExecutionPlan
+    from dagster_adjunct.orchestration.planner.plans.execution_plan import ExecutionPlan
 
     ExecutionPlan.from_json(document)
     assert isinstance(document, dict)

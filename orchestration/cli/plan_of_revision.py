@@ -46,8 +46,8 @@ def plan_of_revision(reference: str, revision: str, lake: str) -> dict[str, Any]
         except subprocess.TimeoutExpired as error:
             raise _refused(revision, f"its plan is not there after {LONGEST} s", "Plan it by hand.") from error
         if not reply.exists():
-            said = " ".join(done.stderr.strip().splitlines()[-3:])
-            raise _refused(revision, f"its process ended with {done.returncode}: {said}", "Plan it by hand.")
+            ending = " ".join(done.stderr.strip().splitlines()[-3:])
+            raise _refused(revision, f"its process ended with {done.returncode}: {ending}", "Plan it by hand.")
         told = json.loads(reply.read_text(encoding="utf-8"))
     if "plan" in told:
         document: dict[str, Any] = told["plan"]
@@ -100,10 +100,10 @@ def _git(folder: Path, revision: str, *arguments: str, **environment: str) -> st
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _refused(revision, f"git can't be run: {error}", "Install git, or name a file.") from error
     if done.returncode:
-        said = f": {done.stderr.strip()}" if done.stderr.strip() else ""
+        reason = f": {done.stderr.strip()}" if done.stderr.strip() else ""
         raise _refused(
             revision,
-            f"there is no such file, and git knows no such revision{said}",
+            f"there is no such file, and git knows no such revision{reason}",
             "Name a file that adjunct plan --format json has written, or a branch, a tag or a commit.",
         )
     return done.stdout.strip()

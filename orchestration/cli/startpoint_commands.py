@@ -12,7 +12,7 @@ from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.application.load_application import load_application
 from dagster_adjunct.orchestration.cli.common_options import explained, who
 from dagster_adjunct.orchestration.cli.output import as_json, lake_url, show_json, show_line, show_table
-from dagster_adjunct.orchestration.operators.versions_met import VERSIONS_MET, VersionsMet
+from dagster_adjunct.orchestration.operators.spec.versions_met import VERSIONS_MET, VersionsMet
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def _startpoints(reference: str, lake_url: str | None, *, create: bool = False) 
 
 
 def _position(given: dict[str, str | bool | None]) -> Startpoint:
-    from dagster_adjunct.orchestration.startpoints.request_parsing import parse_position
+    from dagster_adjunct.orchestration.startpoints.requests.request_parsing import parse_position
 
     chosen = _given(given)
     if len(chosen) != 1:
@@ -218,7 +218,7 @@ def _position(given: dict[str, str | bool | None]) -> Startpoint:
 
 
 def _until(given: dict[str, str | bool | None]) -> Startpoint | None:
-    from dagster_adjunct.orchestration.startpoints.request_parsing import parse_position
+    from dagster_adjunct.orchestration.startpoints.requests.request_parsing import parse_position
 
     chosen = _given(given)
     if len(chosen) > 1:

@@ -150,19 +150,19 @@ def _show_entry_over_time(name: str, key: tuple[str, ...], limit: int, lake_url:
         fields = [opened.schema.field(column) for column in opened.sealed.key]
         every = opened.history_of(key_from_text(f"dataset {name!r}", fields, texts[0]))
         values = [column for column in opened.schema.names if column not in opened.sealed.key]
-    found = every[-limit:]
+    newest = every[-limit:]
     if json_output:
         slots = ("valid_from", "valid_to", "is_current", "entry")
-        show_json([{slot: getattr(part, slot) for slot in slots} for part in found])
+        show_json([{slot: getattr(part, slot) for slot in slots} for part in newest])
         return
     if not every:
         show_line(f"{name} has had no entry {', '.join(texts[0])}, as far back as its history goes")
         return
     rows = []
-    for part in found:
+    for part in newest:
         told = ["deleted"] if part.entry is None else [part.entry[column] for column in values]
         rows.append([_time(part.valid_from), _time(part.valid_to), *told, *[""] * (len(values) - len(told))])
-    part_of_all = f", the newest {len(found)} of {len(every)} (--limit)" if len(found) < len(every) else ""
+    part_of_all = f", the newest {len(newest)} of {len(every)} (--limit)" if len(newest) < len(every) else ""
     title = f"{name} {', '.join(texts[0])} over time, in UTC{part_of_all}"
     show_table(title, ["valid from", "valid to", *(values or [""])], rows, own=True)
 

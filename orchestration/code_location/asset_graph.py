@@ -21,7 +21,7 @@ from dagster_adjunct.orchestration.code_location.nodes.kinds import kind_of
 from dagster_adjunct.orchestration.code_location.nodes.translator import AdjunctTranslator
 from dagster_adjunct.orchestration.code_location.sensing.version_sensors import is_delivered
 from dagster_adjunct.orchestration.code_location.shared.code_references import code_references
-from dagster_adjunct.orchestration.operators.column_lineage import Node
+from dagster_adjunct.orchestration.operators.spec.column_lineage import Node
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:

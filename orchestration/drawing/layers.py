@@ -121,9 +121,9 @@ def _ordered(layers: Sequence[Sequence[str]], paths: Sequence[Sequence[str]]) ->
             if 0 <= other < len(orders):
                 place = {vertex: number for number, vertex in enumerate(orders[other])}
                 orders[at] = _by_mean(orders[at], beside, place)
-        found = _crossing(orders, below)
-        if found < fewest:
-            best, fewest = [list(layer) for layer in orders], found
+        crossings = _crossing(orders, below)
+        if crossings < fewest:
+            best, fewest = [list(layer) for layer in orders], crossings
     return tuple(tuple(layer) for layer in best)
 
 

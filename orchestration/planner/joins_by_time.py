@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.planner.plan_parts import JoinByTime
+from dagster_adjunct.orchestration.planner.plans.plan_parts import JoinByTime
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.stream_facts import Catalog, FoundStreams, StreamFacts
+from dagster_adjunct.orchestration.operators.spec.stream_facts import Catalog, FoundStreams, StreamFacts
 from dagster_adjunct.orchestration.planner import ExecutionPlan, plan
 from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError
 from dagster_adjunct.resources.names import split_stream_name

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.resources.errors import PlanningError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.operators.operator_spec import Operator
+    from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator
     from dagster_adjunct.resources.declared_place import Place
 
 

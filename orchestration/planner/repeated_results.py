@@ -13,7 +13,7 @@ from dagster_adjunct.resources.sql.special_times import special_times
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.known_columns import Types
+    from dagster_adjunct.orchestration.operators.columns.known_columns import Types
 
 _CHANGING = frozenset(
     {
@@ -48,12 +48,12 @@ def results_that_change(app: Application, types: Mapping[str, Types]) -> tuple[s
     notes = []
     for operator in app.operators:
         arriving = types.get((operator.inputs or (operator.id,))[0]) or {}
-        found = list(dict.fromkeys(name for text in operator.spec.sql for name in _changing(text, arriving)))
-        if not found:
+        changing = list(dict.fromkeys(name for text in operator.spec.sql for name in _changing(text, arriving)))
+        if not changing:
             continue
         problem = (
             f"{operator.id} gives other records when a batch is repeated after a crash, because of "
-            f"{', '.join(found)}: an output stream that has the first ones refuses the others "
+            f"{', '.join(changing)}: an output stream that has the first ones refuses the others "
             "(ProducerConflictError), and a remote table gets both."
         )
         if app.strict:

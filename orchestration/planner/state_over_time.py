@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.held_back import held_back
+from dagster_adjunct.orchestration.operators.spec.held_back import held_back
 from dagster_adjunct.orchestration.planner.refusals import placed
 from dagster_adjunct.resources.errors import PlanningError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.operator_spec import Operator
+    from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator
 
 
 def check_state_names(app: Application) -> None:

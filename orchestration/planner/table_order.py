@@ -11,16 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.operator_spec import Operator, Spec
-from dagster_adjunct.orchestration.operators.planning_values import Flow, PlanContext
-from dagster_adjunct.orchestration.planner.plan_parts import PlannedTable
+from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator, Spec
+from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, PlanContext
+from dagster_adjunct.orchestration.planner.plans.plan_parts import PlannedTable
 from dagster_adjunct.orchestration.planner.table_writers import keeps_marks, writers_of
 from dagster_adjunct.resources.errors import PlanningError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.stream_facts import Catalog
-    from dagster_adjunct.orchestration.operators.table_sends import TableSend
+    from dagster_adjunct.orchestration.operators.spec.stream_facts import Catalog
+    from dagster_adjunct.orchestration.operators.spec.table_sends import TableSend
 
 
 @dataclass(frozen=True, slots=True)

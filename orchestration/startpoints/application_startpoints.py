@@ -11,8 +11,8 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.known_applications import list_applications, nearest
 from dagster_adjunct.orchestration.planner.lake_catalog import systems_for
 from dagster_adjunct.orchestration.startpoints.ask_startpoints import Asked, ask
-from dagster_adjunct.orchestration.startpoints.request_parsing import expand_partitions, startpoint_requests
-from dagster_adjunct.orchestration.startpoints.startpoint_listing import list_startpoints
+from dagster_adjunct.orchestration.startpoints.requests.request_parsing import expand_partitions, startpoint_requests
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_listing import list_startpoints
 from dagster_adjunct.orchestration.startpoints.take_back_startpoints import TakenBack, take_back
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
@@ -22,8 +22,8 @@ from dagster_adjunct.resources.streams.interface.system_stream_partition import 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dagster_adjunct.orchestration.operators.versions_met import VersionsMet
-    from dagster_adjunct.orchestration.startpoints.startpoint_request import OnUnresolved, StartpointRequest
+    from dagster_adjunct.orchestration.operators.spec.versions_met import VersionsMet
+    from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import OnUnresolved, StartpointRequest
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 # "lake.flights.3", "lake.flights.0-3,7", "lake.flights" for all, a partition, or several of these.

@@ -9,24 +9,24 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.batchlog.batch_log import application_state
-from dagster_adjunct.orchestration.operators.versions_met import RECORDED
+from dagster_adjunct.orchestration.operators.spec.versions_met import RECORDED
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.dataset_requests import named_only
-from dagster_adjunct.orchestration.startpoints.earlier_requests import behind_unreadable, replaced_by
-from dagster_adjunct.orchestration.startpoints.held_startpoints import Held, not_applied
-from dagster_adjunct.orchestration.startpoints.plan_recorded import plan_recorded
-from dagster_adjunct.orchestration.startpoints.preview_requests import preview_requests
-from dagster_adjunct.orchestration.startpoints.recorded_plan import write_plan
-from dagster_adjunct.orchestration.startpoints.refused_requests import check_followed, check_kinds
-from dagster_adjunct.orchestration.startpoints.startpoint_manager import startpoints_of
-from dagster_adjunct.orchestration.startpoints.versions_of_replays import versions_in_words, what_keeps_state
+from dagster_adjunct.orchestration.startpoints.previews.earlier_requests import behind_unreadable, replaced_by
+from dagster_adjunct.orchestration.startpoints.previews.plan_recorded import plan_recorded
+from dagster_adjunct.orchestration.startpoints.previews.preview_requests import preview_requests
+from dagster_adjunct.orchestration.startpoints.previews.refused_requests import check_followed, check_kinds
+from dagster_adjunct.orchestration.startpoints.requests.held_startpoints import Held, not_applied
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
+from dagster_adjunct.orchestration.startpoints.resolving.recorded_plan import write_plan
+from dagster_adjunct.orchestration.startpoints.resolving.versions_of_replays import versions_in_words, what_keeps_state
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.planner import ExecutionPlan
-    from dagster_adjunct.orchestration.startpoints.request_preview import Preview
-    from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
+    from dagster_adjunct.orchestration.startpoints.previews.request_preview import Preview
+    from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
@@ -49,7 +49,7 @@ class Asked:
         """Return it as JSON-able values."""
         return {
             "written": self.written,
-            "partitions": [found.to_json() for found in self.previews],
+            "partitions": [preview.to_json() for preview in self.previews],
             "replaced": [held.summary() for held in self.replaced],
             "tables": dict(self.tables),
             "notes": list(self.notes),

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest, as_unbounded
-from dagster_adjunct.orchestration.startpoints.fan_out_in_words import gone_in_words
-from dagster_adjunct.orchestration.startpoints.resolve_offsets import Unresolved
+from dagster_adjunct.orchestration.startpoints.requests.fan_out_in_words import gone_in_words
+from dagster_adjunct.orchestration.startpoints.resolving.resolve_offsets import Unresolved
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     DatasetError,
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.application.runtime import Runtime
     from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
-    from dagster_adjunct.orchestration.startpoints.fan_out import FanOut, Requests, Taken
-    from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
-    from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
+    from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut, Requests, Taken
+    from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
+    from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.streams.interface.startpoint import Startpoint
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.batch_log import application_state
 from dagster_adjunct.orchestration.startpoints.dataset_requests import dataset_tasks, named_only, taken_in
-from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-from dagster_adjunct.orchestration.startpoints.startpoint_manager import startpoints_of
+from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.runtime import Runtime
     from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
     from dagster_adjunct.orchestration.planner import ExecutionPlan
-    from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
+    from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 

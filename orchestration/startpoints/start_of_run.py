@@ -17,25 +17,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.stored_positions import replay_id
-from dagster_adjunct.orchestration.startpoints.fan_out_in_words import (
+from dagster_adjunct.orchestration.startpoints.positions.first_positions import first_positions
+from dagster_adjunct.orchestration.startpoints.positions.refused_positions import check_same_streams
+from dagster_adjunct.orchestration.startpoints.positions.repartitioned_positions import carry_over_all
+from dagster_adjunct.orchestration.startpoints.requests.fan_out_in_words import (
     gone_in_words,
     left_alone_in_words,
     left_in_words,
 )
-from dagster_adjunct.orchestration.startpoints.first_positions import first_positions
-from dagster_adjunct.orchestration.startpoints.handed_requests import sort_handed_requests
-from dagster_adjunct.orchestration.startpoints.refused_positions import check_same_streams
-from dagster_adjunct.orchestration.startpoints.repartitioned_positions import carry_over_all
-from dagster_adjunct.orchestration.startpoints.resolve_offsets import resolve_handed
+from dagster_adjunct.orchestration.startpoints.requests.handed_requests import sort_handed_requests
+from dagster_adjunct.orchestration.startpoints.resolving.resolve_offsets import resolve_handed
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
-    from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-    from dagster_adjunct.orchestration.startpoints.resolve_request import Plans
-    from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot
+    from dagster_adjunct.orchestration.startpoints.positions.stream_snapshots import StreamSnapshot
+    from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
+    from dagster_adjunct.orchestration.startpoints.resolving.resolve_request import Plans
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 

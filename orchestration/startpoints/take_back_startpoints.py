@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.startpoints.handed_requests import is_broadcast
-from dagster_adjunct.orchestration.startpoints.held_startpoints import Held, has_begun, not_applied
-from dagster_adjunct.orchestration.startpoints.startpoint_manager import startpoints_of
+from dagster_adjunct.orchestration.startpoints.requests.handed_requests import is_broadcast
+from dagster_adjunct.orchestration.startpoints.requests.held_startpoints import Held, has_begun, not_applied
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
     from dagster_adjunct.orchestration.batchlog.stored_positions import Replay
-    from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
-    from dagster_adjunct.orchestration.startpoints.unreadable_requests import Unreadable
+    from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
+    from dagster_adjunct.orchestration.startpoints.requests.unreadable_requests import Unreadable
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 

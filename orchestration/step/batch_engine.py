@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
-from dagster_adjunct.orchestration.step.compile_batch import run_batch
-from dagster_adjunct.orchestration.step.rehearsal import rehearse
+from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import run_batch
+from dagster_adjunct.orchestration.step.spark_proof.rehearsal import rehearse
 from dagster_adjunct.resources.spark.early_workers import begin_workers
 from dagster_adjunct.resources.spark.given_session import session_of
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
+    from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import Counted
     from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
-    from dagster_adjunct.orchestration.step.compile_batch import Counted
-    from dagster_adjunct.orchestration.step.physical_proof import PhysicalProof
+    from dagster_adjunct.orchestration.step.spark_proof.physical_proof import PhysicalProof
     from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.stored_times import TimeState
-from dagster_adjunct.orchestration.operators.versions_met import AS_OF, VersionsMet
+from dagster_adjunct.orchestration.operators.spec.versions_met import AS_OF, VersionsMet
 from dagster_adjunct.resources.streams.lake.source_ranges import SourceRange, Sources
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.versions_over_time import VersionsOverTime
 from dagster_adjunct.assets.unbounded.transient_table import TransientTable
 from dagster_adjunct.assets.unbounded.transient_version import is_transient
-from dagster_adjunct.orchestration.startpoints.recorded_plan import read_plan
+from dagster_adjunct.orchestration.startpoints.resolving.recorded_plan import read_plan
 from dagster_adjunct.resources.errors import ConfigurationError, ObjectNotFoundError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.sealed_version import SealedVersion
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
     from dagster_adjunct.orchestration.batchlog.stored_positions import Replay
-    from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPlan
+    from dagster_adjunct.orchestration.startpoints.resolving.recorded_plan import RecordedPlan
     from dagster_adjunct.orchestration.step.step_context import StepContext
 
 

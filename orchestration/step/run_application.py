@@ -21,7 +21,7 @@ from dagster_adjunct.orchestration.startpoints.dataset_requests import (
     rewindable,
 )
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
-from dagster_adjunct.orchestration.startpoints.startpoint_manager import startpoints_of
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
 from dagster_adjunct.orchestration.step.advancing import advance_units, follow_meanwhile
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.step.step_context import StepContext
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.planner import ExecutionPlan
-    from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
+    from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 

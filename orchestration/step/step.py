@@ -20,21 +20,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.startpoints.startpoint_manager import startpoints_of
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
+from dagster_adjunct.orchestration.step.answers.recorded_answers import forget_answers
+from dagster_adjunct.orchestration.step.answers.table_answers import OpenTables
+from dagster_adjunct.orchestration.step.batch_compiler.state_tables import states_of
 from dagster_adjunct.orchestration.step.batch_engine import BY_SPARK, BatchEngine
-from dagster_adjunct.orchestration.step.commit_intent import commit_intent
-from dagster_adjunct.orchestration.step.commit_offsets import close_batch, settle
-from dagster_adjunct.orchestration.step.commit_start import commit_start
-from dagster_adjunct.orchestration.step.look_before_batch import look
+from dagster_adjunct.orchestration.step.commit.commit_intent import commit_intent
+from dagster_adjunct.orchestration.step.commit.commit_offsets import close_batch, settle
+from dagster_adjunct.orchestration.step.commit.run_outputs import run_outputs
+from dagster_adjunct.orchestration.step.commit.store_first_positions import store_first_positions
+from dagster_adjunct.orchestration.step.next_batch.look_before_batch import look
+from dagster_adjunct.orchestration.step.next_batch.plan_batch import NothingToRead, PlannedBatch, plan_batch
+from dagster_adjunct.orchestration.step.next_batch.take_over_batch import take_over
 from dagster_adjunct.orchestration.step.opened_versions import OpenedVersions
-from dagster_adjunct.orchestration.step.plan_batch import NothingToRead, PlannedBatch, plan_batch
-from dagster_adjunct.orchestration.step.recorded_answers import forget_answers
-from dagster_adjunct.orchestration.step.run_outputs import run_outputs
-from dagster_adjunct.orchestration.step.state_tables import states_of
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
-from dagster_adjunct.orchestration.step.table_answers import OpenTables
-from dagster_adjunct.orchestration.step.take_over_batch import take_over
 from dagster_adjunct.orchestration.step.version_leases import VersionLeases
 from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.tables.credits.run_credits import RunCredits
@@ -68,7 +68,7 @@ def run_step(context: StepContext, engine: BatchEngine = BY_SPARK) -> StepReport
                         planned = take_over(step, run, run.logged.state.open)
                     else:
                         seen = look(step, run)
-                        run = commit_start(step, run, seen)
+                        run = store_first_positions(step, run, seen)
                         planned = plan_batch(step, run, seen)
                     if isinstance(planned, PlannedBatch):
                         opened = commit_intent(step, run, planned)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.step.table_answers import OpenTables
+from dagster_adjunct.orchestration.step.answers.table_answers import OpenTables
 from dagster_adjunct.resources.names import split_stream_name
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.application.runtime import Runtime
     from dagster_adjunct.orchestration.planner import ExecutionPlan
-    from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
+    from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
     from dagster_adjunct.orchestration.step.step_report import StepEvent
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem

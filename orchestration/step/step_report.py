@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
-    from dagster_adjunct.orchestration.step.time_progress import InputTimes, StateSize
+    from dagster_adjunct.orchestration.step.progress.time_progress import InputTimes, StateSize
     from dagster_adjunct.resources.tables.metrics import TableMetrics
 
 _FEW = "; one task a stage, as they are few"
@@ -46,7 +46,7 @@ class StepEvent:
             "outputs": "all outputs written",
             "batch": "committed; {records:,} {unit} so far",
         }[self.what]
-        told = "; ".join(each.words() for each in self.detail.get("watermarks", ()))
+        told = "; ".join(input_times.words() for input_times in self.detail.get("watermarks", ()))
         more = f"; {told}" if told else ""
         return f"batch {self.batch}: {words.format(**{'unit': 'records', **self.detail})}{more}"
 
@@ -79,6 +79,6 @@ class StepReport:
         values = {name: getattr(self, name) for name in self.__slots__}
         measured = {name: metrics.to_dict() for name, metrics in self.measured.items()}
         more: dict[str, Any] = {"startpoints": list(self.startpoints), "measured": measured}
-        more["watermarks"] = [each.to_json() for each in self.watermarks]
+        more["watermarks"] = [input_times.to_json() for input_times in self.watermarks]
         more["state_sizes"] = {name: asdict(size) for name, size in self.state_sizes.items()}
         return {**values, **more, "state": self.state.model_dump(mode="json")}

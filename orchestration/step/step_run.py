@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.batch_log import add_counters
-from dagster_adjunct.orchestration.step.state_tables import states_of
+from dagster_adjunct.orchestration.step.batch_compiler.state_tables import states_of
+from dagster_adjunct.orchestration.step.progress.time_progress import input_times, state_sizes
 from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport
-from dagster_adjunct.orchestration.step.time_progress import input_times, state_sizes
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog, ClosedBatch, LoggedState
-    from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
+    from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
     from dagster_adjunct.orchestration.step.batch_engine import BatchEngine
     from dagster_adjunct.orchestration.step.opened_versions import OpenedVersions
     from dagster_adjunct.orchestration.step.step_context import StepContext

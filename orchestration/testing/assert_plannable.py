@@ -9,7 +9,7 @@ from dagster_adjunct.orchestration.testing.given_streams import Streams, catalog
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.planner.execution_plan import ExecutionPlan
+    from dagster_adjunct.orchestration.planner.plans.execution_plan import ExecutionPlan
 
 
 def assert_plannable(app: Application, streams: Streams) -> ExecutionPlan:

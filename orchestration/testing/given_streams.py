@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 from dagster_adjunct.orchestration.operators.arguments import column_names
-from dagster_adjunct.orchestration.operators.stream_facts import Catalog, StreamFacts
+from dagster_adjunct.orchestration.operators.spec.stream_facts import Catalog, StreamFacts
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.stream_system import Partitioner

@@ -26,8 +26,8 @@ class StreamTwins(LakeStreams):
         self._partitioners = dict(partitioners)
 
     def info(self, stream: str) -> StreamInfo:
-        found = super().info(stream)
-        return replace(found, partitioner=self._partitioners.get(stream, found.partitioner))
+        described = super().info(stream)
+        return replace(described, partitioner=self._partitioners.get(stream, described.partitioner))
 
     def snapshot(self, stream: str) -> StreamSystem:
         """Nobody else writes to the streams of a test."""

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.planner.execution_plan import ExecutionPlan
+    from dagster_adjunct.orchestration.planner.plans.execution_plan import ExecutionPlan
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 Rows = Sequence[Mapping[str, Any]]
@@ -180,7 +180,7 @@ class TestApplication:
             self._lake, self._systems, self._app, spark or _session, run=f"test-{self._runs}", max_batches=max_batches
         )
         sent = {name: self._records(name, start) for name, start in before.items()}
-        outputs, deletions = ({name: each[part] for name, each in sent.items()} for part in (0, 1))
+        outputs, deletions = ({name: records[part] for name, records in sent.items()} for part in (0, 1))
         tables: dict[str, Mapping[Any, dict[str, Any]]] = {name: self._twin(name).records() for name in self._tables}
         tables |= {name: self._entries(name) for name in self._written_datasets()}
         return TestResult(outputs, deletions, tables, report.step.counters, report, plan)
@@ -193,9 +193,9 @@ class TestApplication:
 
     def _system(self, name: str) -> StreamTwins:
         described = {split_stream_name(stream): given for stream, given in self._described.items()}
-        said = {stream: given.partitioner for (system, stream), given in described.items() if system == name}
+        partitioners = {stream: given.partitioner for (system, stream), given in described.items() if system == name}
         lake = self._lake if name == "lake" else open_lake(self._folder / f"system-{name}")
-        return StreamTwins(lake, name, {} if name == "lake" else said)
+        return StreamTwins(lake, name, {} if name == "lake" else partitioners)
 
     def _same_inputs(self) -> bool:
         return all(self._datasets[dataset.name].input is dataset.input for dataset in self._declared.datasets)
@@ -260,9 +260,13 @@ class TestApplication:
             return [], []
         oldest = system.oldest(ends)
         ranges = {ssp: OffsetRange(start.get(ssp, oldest[ssp]), end) for ssp, end in ends.items()}
-        found = system.read_arrow(ranges)
-        told = found.drop_columns([n for n in RECORD_META if n in found.column_names]).to_pylist()
-        gone = found.column(TOMBSTONE).to_pylist() if TOMBSTONE in found.column_names else [False] * len(told)
+        arrow_records = system.read_arrow(ranges)
+        told = arrow_records.drop_columns([n for n in RECORD_META if n in arrow_records.column_names]).to_pylist()
+        gone = (
+            arrow_records.column(TOMBSTONE).to_pylist()
+            if TOMBSTONE in arrow_records.column_names
+            else [False] * len(told)
+        )
         kept, deleted = (
             [row for row, is_gone in zip(told, gone, strict=True) if is_gone is of] for of in (False, True)
         )

@@ -14,7 +14,7 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.batchlog.known_applications import list_applications
-from dagster_adjunct.orchestration.startpoints.recorded_plan import forget_plans, versions_held
+from dagster_adjunct.orchestration.startpoints.resolving.recorded_plan import forget_plans, versions_held
 from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.first_error import raise_first
 from dagster_adjunct.resources.metadata import MetadataStore
@@ -93,8 +93,8 @@ def needed_versions(lake: Lake) -> dict[str, dict[str, str]]:
     needed: dict[str, dict[str, str]] = {}
     # Replays first: one whose last batch is opened meanwhile is then in one of both, or in both.
     replays = [versions_held(lake, application) for application in list_applications(lake)]
-    for found in (*replays, open_batches(lake)):
-        for dataset, versions in found.items():
+    for versions_of in (*replays, open_batches(lake)):
+        for dataset, versions in versions_of.items():
             needed.setdefault(dataset, {}).update(versions)
     return needed
 

@@ -94,14 +94,14 @@ def move_metadata(
     assert document is not None  # the scope has made the lake
     named = f"{scope}/{table}"
     if document.metadata is not None:
-        found = document.metadata
-        if (found.scope, found.table) != (scope, table):
+        declared = document.metadata
+        if (declared.scope, declared.table) != (scope, table):
             raise ConfigurationError(
-                f"the metadata of {lake.url} are in {found.words()}; expected among its objects.",
+                f"the metadata of {lake.url} are in {declared.words()}; expected among its objects.",
                 "Move them back first: adjunct metadata move --back.",
                 url=lake.url,
             )
-        return MetadataMove(named, False, 0, strays=tuple(strays(store, routed_keys(found))))
+        return MetadataMove(named, False, 0, strays=tuple(strays(store, routed_keys(declared))))
     _check_idle(lake)
     found_table = _stored(lake, named)
     if found_table is None or found_table.state is TableState.CREATING:

@@ -15,13 +15,13 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.batchlog.known_applications import list_applications
-from dagster_adjunct.orchestration.startpoints.repartitioned_positions import (
+from dagster_adjunct.orchestration.startpoints.positions.repartitioned_positions import (
     carried_note,
     carried_over,
     waiting_in,
 )
-from dagster_adjunct.orchestration.startpoints.startpoint_manager import FAN_OUTS, REQUESTS
-from dagster_adjunct.orchestration.startpoints.stored_requests import waits_on
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import FAN_OUTS, REQUESTS
+from dagster_adjunct.orchestration.startpoints.requests.stored_requests import waits_on
 from dagster_adjunct.orchestration.upkeep.discard_with_roots import needed_versions
 from dagster_adjunct.orchestration.upkeep.who_reads import Readers, followers_of
 from dagster_adjunct.resources.errors import (

@@ -7,12 +7,17 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
-from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.tables.batch import BatchProvider
-from dagster_adjunct.resources.tables.operation import Entries, Operation, OperationKind, RowEntries, size_of
+from dagster_adjunct.resources.tables.compact_batches import check_compactable, compacted
+from dagster_adjunct.resources.tables.operation import (
+    Entries,
+    Operation,
+    OperationKind,
+    RowEntries,
+    same_args,
+    size_of,
+)
 from dagster_adjunct.resources.tables.waves import in_waves
-
-_LAST_COUNTS = (OperationKind.PUT, OperationKind.DELETE)
 
 
 @dataclass(slots=True)
@@ -43,15 +48,8 @@ class BatchHandler:
 
     def check(self, operation: Operation[Any]) -> None:
         """Raise ConfigurationError for what such batches can't do."""
-        if self._provider.compact and (operation.kind is OperationKind.UPDATE or operation.conditions):
-            what = "updates" if operation.kind is OperationKind.UPDATE else "conditions"
-            raise ConfigurationError(
-                f"table {self._table}: its batches are compact, which keep the last entry of a key only, and {what} "
-                "need every one.",
-                "Declare the table with BatchProvider(compact=False), the default.",
-                argument="batches",
-                table=self._table,
-            )
+        if self._provider.compact:
+            check_compactable(self._table, operation)
 
     def is_one_request(self, operation: Operation[Any]) -> bool:
         """Whether the operation by itself needs nothing done to it; most are like that."""
@@ -100,7 +98,7 @@ class BatchHandler:
         followers: dict[int, list[int]] = {}
         kept: Sequence[int] = range(len(keys))
         if self._provider.compact:
-            kept, followers = _compacted(lane_of, keys, lanes)
+            kept, followers = compacted([lanes.operations[lane] for lane in lane_of], keys)
         for lane, wave in in_waves([lane_of[e] for e in kept], [keys[e] for e in kept]):
             members = [kept[place] for place in wave]
             yield from self._wave(
@@ -157,17 +155,6 @@ def one_lane(one: Operation[Any], other: Operation[Any]) -> bool:
     )
 
 
-def same_args(one: Sequence[object], other: Sequence[object]) -> bool:
-    """Whether two calls hand on the same; of objects that aren't plain values, only identity is sure to say so."""
-    return one is other or (
-        len(one) == len(other)
-        and all(
-            a is b or (type(a) is type(b) and isinstance(a, str | bytes | int | float) and a == b)
-            for a, b in zip(one, other, strict=True)
-        )
-    )
-
-
 def _deletes_among(operation: Operation[Any]) -> bool:
     return operation.kind is OperationKind.PUT and operation.entries.null_value() is not None
 
@@ -212,26 +199,6 @@ def _picked(
     if kind is OperationKind.DELETE:
         return RowEntries(picked.keys, None, None, picked.marks, picked.newest)
     return picked
-
-
-def _compacted(
-    lane_of: Sequence[int], keys: Sequence[Hashable], lanes: _Lanes
-) -> tuple[list[int], dict[int, list[int]]]:
-    """The entries that are sent, and of these, which others they stand for."""
-    last: dict[Hashable, int] = {}
-    followers: dict[int, list[int]] = {}
-    dropped: set[int] = set()
-    for entry, (lane, key) in enumerate(zip(lane_of, keys, strict=True)):
-        operation = lanes.operations[lane]
-        if operation.kind not in _LAST_COUNTS:
-            last.pop(key, None)
-            continue
-        before = last.get(key)
-        if before is not None and same_args(lanes.operations[lane_of[before]].args, operation.args):
-            dropped.add(before)
-            followers[entry] = [*followers.pop(before, ()), before]
-        last[key] = entry
-    return [entry for entry in range(len(keys)) if entry not in dropped], followers
 
 
 def _cuts(entries: Entries[Any], provider: BatchProvider) -> Iterator[tuple[int, int]]:

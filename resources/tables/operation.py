@@ -239,3 +239,14 @@ class Operation(Generic[K_co]):
     def with_entries(self, entries: Entries[K_co]) -> Operation[K_co]:
         """The same request for other entries."""
         return replace(self, entries=entries)
+
+
+def same_args(one: Sequence[object], other: Sequence[object]) -> bool:
+    """Whether two calls hand on the same; of objects that aren't plain values, only identity is sure to say so."""
+    return one is other or (
+        len(one) == len(other)
+        and all(
+            a is b or (type(a) is type(b) and isinstance(a, str | bytes | int | float) and a == b)
+            for a, b in zip(one, other, strict=True)
+        )
+    )

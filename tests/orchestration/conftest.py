@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_adjunct.orchestration.step import commit_intent as committing
+from dagster_adjunct.orchestration.step.commit import commit_intent as committing
 from dagster_adjunct.resources.objects import open_lake
 from tests.orchestration.step_world import StepWorld
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.step.input_progress import (
+from dagster_adjunct.orchestration.step.progress.input_progress import (
     feeding_streams,
     followed_state,
     looked_at,

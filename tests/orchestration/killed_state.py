@@ -18,7 +18,7 @@ import pyarrow as pa
 from dagster_adjunct.assets.reading.open_dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.operators.sink_context import SinkContext
+from dagster_adjunct.orchestration.operators.spec.sink_context import SinkContext
 from dagster_adjunct.resources.backends import SqliteTable
 from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema

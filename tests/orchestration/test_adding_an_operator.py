@@ -13,12 +13,12 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.output_lineage import outputs_of
 from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage import output_columns
-from dagster_adjunct.orchestration.operators.column_lineage import LineageContext, Made, Node, add
-from dagster_adjunct.orchestration.operators.known_columns import Types
-from dagster_adjunct.orchestration.operators.operator_spec import Spec
-from dagster_adjunct.orchestration.operators.planning_values import Flow, PlanContext, Requirement
-from dagster_adjunct.orchestration.operators.send_to_stream import SendToStream
-from dagster_adjunct.orchestration.operators.stream_facts import SPARK, UNKNOWN, StreamFacts
+from dagster_adjunct.orchestration.operators.columns.known_columns import Types
+from dagster_adjunct.orchestration.operators.sends.send_to_stream import SendToStream
+from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageContext, Made, Node, add
+from dagster_adjunct.orchestration.operators.spec.operator_spec import Spec
+from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, PlanContext, Requirement
+from dagster_adjunct.orchestration.operators.spec.stream_facts import SPARK, UNKNOWN, StreamFacts
 from dagster_adjunct.orchestration.planner import plan
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -28,8 +28,8 @@ from tests.orchestration.step_world import StepWorld
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.operators.compiling import Batch
-    from dagster_adjunct.orchestration.operators.declared_sinks import Declarations
+    from dagster_adjunct.orchestration.operators.spec.compiling import Batch
+    from dagster_adjunct.orchestration.operators.spec.declared_sinks import Declarations
 
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2)
 TRIPS = Schema.of(tailnum="string", miles="int")

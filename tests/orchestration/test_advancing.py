@@ -14,7 +14,7 @@ from dagster_adjunct.assets.reading.open_dataset import open_dataset
 from dagster_adjunct.orchestration.application.advance_units import units_of
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner.lake_catalog import systems_for
-from dagster_adjunct.orchestration.step.input_progress import waiting_datasets
+from dagster_adjunct.orchestration.step.progress.input_progress import waiting_datasets
 from dagster_adjunct.orchestration.step.run_application import run_application
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects import open_lake

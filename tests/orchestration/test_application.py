@@ -10,14 +10,14 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.validation.validators import custom
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.filter import Filter
-from dagster_adjunct.orchestration.operators.join import Join, Selected
-from dagster_adjunct.orchestration.operators.map import Map
-from dagster_adjunct.orchestration.operators.partition_by import PartitionBy
-from dagster_adjunct.orchestration.operators.send_to_table import SendToDataset, SendToTable
-from dagster_adjunct.orchestration.operators.table_sends import TableSend
-from dagster_adjunct.orchestration.operators.window_aggregates import Aggregate
-from dagster_adjunct.orchestration.planner.join_groups import traverse
+from dagster_adjunct.orchestration.operators.joins.join import Join, Selected
+from dagster_adjunct.orchestration.operators.records.filter import Filter
+from dagster_adjunct.orchestration.operators.records.map import Map
+from dagster_adjunct.orchestration.operators.records.partition_by import PartitionBy
+from dagster_adjunct.orchestration.operators.sends.send_to_table import SendToDataset, SendToTable
+from dagster_adjunct.orchestration.operators.spec.table_sends import TableSend
+from dagster_adjunct.orchestration.operators.windows.window_aggregates import Aggregate
+from dagster_adjunct.orchestration.planner.traverse import traverse
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, InvalidNameError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 

@@ -18,7 +18,7 @@ from dagster_adjunct.orchestration.batchlog.batch_log import (
     add_counters,
     application_state,
 )
-from dagster_adjunct.orchestration.step.plan_batch import spread
+from dagster_adjunct.orchestration.step.next_batch.plan_batch import spread
 from dagster_adjunct.resources.errors import CommitConflictError, MalformedDocumentError
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition

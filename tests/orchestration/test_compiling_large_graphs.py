@@ -12,14 +12,14 @@ import pytest
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.runtime import Runtime
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-from dagster_adjunct.orchestration.step import batch_times
-from dagster_adjunct.orchestration.step import compile_batch as compiling
-from dagster_adjunct.orchestration.step import rehearsal as rehearsing
+from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
+from dagster_adjunct.orchestration.step.batch_compiler import compile_batch as compiling
+from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import Batch
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
-from dagster_adjunct.orchestration.step.compile_batch import Batch
-from dagster_adjunct.orchestration.step.rehearsal import Rehearsal
-from dagster_adjunct.orchestration.step.spark_plan import SparkPlan
+from dagster_adjunct.orchestration.step.record_times import batch_times
+from dagster_adjunct.orchestration.step.spark_proof import rehearsal as rehearsing
+from dagster_adjunct.orchestration.step.spark_proof.rehearsal import Rehearsal
+from dagster_adjunct.orchestration.step.spark_proof.spark_plan import SparkPlan
 from dagster_adjunct.orchestration.step.step_context import StepContext
 from dagster_adjunct.resources.backends import SqliteTable
 from dagster_adjunct.resources.objects import open_lake

@@ -9,9 +9,9 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step import compile_batch as compiling
-from dagster_adjunct.orchestration.step import rehearsal
-from dagster_adjunct.orchestration.step.spark_plan import SparkPlan, plan_of
+from dagster_adjunct.orchestration.step.batch_compiler import compile_batch as compiling
+from dagster_adjunct.orchestration.step.spark_proof import rehearsal
+from dagster_adjunct.orchestration.step.spark_proof.spark_plan import SparkPlan, plan_of
 from dagster_adjunct.resources.errors import PlanningError
 from tests.orchestration.step_world import StepWorld
 

@@ -10,7 +10,7 @@ import pytest
 
 from dagster_adjunct import Schema
 from dagster_adjunct.errors import OperatorFailedError
-from dagster_adjunct.orchestration.operators.record_functions import RecordCall, _made
+from dagster_adjunct.orchestration.operators.functions.record_functions import RecordCall, _made
 
 
 @pytest.mark.parametrize(

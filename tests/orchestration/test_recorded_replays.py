@@ -17,11 +17,11 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.runtime import Runtime
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.startpoints import recorded_plan as plan_module
 from dagster_adjunct.orchestration.startpoints.application_startpoints import Startpoints
 from dagster_adjunct.orchestration.startpoints.ask_startpoints import Asked
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
-from dagster_adjunct.orchestration.step.compile_batch import Counted
+from dagster_adjunct.orchestration.startpoints.resolving import recorded_plan as plan_module
+from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import Counted
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.step.step_context import StepContext
 from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard_all, needed_versions
@@ -409,7 +409,7 @@ def test_without_an_end_versions_are_refused_with_the_reason(trips: Trips) -> No
 
 
 def test_a_request_that_was_written_without_looking_is_refused_at_the_start(trips: Trips) -> None:
-    from dagster_adjunct.orchestration.startpoints.startpoint_manager import startpoints_of
+    from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
 
     trips.first_run()
     request = StartpointRequest(ssp=P0, startpoint=at(0), until=at(1), versions="recorded", **WHO)

@@ -11,7 +11,7 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.step import look_before_batch as look_module
+from dagster_adjunct.orchestration.step.next_batch import look_before_batch as look_module
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.orchestration.step.step_run import OpenedStep
 from dagster_adjunct.resources.errors import ObjectExistsError, PreconditionFailedError

@@ -17,7 +17,7 @@ from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.step import step as stepping
-from dagster_adjunct.orchestration.step.rehearsal import rehearse
+from dagster_adjunct.orchestration.step.spark_proof.rehearsal import rehearse
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard
 from dagster_adjunct.resources.errors import OperatorFailedError, StreamNotFoundError

@@ -116,7 +116,7 @@ def test_a_batch_that_is_run_again_meets_the_answers_that_were_recorded_first(
     """Wherever it died: before its output had anything, and then before it was closed."""
     flights(step_world, *FLIGHTS)
     app = application(step_world, table(AskedTable(PLANES, COLUMNS)), how="left")
-    killed_at(step_world, app, monkeypatch, "compile_batch.Batch.send")
+    killed_at(step_world, app, monkeypatch, "batch_compiler.compile_batch.Batch.send")
     later = AskedTable({"n1": {"seats": 1, "model": "later"}}, COLUMNS)
     killed_at(step_world, application(step_world, table(later), how="left"), monkeypatch, "step.close_batch")
     step_world.run(application(step_world, table(later), how="left"))
@@ -129,7 +129,7 @@ def test_what_was_not_recorded_is_asked_again(step_world: StepWorld, monkeypatch
     flights(step_world, *FLIGHTS)
     app = application(step_world, table(AskedTable({}, COLUMNS)), how="left")
 
-    killed_at(step_world, app, monkeypatch, "recorded_answers.RecordedAnswers.keep")
+    killed_at(step_world, app, monkeypatch, "answers.recorded_answers.RecordedAnswers.keep")
     step_world.run(application(step_world, table(AskedTable(PLANES, COLUMNS)), how="left"))
     assert out(step_world) == joined(FLIGHTS, "left")
 
@@ -137,7 +137,7 @@ def test_what_was_not_recorded_is_asked_again(step_world: StepWorld, monkeypatch
 def test_of_two_runs_of_a_batch_the_first_that_records_decides_for_both(
     step_world: StepWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers
+    from dagster_adjunct.orchestration.step.answers.recorded_answers import RecordedAnswers
 
     flights(step_world, *FLIGHTS)
     function = AskedTable(PLANES, COLUMNS)

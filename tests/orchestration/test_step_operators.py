@@ -9,7 +9,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step import compile_batch as compiling
+from dagster_adjunct.orchestration.step.batch_compiler import compile_batch as compiling
 from dagster_adjunct.resources.errors import PlanningError
 from tests.orchestration.step_world import StepWorld
 

@@ -14,8 +14,8 @@ import pytest
 
 from dagster_adjunct import SinkContext
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.sink_context import SinkFunction
-from dagster_adjunct.orchestration.step.function_sinks import as_declared
+from dagster_adjunct.orchestration.operators.spec.sink_context import SinkFunction
+from dagster_adjunct.orchestration.step.answers.function_sinks import as_declared
 from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.step_world import StepWorld
@@ -107,7 +107,7 @@ def test_a_batch_that_is_run_again_has_the_results_that_were_recorded_and_calls_
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("dagster_adjunct.orchestration.step.compile_batch.Batch.send", killed)
+        patched.setattr("dagster_adjunct.orchestration.step.batch_compiler.compile_batch.Batch.send", killed)
         with pytest.raises(Killed):
             step_world.run(scored(noting(folder, 10)))
     assert len(calls(folder)) == 2
@@ -125,7 +125,7 @@ def test_what_was_not_recorded_is_called_again(step_world: StepWorld, monkeypatc
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("dagster_adjunct.orchestration.step.recorded_answers.RecordedAnswers.keep", killed)
+        patched.setattr("dagster_adjunct.orchestration.step.answers.recorded_answers.RecordedAnswers.keep", killed)
         with pytest.raises(Killed):
             step_world.run(scored(noting(folder, 10)))
     step_world.run(scored(noting(folder, 20)))

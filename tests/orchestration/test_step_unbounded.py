@@ -19,7 +19,7 @@ from dagster_adjunct.assets.versions.advance_report import AdvanceReport
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.step import advancing
-from dagster_adjunct.orchestration.step.join_counts import JoinCounts
+from dagster_adjunct.orchestration.step.batch_compiler.join_counts import JoinCounts
 from dagster_adjunct.orchestration.step.run_application import RunReport, run_application
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.step.step_report import StepEvent

@@ -8,9 +8,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.orchestration.step.records_behind import put_together
-from dagster_adjunct.orchestration.step.running_times import NEVER, Stood
-from dagster_adjunct.orchestration.step.times_by_block import COLUMNS, BlocksOfTimes
+from dagster_adjunct.orchestration.step.record_times.records_behind import put_together
+from dagster_adjunct.orchestration.step.record_times.running_times import NEVER, Stood
+from dagster_adjunct.orchestration.step.record_times.times_by_block import COLUMNS, BlocksOfTimes
 from dagster_adjunct.resources.times import microseconds
 
 Record = tuple[int, int, int | None]  # partition, offset, time

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, Intent, Range
 from dagster_adjunct.orchestration.batchlog.stored_times import PartitionTimes, TimeState
-from dagster_adjunct.orchestration.operators.held_back import held_back
-from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
+from dagster_adjunct.orchestration.operators.spec.held_back import held_back
+from dagster_adjunct.orchestration.operators.spec.stream_facts import SPARK, StreamFacts
 from dagster_adjunct.orchestration.planner import plan
-from dagster_adjunct.orchestration.step.records_behind import look_at_each
-from dagster_adjunct.orchestration.step.running_times import Stood
-from dagster_adjunct.orchestration.step.time_progress import input_times, waited_for
-from dagster_adjunct.orchestration.step.watermarks import begun_times, moved_times, operator_watermark
+from dagster_adjunct.orchestration.step.progress.time_progress import input_times, waited_for
+from dagster_adjunct.orchestration.step.progress.watermarks import begun_times, moved_times, operator_watermark
+from dagster_adjunct.orchestration.step.record_times.records_behind import look_at_each
+from dagster_adjunct.orchestration.step.record_times.running_times import Stood
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.times import microseconds

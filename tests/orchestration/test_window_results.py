@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_adjunct.orchestration.operators.compiling import Watermarks
-from dagster_adjunct.orchestration.operators.window_arguments import checked_window
-from dagster_adjunct.orchestration.operators.window_kinds import Kind, Session, Sliding, Tumbling
+from dagster_adjunct.orchestration.operators.spec.compiling import Watermarks
+from dagster_adjunct.orchestration.operators.windows.window_arguments import checked_window
+from dagster_adjunct.orchestration.operators.windows.window_kinds import Kind, Session, Sliding, Tumbling
 from dagster_adjunct.windows import Count, Distinct, Max, Mean, Min, Sum
 from tests.orchestration.window_oracle import Click, at, behind, expected, random_clicks, values_of, watermark
 

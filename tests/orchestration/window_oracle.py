@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from dagster_adjunct.orchestration.operators.window_kinds import Kind, Session
+from dagster_adjunct.orchestration.operators.windows.window_kinds import Kind, Session
 
 T0 = dt.datetime(2024, 1, 1)
 

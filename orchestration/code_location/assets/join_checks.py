@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dagster import AssetExecutionContext, AssetSpec
 
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.column_lineage import Node
+    from dagster_adjunct.orchestration.operators.spec.column_lineage import Node
 
 
 _BY_TIME = {"before_history": "were of times before its history", "null_times": "had no time"}

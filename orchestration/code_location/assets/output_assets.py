@@ -48,7 +48,7 @@ from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage imp
     origins,
     output_columns,
 )
-from dagster_adjunct.orchestration.operators.column_lineage import Node
+from dagster_adjunct.orchestration.operators.spec.column_lineage import Node
 from dagster_adjunct.resources.spark.resource import SparkResource
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def _judged_again(
 ) -> "Iterator[AssetEvent | AssetCheckResult]":
     """Yield the checks as the last batch has them: with checks selected alone, no batch is run."""
     from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-    from dagster_adjunct.orchestration.step.time_progress import input_times
+    from dagster_adjunct.orchestration.step.progress.time_progress import input_times
 
     with clear_failures(context):
         lake = adjunct_lake.open()
@@ -252,7 +252,7 @@ def tell_left_out(run: OpRun, app: "Application") -> dict[str, str]:
     Loudly where a version is delivered that nobody has built: batches go on without it.
     """
     from dagster_adjunct.orchestration.application.advance_units import made_by_partition, partitions_note
-    from dagster_adjunct.orchestration.step.input_progress import delivered_version
+    from dagster_adjunct.orchestration.step.progress.input_progress import delivered_version
 
     log, waiting = run.context.log, {}
     for dataset in (declared for declared in app.datasets if declared.versions is not None):

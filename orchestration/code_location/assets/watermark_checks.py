@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from dagster import AssetExecutionContext, AssetSpec
 
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.column_lineage import Node
-    from dagster_adjunct.orchestration.step.time_progress import InputTimes
+    from dagster_adjunct.orchestration.operators.spec.column_lineage import Node
+    from dagster_adjunct.orchestration.step.progress.time_progress import InputTimes
 
 
 def watermark_check_specs(app: Application, outputs: Mapping[Node, AssetSpec]) -> dict[str, AssetCheckSpec]:

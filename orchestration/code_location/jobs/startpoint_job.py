@@ -110,7 +110,7 @@ def startpoint_job(app: "Application") -> JobDefinition:
 
 
 def _request(context: OpExecutionContext, startpoints: "Startpoints", config: StartpointConfig, by: str) -> None:
-    from dagster_adjunct.orchestration.startpoints.request_parsing import parse_position
+    from dagster_adjunct.orchestration.startpoints.requests.request_parsing import parse_position
     from dagster_adjunct.resources.errors import ConfigurationError
 
     if config.position is None:

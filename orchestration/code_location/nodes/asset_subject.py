@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dagster_adjunct.orchestration.operators.column_lineage import Kind
+from dagster_adjunct.orchestration.operators.spec.column_lineage import Kind
 
 
 @dataclass(frozen=True, slots=True)

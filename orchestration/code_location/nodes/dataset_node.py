@@ -20,7 +20,7 @@ from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.column_lineage import Made
+    from dagster_adjunct.orchestration.operators.spec.column_lineage import Made
     from dagster_adjunct.resources.declared_place import Place
 
 VERSION = "adjunct/data_version"

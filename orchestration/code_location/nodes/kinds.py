@@ -12,7 +12,7 @@ from dagster_adjunct.orchestration.code_location.nodes.stream_node import Stream
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.code_location.nodes.node_kind import NodeKind
-    from dagster_adjunct.orchestration.operators.column_lineage import Kind
+    from dagster_adjunct.orchestration.operators.spec.column_lineage import Kind
 
 _KINDS: tuple[NodeKind, ...] = (StreamNode(), FilesNode(), DatasetNode(), RemoteTableNode(), SinkNode())
 _BY_NAME = {kind.kind: kind for kind in _KINDS}

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from dagster import AssetKey, FreshnessPolicy
 
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.column_lineage import Kind, Made
-    from dagster_adjunct.orchestration.planner.plan_parts import PlannedTable
+    from dagster_adjunct.orchestration.operators.spec.column_lineage import Kind, Made
+    from dagster_adjunct.orchestration.planner.plans.plan_parts import PlannedTable
     from dagster_adjunct.resources.declared_place import Place
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem

@@ -14,7 +14,7 @@ from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage imp
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.column_lineage import Made
+    from dagster_adjunct.orchestration.operators.spec.column_lineage import Made
 
 
 class RemoteTableNode(NodeKind):

@@ -17,7 +17,7 @@ from dagster_adjunct.resources.names import split_stream_name
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.column_lineage import Made
+    from dagster_adjunct.orchestration.operators.spec.column_lineage import Made
 
 
 class StreamNode(NodeKind):

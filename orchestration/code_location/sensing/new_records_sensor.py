@@ -91,7 +91,7 @@ def new_records_sensor(
     def evaluate(tick: Tick) -> RunRequest | Skip:
         from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
         from dagster_adjunct.orchestration.planner.lake_catalog import systems_for
-        from dagster_adjunct.orchestration.step.input_progress import (
+        from dagster_adjunct.orchestration.step.progress.input_progress import (
             followed_state,
             position_of,
             unfinished,
@@ -151,7 +151,7 @@ def take_stock(
     deadline: Deadline,
 ) -> Stock:
     """Go on with a look at the application's streams until it is complete or the deadline has passed."""
-    from dagster_adjunct.orchestration.step.input_progress import (
+    from dagster_adjunct.orchestration.step.progress.input_progress import (
         feeding_streams,
         looked_at,
         stream_ends,

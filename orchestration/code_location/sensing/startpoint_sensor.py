@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
     from dagster_adjunct.orchestration.code_location.sensing.tick import LaunchedJob
-    from dagster_adjunct.orchestration.startpoints.fan_out import Requests
-    from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
+    from dagster_adjunct.orchestration.startpoints.requests.fan_out import Requests
+    from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
 
 
 def not_applied(fan_outs: "Mapping[str, Requests]", offsets: "OffsetState") -> "list[StartpointRequest]":
@@ -59,9 +59,9 @@ def startpoint_sensor(app: "Application", job: "LaunchedJob", assets: Collection
         from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
         from dagster_adjunct.orchestration.planner.lake_catalog import plan_application, systems_for
         from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import fan_out_requests
-        from dagster_adjunct.orchestration.startpoints.fan_out_in_words import gone_in_words, left_in_words
-        from dagster_adjunct.orchestration.startpoints.startpoint_manager import startpoints_of
-        from dagster_adjunct.orchestration.step.input_progress import waiting_datasets
+        from dagster_adjunct.orchestration.startpoints.requests.fan_out_in_words import gone_in_words, left_in_words
+        from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
+        from dagster_adjunct.orchestration.step.progress.input_progress import waiting_datasets
 
         lake = tick.lake
         startpoints = startpoints_of(lake, app)

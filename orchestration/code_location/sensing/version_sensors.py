@@ -74,7 +74,7 @@ def delivered_sensor(unit: "Sequence[DatasetAsset]", job: "LaunchedJob") -> Sens
 
 def _delivered(lake: "Lake", datasets: "Sequence[AdjunctDataset]") -> tuple[str | None, str]:
     from dagster_adjunct.orchestration.planner.lake_catalog import systems_of
-    from dagster_adjunct.orchestration.step.input_progress import delivered_to_all
+    from dagster_adjunct.orchestration.step.progress.input_progress import delivered_to_all
 
     return delivered_to_all(lake, systems_of(datasets, lake), datasets)
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.advance_report import AdvanceReport
     from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest
     from dagster_adjunct.orchestration.application.declared_handles import OutputStream
-    from dagster_adjunct.orchestration.operators.column_lineage import Made, Node
-    from dagster_adjunct.orchestration.operators.declared_sinks import KeyedTable
+    from dagster_adjunct.orchestration.operators.spec.column_lineage import Made, Node
+    from dagster_adjunct.orchestration.operators.spec.declared_sinks import KeyedTable
     from dagster_adjunct.orchestration.step.step_report import StepReport
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.schemas.schema import Schema
@@ -227,8 +227,10 @@ def watermark_metadata(report: StepReport) -> dict[str, Any]:
     """
     metadata: dict[str, Any] = {}
     if report.watermarks:
-        metadata["adjunct/watermarks"] = MetadataValue.json([each.to_json() for each in report.watermarks])
-        lags = [each.lag.total_seconds() for each in report.watermarks if each.lag is not None]
+        metadata["adjunct/watermarks"] = MetadataValue.json(
+            [input_times.to_json() for input_times in report.watermarks]
+        )
+        lags = [input_times.lag.total_seconds() for input_times in report.watermarks if input_times.lag is not None]
         if len(lags) == len(report.watermarks):
             metadata["adjunct/watermark_lag_seconds"] = round(max(lags), 1)
     if operators := report.state.times.operators:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection
 from dagster_adjunct.orchestration.application.output_lineage import source_of
-from dagster_adjunct.orchestration.operators.column_lineage import (
+from dagster_adjunct.orchestration.operators.spec.column_lineage import (
     LineageContext,
     Made,
     Node,

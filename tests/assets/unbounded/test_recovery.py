@@ -19,7 +19,7 @@ from dagster_adjunct.assets.sources.opened_stream import by_partition
 from dagster_adjunct.assets.unbounded.rebuild import rebuild_dataset
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport, StageEvent
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step.input_progress import waiting_datasets
+from dagster_adjunct.orchestration.step.progress.input_progress import waiting_datasets
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetError,

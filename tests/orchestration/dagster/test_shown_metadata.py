@@ -28,7 +28,7 @@ from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage imp
     origins,
     output_columns,
 )
-from dagster_adjunct.orchestration.operators.column_lineage import Node
+from dagster_adjunct.orchestration.operators.spec.column_lineage import Node
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.step.step_report import StepReport
 from dagster_adjunct.resources.errors import ConfigurationError

@@ -12,8 +12,8 @@ from dagster_adjunct import Application, Lake, LakeStreams, SystemStreamPartitio
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog
 from dagster_adjunct.orchestration.batchlog.stored_positions import AppliedStartpoint, OffsetState
 from dagster_adjunct.orchestration.code_location.sensing.startpoint_sensor import not_applied
-from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
-from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest, StartpointSpecific
 from tests.clocks import on_clock

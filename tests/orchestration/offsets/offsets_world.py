@@ -16,10 +16,10 @@ from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, B
 from dagster_adjunct.orchestration.planner import Task
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
-from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
-from dagster_adjunct.orchestration.startpoints.startpoint_request import OnUnresolved, StartpointRequest
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import OnUnresolved, StartpointRequest
+from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import Counted
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
-from dagster_adjunct.orchestration.step.compile_batch import Counted
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.step.step_context import StepContext
 from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import uuid
 
-from dagster_adjunct.orchestration.startpoints.fan_out import Requests
-from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
-from dagster_adjunct.orchestration.startpoints.startpoint_request import OnUnresolved, StartpointRequest
+from dagster_adjunct.orchestration.startpoints.requests.fan_out import Requests
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import OnUnresolved, StartpointRequest
 from dagster_adjunct.resources.streams.interface.startpoint import Startpoint
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 

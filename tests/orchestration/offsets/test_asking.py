@@ -14,14 +14,14 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounde
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import application_state
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.startpoints.preview_requests import preview_requests
-from dagster_adjunct.orchestration.startpoints.request_parsing import (
+from dagster_adjunct.orchestration.startpoints.previews.preview_requests import preview_requests
+from dagster_adjunct.orchestration.startpoints.previews.request_preview import Preview
+from dagster_adjunct.orchestration.startpoints.requests.request_parsing import (
     expand_partitions,
     parse_position,
     startpoint_requests,
 )
-from dagster_adjunct.orchestration.startpoints.request_preview import Preview
-from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,

@@ -20,10 +20,10 @@ from dagster_adjunct.orchestration.startpoints.dataset_requests import (
     dataset_tasks,
     named_only,
 )
-from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import fan_out_requests
-from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
-from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
+from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
 from dagster_adjunct.resources.errors import DatasetError, MalformedDocumentError
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects import Lake

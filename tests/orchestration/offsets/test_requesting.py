@@ -10,9 +10,9 @@ from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.ask_startpoints import Asked, ask
-from dagster_adjunct.orchestration.startpoints.request_parsing import startpoint_requests
-from dagster_adjunct.orchestration.startpoints.startpoint_listing import list_startpoints
-from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager, startpoints_of
+from dagster_adjunct.orchestration.startpoints.requests.request_parsing import startpoint_requests
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_listing import list_startpoints
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager, startpoints_of
 from dagster_adjunct.orchestration.startpoints.take_back_startpoints import TakenBack, take_back
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.resources.errors import ConfigurationError

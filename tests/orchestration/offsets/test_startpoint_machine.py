@@ -16,8 +16,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
+from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
 from dagster_adjunct.resources.errors import CommitStateUnknownError, StoreUnavailableError
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.metadata import namespace_document as document_module

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-from dagster_adjunct.orchestration.startpoints.fan_out_in_words import gone_in_words, left_in_words
-from dagster_adjunct.orchestration.startpoints.startpoint_listing import list_startpoints
-from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
-from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
+from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
+from dagster_adjunct.orchestration.startpoints.requests.fan_out_in_words import gone_in_words, left_in_words
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_listing import list_startpoints
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects import open_lake

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner import SPARK, StreamFacts
-from dagster_adjunct.orchestration.planner.execution_plan import Exchange, ExecutionPlan
+from dagster_adjunct.orchestration.planner.plans.execution_plan import Exchange, ExecutionPlan
 
 
 def catalog(*streams: StreamFacts, **partitions: int) -> dict[str, StreamFacts]:

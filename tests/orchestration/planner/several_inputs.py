@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from dagster_adjunct.orchestration.operators.operator_spec import Spec
-from dagster_adjunct.orchestration.operators.planning_values import (
+from dagster_adjunct.orchestration.operators.spec.operator_spec import Spec
+from dagster_adjunct.orchestration.operators.spec.planning_values import (
     ComparedColumn,
     Flow,
     PlanContext,
@@ -18,9 +18,9 @@ from dagster_adjunct.orchestration.operators.planning_values import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.operators.compiling import Batch
-    from dagster_adjunct.orchestration.operators.declared_sinks import Declarations
-    from dagster_adjunct.orchestration.operators.known_columns import Types
+    from dagster_adjunct.orchestration.operators.columns.known_columns import Types
+    from dagster_adjunct.orchestration.operators.spec.compiling import Batch
+    from dagster_adjunct.orchestration.operators.spec.declared_sinks import Declarations
 
 
 class Planned(Spec):

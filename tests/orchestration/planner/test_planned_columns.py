@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.orchestration.operators.filter import Filter
+from dagster_adjunct.orchestration.operators.records.filter import Filter
 from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema

@@ -10,7 +10,7 @@ from dagster_adjunct.assets.declaration.dataset import BY_OFFSET, AdjunctDataset
 from dagster_adjunct.assets.declaration.dataset_inputs import FileSource, QuerySource
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection
 from dagster_adjunct.orchestration.application.output_lineage import source_of, sources_read
-from dagster_adjunct.orchestration.operators.column_lineage import Node
+from dagster_adjunct.orchestration.operators.spec.column_lineage import Node
 from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema

@@ -9,10 +9,10 @@ import pytest
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.output_lineage import joins_of, outputs_of
 from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage import output_columns
-from dagster_adjunct.orchestration.operators.column_lineage import Node
+from dagster_adjunct.orchestration.operators.spec.column_lineage import Node
 from dagster_adjunct.orchestration.planner import SPARK, StreamFacts
-from dagster_adjunct.orchestration.planner.execution_plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.planner.plans.execution_plan import ExecutionPlan
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables import RemoteTable

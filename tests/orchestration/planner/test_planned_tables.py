@@ -8,7 +8,7 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.update_expressions import update_message
-from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
+from dagster_adjunct.orchestration.operators.spec.stream_facts import SPARK, StreamFacts
 from dagster_adjunct.orchestration.planner import ExecutionPlan, plan
 from dagster_adjunct.resources.backends import SqliteTable
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError

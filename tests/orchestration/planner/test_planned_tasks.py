@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
-from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects.lake import lake_in

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_adjunct.orchestration.operators.column_lineage import LineageContext, Made, Node, sources_of
-from dagster_adjunct.orchestration.operators.map import Map
+from dagster_adjunct.orchestration.operators.records.map import Map
+from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageContext, Made, Node, sources_of
 from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.planner.planning import application, catalog

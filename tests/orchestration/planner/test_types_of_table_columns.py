@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_adjunct.orchestration.operators.table_checks import Sink, check_columns
-from dagster_adjunct.orchestration.operators.table_sends import TableSend
+from dagster_adjunct.orchestration.operators.sends.table_checks import Sink, check_columns
+from dagster_adjunct.orchestration.operators.spec.table_sends import TableSend
 from dagster_adjunct.resources.backends import SqliteTable
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.tables import RemoteTable

@@ -1,0 +1,1 @@
+"""Joins with datasets and with tables that are looked up."""

@@ -1,0 +1,1 @@
+"""Operators that write: to streams, tables, local tables and functions of users."""

@@ -1,0 +1,202 @@
+"""SendToTable: records written to a table, beside the way on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from dagster_adjunct.orchestration.operators.columns.hidden_columns import carried
+from dagster_adjunct.orchestration.operators.columns.known_columns import require
+from dagster_adjunct.orchestration.operators.columns.update_columns import with_lists
+from dagster_adjunct.orchestration.operators.sends.exchange_before_sink import before_stream, before_table
+from dagster_adjunct.orchestration.operators.sends.table_checks import Sink, check_columns, check_table, declared_types
+from dagster_adjunct.orchestration.operators.spec.column_lineage import Node, add, sources_of
+from dagster_adjunct.orchestration.operators.spec.operator_spec import PassesRecords
+from dagster_adjunct.orchestration.operators.spec.planning_values import Requirement
+from dagster_adjunct.orchestration.operators.spec.stream_facts import StreamFacts, facts_of
+from dagster_adjunct.orchestration.operators.spec.table_sends import ChangedColumns
+from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.schemas.quoted_columns import quoted
+from dagster_adjunct.resources.sql.checking import checked_expression
+from dagster_adjunct.resources.tables.arrow_operations import DEFAULT, UPDATE
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.orchestration.operators.columns.known_columns import Types
+    from dagster_adjunct.orchestration.operators.columns.update_columns import Update
+    from dagster_adjunct.orchestration.operators.spec.column_lineage import Made
+    from dagster_adjunct.orchestration.operators.spec.compiling import Batch
+    from dagster_adjunct.orchestration.operators.spec.declared_sinks import Declarations
+    from dagster_adjunct.orchestration.operators.spec.planning_values import ComparedColumn, Exchange, Flow, PlanContext
+    from dagster_adjunct.orchestration.operators.spec.table_sends import TableSend
+
+
+@dataclass(frozen=True, slots=True)
+class SendToTable(PassesRecords):
+    """Records written to a remote table, as `send` says.
+
+    With `update` the records are any, and each is an update by these expressions; without, and with a contract, they
+    have the form of updates already.
+    """
+
+    kind: ClassVar[str] = "send-to-table"
+    send: TableSend
+    update: Update | None = None
+
+    @property
+    def writes(self) -> str:
+        return self.send.table
+
+    @property
+    def sends(self) -> TableSend:
+        return self.send
+
+    @property
+    def sql(self) -> Sequence[str]:
+        return () if self.update is None else tuple(expression for _, _, expression in self.update.written)
+
+    @property
+    def adds(self) -> bool:
+        return self.update is not None and bool(self.update.add or self.update.append)
+
+    @property
+    def changed(self) -> ChangedColumns | None:
+        if self.update is None:
+            return None
+        update = self.update
+        set_to = frozenset(name for name, _ in update.set) | frozenset(update.remove)
+        return ChangedColumns(set_to, frozenset(name for name, _ in (*update.add, *update.append)))
+
+    def target(self, app: Declarations) -> Node:
+        return Node("table", self.send.table)
+
+    def summary(self) -> str:
+        contract = f" ({self.send.contract.value})" if self.send.contract is not None else ""
+        parts = (
+            ""
+            if self.update is None
+            else "".join(
+                f", {part} {', '.join(name for name, _ in pairs)}" for part, pairs in self.update.parts.items()
+            )
+            + (f", remove {', '.join(self.update.remove)}" if self.update.remove else "")
+        )
+        return f"table {self.send.table}{contract}{parts}"
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        (flow,) = arriving
+        table = self.send.table
+        key = context.app.table_key(table)
+        require(context.operator, "the stream", key, flow.columns, f"They are the key of table {table}.")
+        check_table(context.operator, self._sink(context.app))
+        for part, name, expression in () if self.update is None else self.update.written:
+            where = f"Correct {part}= for column {name!r} of table {table}."
+            checked_expression(context.operator, expression, flow.columns, next_step=where)
+        if self.send.contract is not None and self.update is None:
+            require(
+                context.operator, "the stream", (UPDATE,), flow.columns,
+                f"With a contract table {table} takes updates: give records their form with "
+                ".map(*update_message(…)), or write stream.update(table, set={…}); or leave the contract out.",
+            )  # fmt: skip
+        return flow
+
+    def declared_types(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
+        (types,) = arriving
+        return declared_types(self._sink(context.app), types)
+
+    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        (types,) = arriving
+        for _, _, expression in () if self.update is None or types is None else self.update.written:
+            checked_expression(context.operator, expression, tuple(types or ()), types)
+        check_columns(context.operator, self._sink(context.app), types)
+        return types
+
+    def _sink(self, app: Declarations) -> Sink:
+        return Sink(app.tables[self.send.table], self.send, self.update)
+
+    def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
+        table = self.send.table
+        return before_table(context.operator, table, context.app.table_key(table), flow, partitions)
+
+    def written_columns(self, arriving: Made) -> Made:
+        """Of update messages, a table's columns are those of the update and of the default record."""
+        written: Made = {}
+        if self.update is not None:
+            for _, name, expression in self.update.written:
+                add(written, name, sources_of(expression, arriving))
+            return written
+        for name, sources in arriving.items():
+            add(written, name.partition(".")[2] if name.startswith((f"{UPDATE}.", f"{DEFAULT}.")) else name, sources)
+        return written
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+        """Write the records; what goes on are the records as they came, computed once."""
+        (frame,) = frames
+        if batch.goes_on(operator):
+            frame = batch.computed_once(operator, frame)
+        written = frame
+        if self.update is not None:
+            key = [quoted(name) for name in batch.app.table_key(self.send.table)]
+            update = with_lists(self.update, frame)
+            hidden = [quoted(name) for name in carried(frame)]
+            written = frame.selectExpr(*hidden, *key, *update.expressions())
+        batch.write(operator, written, self.send)
+        return frame
+
+
+@dataclass(frozen=True, slots=True)
+class SendToDataset(PassesRecords):
+    """Records written to the stream that feeds a dataset."""
+
+    kind: ClassVar[str] = "send-to-table"
+    table: str
+
+    @property
+    def writes(self) -> str:
+        return self.table
+
+    @property
+    def feeds(self) -> str:
+        return self.table
+
+    def target(self, app: Declarations) -> Node:
+        return Node("stream", self._fed(app))
+
+    def _fed(self, app: Declarations) -> str:
+        stream = app.dataset(self.table).stream
+        assert stream is not None  # MessageStream.send_to refuses others
+        return stream
+
+    def summary(self) -> str:
+        return f"dataset {self.table}"
+
+    def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
+        dataset = app.dataset(self.table)
+        if dataset.partitions is None:
+            return ()
+        return (Requirement(dataset.name, dataset.partitions, None, feeds=True),)
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        (flow,) = arriving
+        key = context.app.dataset(self.table).key
+        require(context.operator, "the stream", key, flow.columns, f"They are the key of table {self.table}.")
+        return flow
+
+    def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
+        facts = facts_of(context.catalog, self._fed(context.app), context.operator)
+        key = facts.key or context.app.dataset(self.table).key
+        stream = StreamFacts(facts.name, facts.partitions, key, facts.partitioner)
+        return before_stream(context.operator, "dataset", stream, flow, partitions)
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+        """Write the records; the dataset takes its changes when it next advances.
+
+        The stream is there, as planning asks, and stays as it is: how it is spread is its own, and need not be as the
+        dataset's buckets are, which another deployment may change.
+        """
+        (frame,) = frames
+        fed = self._fed(batch.app)
+        stream = batch.system_of(fed).info(split_stream_name(fed)[1])
+        batch.send(operator, frame, fed, key=stream.key, partitions=stream.partitions)
+        return frame

@@ -1,0 +1,308 @@
+"""What a remote table can't be asked, found when an application is planned: pure, of what table and records declare."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.orchestration.operators.spec.planning_values import ComparedColumn
+from dagster_adjunct.resources.backends.column_values import Column, Kind, column_of
+from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.sql.expression_types import type_of
+from dagster_adjunct.resources.sql.nearest_names import did_you_mean
+from dagster_adjunct.resources.sql.parsing import parsed
+from dagster_adjunct.resources.tables.arrow_operations import DEFAULT, UPDATE
+from dagster_adjunct.resources.tables.partial_update import UpdateContract
+
+if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.operators.columns.known_columns import Types
+    from dagster_adjunct.orchestration.operators.columns.update_columns import Update
+    from dagster_adjunct.orchestration.operators.spec.declared_sinks import KeyedTable
+    from dagster_adjunct.orchestration.operators.spec.table_sends import TableSend
+    from dagster_adjunct.resources.tables.layer import Capabilities
+
+_TAKEN_AS = {Kind.INTEGER: (Kind.FLOAT, Kind.DECIMAL)}
+_ADDED = (Kind.INTEGER, Kind.FLOAT, Kind.DECIMAL, Kind.OTHER)
+_WITHOUT_ORDER = (Kind.BOOLEAN, Kind.LIST, Kind.JSON)
+# Of the types that Spark has and columns don't, these may become one of theirs; a struct is an object in JSON.
+_MAY_BE_ANY = re.compile(r"void$|null$|string collate ")
+_NEVER_IN_JSON = re.compile(r"(?:^|[<:,])(?:map<|(?:interval|timestamp_ntz|time|variant)\b(?!\s*:))")
+_APPENDED = (Kind.LIST, Kind.JSON, Kind.OTHER)
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """A table and what is sent to it; facts that a table of another kind does not tell are taken for granted."""
+
+    table: KeyedTable
+    send: TableSend
+    update: Update | None
+
+    @property
+    def function(self) -> Any:
+        return getattr(self.table, "write_function", None)
+
+    @property
+    def columns(self) -> dict[str, str] | None:
+        """The table's columns and their types, where they are declared."""
+        tell = getattr(self.function, "column_types", None)
+        declared: dict[str, str] | None = None if tell is None else tell()
+        return declared
+
+    @property
+    def newest_by(self) -> str | None:
+        return getattr(self.table, "newest_by", None)
+
+    @property
+    def idempotent(self) -> bool:
+        return bool(getattr(self.table, "idempotent", False))
+
+    @property
+    def begins_records(self) -> bool:
+        """Whether updates may come with defaults."""
+        return self.send.contract is UpdateContract.UPDATE_WITH_DEFAULTS
+
+    @property
+    def changes(self) -> frozenset[str]:
+        """What updates do to columns, by the names of `Changes`."""
+        if self.update is None:
+            return frozenset({"set"})
+        return frozenset(self.update.parts) | ({"remove"} if self.update.remove else frozenset())
+
+
+def check_table(operator: str, sink: Sink) -> None:
+    """Raise PlanningError for the first thing that the table can't do, whatever the records hold."""
+    for problem, step in _refusals(sink):
+        raise PlanningError(f"{operator}: {problem}", step, operator=operator)
+
+
+def _refusals(sink: Sink) -> Iterator[tuple[str, str]]:
+    table, function = f"table {sink.table.name}", sink.function
+    if hasattr(sink.table, "write_function") and function is None:
+        yield f"{table} has no write function, and records are sent to it.", "Declare it with write_function=…."
+    if function is None:
+        return
+    name, key = type(function).__name__, getattr(function, "key", None)
+    stored = () if key is None else (key,) if isinstance(key, str) else tuple(key)
+    if stored and sorted(stored) != sorted(sink.table.key):
+        yield (
+            f"{table} has the key ({', '.join(sink.table.key)}), and its {name} ({', '.join(stored)}).",
+            "Declare both with the same columns.",
+        )
+    can = getattr(function, "capabilities", None)
+    if can is None:
+        return
+    if sink.send.args and not can.takes_args:
+        yield (
+            f"{table} gets {len(sink.send.args)} extra argument(s), and {name} has no use for any.",
+            "Leave args= out, or give the table a function of your own that takes them.",
+        )
+    for condition in ("newest_by", "idempotent"):
+        if getattr(sink, condition) and not getattr(can, condition):
+            yield (
+                f"{table} is declared with {condition}, and {name} can't hold a write to a condition.",
+                "Leave it out, or choose a store that can: PostgreSQL, SQLite, DynamoDB or Redis.",
+            )
+    if sink.send.contract is not None:
+        yield from _refused_updates(sink, table, name, can)
+
+
+def _refused_updates(sink: Sink, table: str, name: str, can: Capabilities) -> Iterator[tuple[str, str]]:
+    if getattr(sink.table, "cache", None) is not None:
+        yield (
+            f"{table} has a cache, and updates would leave it with records that are no more.",
+            "Declare another RemoteTable without cache= for the updates.",
+        )
+    if getattr(getattr(sink.table, "batches", None), "compact", False):
+        yield (
+            f"{table} has a batch that compacts, which keeps one update of a key, and all of them have to be applied.",
+            "Declare it with a complete batch.",
+        )
+    if not can.updates:
+        yield (
+            f"{table} is sent updates, and {name} has none: it puts whole records.",
+            "Send whole records without a contract, or override update() in the function.",
+        )
+    lacking = sorted(sink.changes - can.changes) if can.changes else []
+    if lacking:
+        yield (
+            f"{table}: {name} can't {' or '.join(lacking)} columns; it can {', '.join(sorted(can.changes))}.",
+            "Set what it should be, or choose a store that can.",
+        )
+    if sink.begins_records and not (
+        can.puts_if_absent or can.updates_with_defaults or getattr(sink.table, "defaults_may_overwrite", False)
+    ):
+        yield (
+            f"{table}: {name} can't put a record only where there is none, so a default could replace one that "
+            "another writer began in the same moment.",
+            "Give the function put_if_absent(), or accept that with RemoteTable(…, defaults_may_overwrite=True), or "
+            "use UPDATE_ONLY.",
+        )
+    if sink.newest_by is not None and not sink.idempotent and sink.changes & {"add", "append"}:
+        yield (
+            f"{table} keeps what is newest by {sink.newest_by!r}, and an update of the same time is applied again: "
+            "what it adds or appends would be there twice after a crash.",
+            "Declare the table with idempotent=True, too.",
+        )
+
+
+def check_columns(operator: str, sink: Sink, types: Types, stored: dict[str, str] | None = None) -> None:
+    """Raise PlanningError for columns that the table does not have, or has with other types, as far as known.
+
+    `types` are those of the records; the columns within their structs have names like "update.seats". `stored` are the
+    table's columns where they are known better than they are declared.
+    """
+    for problem, step in _wrong_columns(sink, types, stored):
+        raise PlanningError(f"{operator}: table {sink.table.name}{problem}", step, operator=operator)
+
+
+def declared_types(sink: Sink, types: Types) -> list[ComparedColumn]:
+    """Return what is written to the table's columns, by their names there, with the types on both sides."""
+    columns, known = sink.columns or {}, types or {}
+    if sink.update is not None:
+        found = [(name, known.get(name)) for name in sink.table.key]
+        for pairs in (sink.update.set, sink.update.add, sink.update.append):
+            found += [(name, _type(text, types)) for name, text in pairs]
+    else:
+        unknown = dict.fromkeys(columns) if sink.send.contract is None else {}
+        found = list((_sent(sink, types) or unknown).items())
+    found += [] if sink.send.contract is None else _defaults(sink, types).items()
+    return [
+        ComparedColumn(name, kind, f"table {sink.table.name}", columns[name])
+        for name, kind in found
+        if name in columns and column_of(name, columns[name]).kind not in (Kind.OTHER, Kind.JSON)
+    ]
+
+
+def _wrong_columns(sink: Sink, types: Types, stored: dict[str, str] | None) -> Iterator[tuple[str, str]]:
+    sent = _sent(sink, types)
+    if sent is None:
+        return
+    if sink.send.contract is None and any(name.startswith(f"{UPDATE}.") for name in types or ()):
+        yield (
+            " is sent updates without a contract, as whole records.",
+            "May updates begin records? send_to(table, UpdateContract.UPDATE_ONLY), or UPDATE_WITH_DEFAULTS.",
+        )
+    newest_by = sink.newest_by
+    if newest_by is not None and newest_by not in sent:
+        yield (
+            f" keeps what is newest by {newest_by!r}, which is not among what is sent: {', '.join(sent)}.",
+            f"Send it with each record: {'set=' if sink.update else ''}{{'{newest_by}': …}}."
+            if sink.send.contract is not None
+            else "Keep the column.",
+        )
+    columns = sink.columns if stored is None else stored
+    yield from _unfit_times(sink, sent, columns)
+    if columns is None:
+        return
+    defaults = {} if sink.send.contract is None else _defaults(sink, types)
+    added = {name for name, _ in (() if sink.update is None else sink.update.add)}
+    for name, kind in (*sent.items(), *defaults.items()):
+        if name not in columns:
+            step = f"{did_you_mean(name, columns)}Correct the name, or add the column to it."
+            yield f" has no column {name!r}; it has {', '.join(columns)}.", step
+        elif not _fits(kind, columns[name]) and (name not in added or column_of(name, columns[name]).kind in _ADDED):
+            yield (
+                f" has the column {name!r} as {columns[name]}, and {kind} is sent.",
+                _mended(name, kind, columns[name]),
+            )
+    yield from _wrong_elements(sink, types, columns)
+    for part, kinds, step in (("add", _ADDED, "Add to a number."), ("append", _APPENDED, "Append to an array.")):
+        for name, _ in () if sink.update is None else getattr(sink.update, part):
+            if column_of(name, columns[name]).kind not in kinds:
+                yield f" has the column {name!r} as {columns[name]}, and an update would {part} to it.", step
+
+
+def _wrong_elements(sink: Sink, types: Types, columns: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """What is appended: one element, or an array of them."""
+    for name, text in () if sink.update is None else sink.update.append:
+        kind, column = (types or {}).get(f"{UPDATE}.{name}") or _type(text, types), column_of(name, columns[name])
+        if kind is None:
+            continue
+        appended, element = column_of("sent", kind), column.element or column
+        if not _fits_column(appended.element or appended, element):
+            yield (
+                f" has the column {name!r} as {columns[name]}, and {kind} is appended to it.",
+                _mended(text, kind, f"{element.type}{element.size}"),
+            )
+
+
+def _unfit_times(sink: Sink, sent: dict[str, str | None], columns: dict[str, str] | None) -> Iterator[tuple[str, str]]:
+    """What newest_by can't go by: a column that updates do not set, and values that have no order."""
+    name = sink.newest_by
+    if name is None or name not in sent:
+        return
+    if sink.update is not None and name not in {each for each, _ in sink.update.set}:
+        yield (
+            f" keeps what is newest by {name!r}, and updates do not set it: what is added or removed is no time.",
+            f"Set it with each update: set={{'{name}': …}}.",
+        )
+    told = sent[name] or (columns or {}).get(name)
+    if told is not None and column_of(name, told).kind in _WITHOUT_ORDER:
+        yield (
+            f" keeps what is newest by {name!r}, which is {told}: expected a time, a date, a number or a text.",
+            "Name a column whose values grow with time.",
+        )
+
+
+def _sent(sink: Sink, types: Types) -> dict[str, str | None] | None:
+    """Return what is sent as the table's columns, None where that is not known."""
+    if sink.update is not None:
+        known = types or {}
+        keys: dict[str, str | None] = {name: known.get(name) for name in sink.table.key}
+        pairs = {name: known.get(f"{UPDATE}.{name}") or _type(text, types) for name, text in sink.update.set}
+        added = {name: _type(text, types) for name, text in sink.update.add}
+        return keys | pairs | added | {name: None for name in sink.update.columns if name not in {**pairs, **added}}
+    if types is None:
+        return None
+    if sink.send.contract is None:
+        return {name: kind for name, kind in types.items() if "." not in name}
+    inside = {name: kind for name, kind in types.items() if name.startswith(f"{UPDATE}.")}
+    if not inside:
+        return None
+    keys = {name: types.get(name) for name in sink.table.key}
+    return keys | {name.partition(".")[2]: kind for name, kind in inside.items()}
+
+
+def _defaults(sink: Sink, types: Types) -> dict[str, str | None]:
+    if sink.update is not None:
+        pairs, known = sink.update.if_missing or (), types or {}
+        return {name: known.get(f"{DEFAULT}.{name}") or _type(text, types) for name, text in pairs}
+    inside = {name: kind for name, kind in (types or {}).items() if name.startswith(f"{DEFAULT}.")}
+    return {name.partition(".")[2]: kind for name, kind in inside.items()}
+
+
+def _type(expression: str, types: Types) -> str | None:
+    return type_of(parsed(expression), types or {})
+
+
+def _fits(sent: str | None, declared: str) -> bool:
+    """Whether values of a type can go into a column; what is not known of either may."""
+    return sent is None or _fits_column(column_of("sent", sent), column_of("declared", declared))
+
+
+def _fits_column(sent: Column, declared: Column) -> bool:
+    ours, theirs = sent.kind, declared.kind
+    if theirs is Kind.OTHER or ours is Kind.JSON:
+        return True
+    if theirs is Kind.JSON:
+        return _NEVER_IN_JSON.search(sent.type) is None
+    if sent.type.startswith("array<…"):  # of what is not known
+        return theirs is Kind.LIST
+    if sent.element is not None and declared.element is not None:
+        return _fits_column(sent.element, declared.element)
+    if ours is Kind.OTHER:
+        return _MAY_BE_ANY.match(sent.type) is not None
+    return ours is theirs or theirs in _TAKEN_AS.get(ours, ())
+
+
+def _mended(name: str, sent: str | None, declared: str) -> str:
+    """What makes a value of the type of `sent` one that the column takes."""
+    kind = column_of("declared", declared).kind
+    if kind is Kind.JSON and (sent or "").startswith("map<"):
+        return "Give its members names: named_struct(…)."
+    if kind is Kind.STRING and (sent or "").startswith(("map<", "struct<", "array<")):
+        return f"Make a text of it: to_json({name})."
+    return f"Cast it: cast({name} as {declared})."

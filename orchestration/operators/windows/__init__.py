@@ -1,0 +1,1 @@
+"""Windows over the times of records: tumbling, sliding and by sessions."""

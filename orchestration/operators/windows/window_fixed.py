@@ -1,0 +1,49 @@
+"""Tumbling and sliding windows of one batch: what was kept, with the batch's records added."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.orchestration.operators.windows.window_kinds import Session, micros
+from dagster_adjunct.orchestration.operators.windows.window_records import PLACE, in_windows
+from dagster_adjunct.orchestration.operators.windows.window_rows import (
+    END,
+    EXPIRES,
+    RECORDS,
+    START,
+    TOUCHED,
+    Windows,
+    joined_rows,
+    made_of,
+    with_marks,
+)
+from dagster_adjunct.resources.schemas.quoted_columns import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.orchestration.operators.spec.compiling import Watermarks
+
+
+def fixed_windows(kept: DataFrame, records: DataFrame, windows: Windows, marks: Watermarks) -> DataFrame:
+    """Return the rows of the windows that the batch has changed or closes.
+
+    `kept` are the rows of before it, `records` those that count. Where both lie in the partitions of the same columns
+    of the key, nothing moves.
+    """
+    from pyspark.sql import functions as F
+
+    assert not isinstance(windows.kind, Session)
+    key = (*windows.by, START)
+    new = made_of(in_windows(records, windows), key, windows.partials, (PLACE,))
+    both, keys = joined_rows(kept, new, key)
+    added = [
+        F.expr(each.added.format(f"old.{quoted(each.name)}", f"new.{quoted(each.name)}"))
+        .cast(each.type)
+        .alias(each.name)
+        for each in windows.partials
+    ]
+    touched = F.col(f"new.{quoted(RECORDS)}").isNotNull().alias(TOUCHED)
+    rows = both.select(*keys, *added, touched, F.col(f"old.{quoted(EXPIRES)}").alias(EXPIRES))
+    end = F.timestamp_micros(F.unix_micros(START) + micros(windows.kind.size))
+    return with_marks(rows.withColumn(END, end), windows, marks.after)

@@ -1,0 +1,106 @@
+"""Session windows of one batch: the open sessions, with the batch's records, which may join some into one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.orchestration.operators.windows.window_kinds import Session, micros
+from dagster_adjunct.orchestration.operators.windows.window_records import PLACE
+from dagster_adjunct.orchestration.operators.windows.window_rows import (
+    ABSORBED,
+    END,
+    EXPIRES,
+    START,
+    TIME,
+    TOUCHED,
+    Windows,
+    joined_rows,
+    made_of,
+    merged_of,
+    micros_of,
+    with_marks,
+)
+from dagster_adjunct.resources.schemas.quoted_columns import column
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from dagster_adjunct.orchestration.operators.spec.compiling import Watermarks
+
+_NUMBER, _BEGINS, _ITEMS, _KEPT, _FIRST = "__number", "__begins", "__items", "__kept", "__first"
+
+
+def sessions_side_by_side(kept: DataFrame, records: DataFrame, windows: Windows, marks: Watermarks) -> DataFrame:
+    """Return the open sessions of before and those that the batch's records make by themselves.
+
+    Of `kept`, those of before, only the sessions of keys that have records, or of which one closes. `records` are those
+    that count. So that nothing else moves, both come in lists of a key.
+    """
+    from pyspark.sql import functions as F
+
+    names = (START, END, EXPIRES, *(each.name for each in windows.partials))
+    sides = []
+    runs = _runs(records, windows).withColumn(EXPIRES, F.lit(None).cast("timestamp"))
+    for frame, is_kept in ((kept, True), (runs, False)):
+        row = F.struct(*map(column, names), F.lit(is_kept).alias(_KEPT))
+        sides.append(frame.groupBy(*map(column, windows.by)).agg(F.collect_list(row).alias(_ITEMS)))
+    both, keys = joined_rows(sides[0], sides[1], windows.by)
+    asked = F.col(f"new.{_ITEMS}").isNotNull()
+    reached = micros_of(marks.after)
+    if reached is not None:
+        closes = F.exists(f"old.{_ITEMS}", lambda old: F.unix_micros(old[EXPIRES]) <= reached)
+        asked = asked | F.coalesce(closes, F.lit(False))
+    lists = [F.coalesce(F.col(f"{side}.{_ITEMS}"), F.array()) for side in ("old", "new")]
+    return both.filter(asked).select(*keys, F.inline(F.concat(*lists)))
+
+
+def session_windows(rows: DataFrame, windows: Windows, marks: Watermarks) -> DataFrame:
+    """Return the sessions that the batch has changed or closes, of `sessions_side_by_side`.
+
+    ABSORBED has START and EXPIRES of the sessions of before that are part of one with another begin now.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    order = (START, _KEPT)
+    before = Window.partitionBy(*map(column, windows.by)).orderBy(*order).rowsBetween(Window.unboundedPreceding, -1)
+    reach = F.max(END).over(before)
+    numbered = _numbered(rows, reach.isNull() | (F.col(START) >= reach), windows, order)
+    was = F.when(F.col(_KEPT), F.struct(F.col(START), column(EXPIRES)))
+    touched = F.bool_or(~F.col(_KEPT)).alias(TOUCHED)
+    times = (F.min(START).alias(_FIRST), F.max(END).alias(END), F.max(column(EXPIRES)).alias(EXPIRES))
+    sessions = merged_of(
+        numbered, (*windows.by, _NUMBER), windows.partials, order, *times, touched, F.collect_list(was).alias(_ITEMS)
+    )
+    others = F.filter(_ITEMS, lambda item: item[START] != F.col(_FIRST))
+    made = sessions.withColumn(ABSORBED, others).drop(_ITEMS, _NUMBER).withColumnRenamed(_FIRST, START)
+    return with_marks(made, windows, marks.after)
+
+
+def _runs(records: DataFrame, windows: Windows) -> DataFrame:
+    """Return the sessions that the batch's records make by themselves."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    assert isinstance(windows.kind, Session)
+    gap = micros(windows.kind.gap)
+    order = (TIME, PLACE)
+    before = F.lag(TIME).over(Window.partitionBy(*map(column, windows.by)).orderBy(*map(column, order)))
+    numbered = _numbered(records, before.isNull() | (F.col(TIME) - before >= gap), windows, order)
+    times = (
+        F.timestamp_micros(F.min(TIME)).alias(START),
+        F.timestamp_micros(F.max(TIME) + gap).alias(END),
+    )
+    return made_of(numbered, (*windows.by, _NUMBER), windows.partials, order, *times)
+
+
+def _numbered(frame: DataFrame, begins: Column, windows: Windows, order: Sequence[str]) -> DataFrame:
+    """Return the rows of each key with the number of the session that they are in."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    so_far = Window.partitionBy(*map(column, windows.by)).orderBy(*map(column, order))
+    so_far = so_far.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    marked = frame.withColumn(_BEGINS, begins.cast("int"))
+    return marked.withColumn(_NUMBER, F.sum(_BEGINS).over(so_far)).drop(_BEGINS)

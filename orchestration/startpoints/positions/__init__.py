@@ -1,0 +1,1 @@
+"""Where inputs can be read from, of what their streams hold at one look."""

@@ -1,0 +1,1 @@
+"""What requests would do and what is refused of them, before they are written."""

@@ -1,0 +1,155 @@
+"""Which batch read each record first, and which dataset versions it met: from the batch log's history. Pure functions.
+
+history      batch 7: p0 [10, 20) p1 [4, 9)    batch 8: p0 [20, 25)    batch 9: a replay, counts for nothing
+asked for    p0 [15, 25) p1 [4, 6)
+pieces       p0: up to 20 as batch 7, up to 25 as batch 8; p1: up to 6 as batch 7
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, Intent
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+
+Span = tuple[str, str]
+# Below 0, 0 or above 0, as the first of two offsets of one partition lies before, at or after the second.
+Compare = Callable[["SystemStreamPartition", str, str], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Offsets [start, end) of each partition that are to be read as they were, in streams of these identities.
+
+    `compare` orders the offsets of a partition. Streams in `reset` may have gone back without a new epoch.
+    """
+
+    spans: Mapping[SystemStreamPartition, Span]
+    identities: Mapping[str, str | None]
+    compare: Compare
+    reset: AbstractSet[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class FirstReads:
+    """Who read what is asked for first.
+
+    `pieces` has, by partition and in the order of offsets, the end of each piece and the batch that read it first;
+    pieces follow each other without a hole but those in `unread`, which no batch has read. `versions` are by batch
+    what it met, and `cut` are the batches of which only a part is asked for.
+    """
+
+    pieces: Mapping[SystemStreamPartition, tuple[tuple[str, int], ...]]
+    versions: Mapping[int, Mapping[str, str | None]]
+    unread: Mapping[SystemStreamPartition, tuple[Span, ...]]
+    cut: tuple[int, ...]
+
+
+def main_batches(history: Iterable[ApplicationState], asked: Asked) -> dict[int, Intent]:
+    """Return the intents of the closed batches of the main position that may have read it, by their numbers.
+
+    `history` is given newest first, and is read no further back than anything that is asked for can have been read.
+    """
+    intents: dict[int, Intent] = {}
+    for state in history:
+        done = state.last.intent if state.last is not None else None
+        if done is not None and done.batch not in intents and not done.replays:
+            ranges = {ssp: span for ssp, span in done.ranges.items() if _is_of(state, asked, ssp.qualified_stream)}
+            intents[done.batch] = done.model_copy(update={"ranges": ranges})
+        if all(_is_before(state, asked, ssp) for ssp in asked.spans):
+            break
+    return intents
+
+
+def first_reads(batches: Mapping[int, Intent], asked: Asked) -> FirstReads:
+    """Return which of these batches read each offset first."""
+    open_spans = {ssp: [span] for ssp, span in asked.spans.items()}
+    read: dict[SystemStreamPartition, list[tuple[Span, int]]] = {ssp: [] for ssp in asked.spans}
+    versions: dict[int, Mapping[str, str | None]] = {}
+    cut = []
+    for number, intent in sorted(batches.items()):
+        taken = 0
+        for ssp, span in intent.ranges.items():
+            if ssp not in open_spans or asked.compare(ssp, span.start, span.end) == 0:
+                continue
+            pieces, open_spans[ssp] = _split(asked.compare, ssp, open_spans[ssp], (span.start, span.end))
+            read[ssp] += [(piece, number) for piece in pieces]
+            taken += bool(pieces)
+            if pieces:
+                versions[number] = intent.versions
+        if taken and _is_cut(intent, read, number, asked):
+            cut.append(number)
+    return FirstReads(
+        {ssp: _in_order(asked.compare, ssp, pieces) for ssp, pieces in read.items()},
+        versions,
+        {ssp: tuple(spans) for ssp, spans in open_spans.items() if spans},
+        tuple(cut),
+    )
+
+
+def _is_of(state: ApplicationState, asked: Asked, stream: str) -> bool:
+    """Whether offsets of this state are of the stream as it is asked for, where it is."""
+    return stream not in asked.identities or state.offsets.streams.get(stream) == asked.identities[stream]
+
+
+def _is_before(state: ApplicationState, asked: Asked, ssp: SystemStreamPartition) -> bool:
+    """Whether no batch up to this state has read any of what is asked for: it had not come so far, nor gone back."""
+    if ssp not in state.checkpoint:
+        return True
+    if ssp.qualified_stream in asked.reset or state.offsets.opened.get(ssp, 0):
+        return False
+    start, end = asked.spans[ssp]
+    empty = asked.compare(ssp, start, end) == 0
+    return empty or asked.compare(ssp, state.checkpoint[ssp], start) <= 0
+
+
+def _split(
+    compare: Compare, ssp: SystemStreamPartition, spans: Iterable[Span], read: Span
+) -> tuple[list[Span], list[Span]]:
+    """Return what of these spans lies within another one, and what is left of them; none of it empty."""
+    within, left = [], []
+    for start, end in spans:
+        first = start if compare(ssp, start, read[0]) >= 0 else read[0]
+        last = end if compare(ssp, end, read[1]) <= 0 else read[1]
+        if compare(ssp, first, last) >= 0:
+            if compare(ssp, start, end) < 0:
+                left.append((start, end))
+            continue
+        within.append((first, last))
+        left += [(a, b) for a, b in ((start, first), (last, end)) if compare(ssp, a, b) < 0]
+    return within, left
+
+
+def _in_order(
+    compare: Compare, ssp: SystemStreamPartition, pieces: list[tuple[Span, int]]
+) -> tuple[tuple[str, int], ...]:
+    ordered: list[tuple[Span, int]] = []
+    for piece in pieces:
+        place = len(ordered)
+        while place and compare(ssp, piece[0][0], ordered[place - 1][0][0]) < 0:
+            place -= 1
+        ordered.insert(place, piece)
+    return tuple((span[1], number) for span, number in ordered)
+
+
+def _is_cut(
+    intent: Intent,
+    read: Mapping[SystemStreamPartition, list[tuple[Span, int]]],
+    number: int,
+    asked: Asked,
+) -> bool:
+    """Whether the batch read more than what is asked for of it, or read it not for the first time."""
+    for ssp, whole in intent.ranges.items():
+        if asked.compare(ssp, whole.start, whole.end) == 0:
+            continue
+        mine = [span for span, batch in read.get(ssp, ()) if batch == number]
+        if len(mine) != 1:
+            return True
+        (start, end) = mine[0]
+        if asked.compare(ssp, start, whole.start) or asked.compare(ssp, end, whole.end):
+            return True
+    return False

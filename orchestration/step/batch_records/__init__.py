@@ -1,0 +1,1 @@
+"""Which records a batch sends, refuses and leaves out."""

@@ -1,0 +1,82 @@
+"""Begins a batch: what it is going to do is committed, before anything of it is read."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.unbounded.state_table import begin_state
+from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
+from dagster_adjunct.orchestration.step.batch_records.few_records import are_few, are_interpreted, size_of
+from dagster_adjunct.orchestration.step.next_batch.own_tables import writing
+from dagster_adjunct.orchestration.step.progress.watermarks import begun_times
+from dagster_adjunct.orchestration.step.step_report import StepEvent
+from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
+    from dagster_adjunct.orchestration.batchlog.batch_log import Intent
+    from dagster_adjunct.orchestration.step.next_batch.plan_batch import PlannedBatch
+    from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
+    from dagster_adjunct.resources.schemas.schema import Schema
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBatch:
+    """A batch whose intent is committed: what it reads, how many records (or offsets), and the seconds so far."""
+
+    run: StepRun
+    intent: Intent
+    inputs: BatchInputs
+    records: int
+    seconds: dict[str, float]
+
+
+def commit_intent(step: OpenedStep, run: StepRun, planned: PlannedBatch) -> OpenBatch:
+    """Commit what the batch is going to do, once its outputs are known to take it; nothing is read before."""
+    context, intent, state = step.context, planned.intent, run.logged.state
+    met = {name: step.versions.view(name, version, state) for name, version in intent.versions.items()}
+    views = {name: view for name, view in met.items() if name not in step.states}
+    states = {name: view for name, view in met.items() if isinstance(view, VersionReader) and name not in views}
+    # Local tables are read with the columns and buckets that they are declared with, whatever is stored.
+    own = {dataset.name for dataset in context.app.datasets if dataset.is_owned_by(context.app.name)}
+    shapes = {**planned.records, **{name: _shape(view) for name, view in views.items() if name not in own}}
+    if shapes != run.shapes:  # once a run, and for datasets or inputs of other columns or buckets
+        starts = {ssp: span.start for ssp, span in intent.ranges.items()}
+        step.engine.rehearse(context, views, starts, partial(begin_state, writing(context))).tell()
+    run = replace(run, shapes=shapes, logged=step.log.open(run.logged, intent))
+    spans = intent.ranges.items()
+    records = sum(context.systems[ssp.system].distance(ssp, span.start, span.end) for ssp, span in spans)
+    broadcast = {dataset.name for dataset in context.app.datasets if dataset.broadcast}
+    sizes = [size_of(view, broadcast=name in broadcast) for name, view in met.items()]
+    few = are_few(records, intent.tasks, context.app.few_records, sizes)
+    told = {"records": records, "unit": context.unit, "versions": intent.versions, "few": few}
+    context.on_event(StepEvent("intent", intent.batch, told))
+    inputs = BatchInputs(
+        batch=intent.batch,
+        ranges={ssp: OffsetRange(span.start, span.end) for ssp, span in spans},
+        views=views,
+        epochs=intent.epochs,
+        consumed=None if intent.replays else {ssp: span.end for ssp, span in spans},
+        identities=state.offsets.streams,
+        tasks=intent.tasks,
+        few=few,
+        interpreted=few and not intent.over_time and are_interpreted(sizes),
+        over_time={name: step.versions.over_time(name, met) for name, met in intent.over_time.items()},
+        reading=intent.reading,
+        states=states,
+        clock=intent.clock,
+        times=begun_times(context.app, state, intent),
+    )
+    return OpenBatch(run, intent, inputs, records, {"intent": time.monotonic() - planned.began})
+
+
+def _shape(view: VersionReader | TransientVersion | None) -> tuple[Schema, int | None] | None:
+    """Return what Spark's plans depend on of a dataset's version: its columns, and in how many buckets it lies."""
+    if view is None:
+        return None
+    sealed = getattr(view, "sealed", None)
+    return view.schema, None if sealed is None else sealed.partitions

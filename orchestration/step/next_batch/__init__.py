@@ -1,0 +1,1 @@
+"""Plans the next batch: what it reads, and which dataset versions it meets."""

@@ -1,0 +1,1 @@
+"""How far an application has come: in its inputs, and in the times of its records."""

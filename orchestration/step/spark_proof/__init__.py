@@ -1,0 +1,1 @@
+"""What Spark is going to do with a batch, held against what the plan promises."""
