@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,7 +148,7 @@ UNFIT: list[tuple[str, str, str]] = [
 
 
 def test_types_that_no_column_takes_are_told_before_a_batch(step_world: StepWorld, tmp_path: Path) -> None:
-    """Of what these expressions give, Spark alone knows the types."""
+    """Of what a function gives, Spark alone knows the types."""
     columns = {"k": "string", "s": "string", "at": "timestamp", "j": "json", "tags": "array<string>"}
     store = SqliteTable(tmp_path / "typed.sqlite", "typed", "k", columns=columns, create=True)
     typed = RemoteTable("typed", key="k", write_function=store)
@@ -155,15 +156,19 @@ def test_types_that_no_column_takes_are_told_before_a_batch(step_world: StepWorl
     for column, expression, said in UNFIT:
         app = Application("app")
         part = "append" if column == "tags" else "set"
-        stream = app.input_stream("lake.numbers")
-        stream.update(app.table(typed), if_missing=[], **{part: {column: expression}})  # type: ignore[arg-type]
-        with pytest.raises(PlanningError, match=f"send-to-table-2-typed: table typed has the column {said}"):
+        stream = app.input_stream("lake.numbers").map(partial(with_made, expression=expression))
+        stream.update(app.table(typed), if_missing=[], **{part: {column: "made"}})  # type: ignore[arg-type]
+        with pytest.raises(PlanningError, match=f"send-to-table-3-typed: table typed has the column {said}"):
             step_world.run(app)
         assert application_state(step_world.lake, "app").open is None
     app = Application("app")
     made = {"s": "null", "j": "named_struct('a', array(v))"}
     app.input_stream("lake.numbers").update(app.table(typed), set=made, append={"tags": "split(k, ',')"}, if_missing=[])
     step_world.run(app)
+
+
+def with_made(frame: DataFrame, expression: str) -> DataFrame:
+    return frame.selectExpr("*", f"{expression} as made")
 
 
 def world_of(world: StepWorld) -> Application:
