@@ -19,6 +19,7 @@ from dagster_adjunct.orchestration.operators.planning_values import Flow, Requir
 from dagster_adjunct.orchestration.operators.window_aggregates import Aggregate, Aggregation
 from dagster_adjunct.orchestration.operators.window_fixed import fixed_windows
 from dagster_adjunct.orchestration.operators.window_kinds import Kind, Session
+from dagster_adjunct.orchestration.operators.window_reserved import check_reserved
 from dagster_adjunct.orchestration.operators.window_results import FINAL, Results, kept_rows, results_of
 from dagster_adjunct.orchestration.operators.window_rows import CLOSING, END, EXPIRES, START, TOUCHED, Windows
 from dagster_adjunct.orchestration.operators.window_sessions import session_windows, sessions_side_by_side
@@ -120,6 +121,7 @@ class Window(Spec):
 
     def _check_types(self, operator: str, types: Mapping[str, str | None]) -> None:
         """Refuse what can't be added up, or kept; a type that is None is not known yet."""
+        check_reserved(operator, types, self.windows, self.by, self.aggregates)
         whole = any(isinstance(made, Aggregate) and not made.of for _, made in self.aggregates)
         check_kept(operator, types, [name for name in types if not name.startswith("__")] if whole else (), self.by)
         for name, made in self.aggregates:

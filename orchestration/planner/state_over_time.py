@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.filter import Filter
 from dagster_adjunct.orchestration.operators.held_back import held_back
+from dagster_adjunct.orchestration.operators.window_results import FINAL
 from dagster_adjunct.orchestration.planner.refusals import placed
 from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.sql.parsing import true_only_with
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.operator_spec import Operator
-
-_FINAL = re.compile(r"\bfinal\b", re.IGNORECASE)
 
 
 def check_state_names(app: Application) -> None:
@@ -68,7 +67,7 @@ def _updating(app: Application, operator: Operator) -> list[str]:
     found, waiting, seen = [], list(operator.inputs), set[str]()
     while waiting:
         before = app.operator(waiting.pop())
-        final = before.spec.kind == Filter.kind and any(_FINAL.search(text) for text in before.spec.sql)
+        final = before.spec.kind == Filter.kind and any(true_only_with(text, FINAL) for text in before.spec.sql)
         if before.id in seen or final:
             continue
         seen.add(before.id)
