@@ -11,7 +11,6 @@ from dagster_adjunct.orchestration.batchlog.stored_positions import Partition
 from dagster_adjunct.resources.stored_documents import StoredDocument
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
-
 SKIPPED = 100
 """Spans of offsets of a partition that are known to have been passed over."""
 

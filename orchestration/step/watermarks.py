@@ -74,7 +74,9 @@ def moved_times(
         if ssp.partition in found.read_to:
             moved = _moved(stood, found, ssp.partition, declared[ssp.qualified_stream].delay, clock)
             span = (ranges or {}).get(ssp)
-            partitions[ssp] = moved if span is None else moved.model_copy(update={"skipped": stood.skipped_after(*span)})
+            partitions[ssp] = (
+                moved if span is None else moved.model_copy(update={"skipped": stood.skipped_after(*span)})
+            )
     after = times.model_copy(update={"partitions": partitions})
     operators = dict(times.operators)
     for name in held_back(app.operators):
@@ -132,6 +134,4 @@ def _moved(stood: PartitionTimes, found: Measured, partition: int, delay: timede
         mark = long_before(newest, delay)
         watermark = mark if watermark is None else max(watermark, mark)
     read_to = max(stood.read_to, found.read_to[partition])
-    return stood.model_copy(
-        update={"active_at": clock, "newest": newest, "watermark": watermark, "read_to": read_to}
-    )
+    return stood.model_copy(update={"active_at": clock, "newest": newest, "watermark": watermark, "read_to": read_to})

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_adjunct.orchestration.operators.compiling import Watermarks
-from dagster_adjunct.orchestration.operators.window_arguments import checked_window
 from dagster_adjunct.orchestration.operators.hidden_columns import BEHIND, EVENT_TIME
+from dagster_adjunct.orchestration.operators.window_arguments import checked_window
 from dagster_adjunct.orchestration.operators.window_kinds import Kind, Session, Sliding, Tumbling
 from dagster_adjunct.orchestration.operators.window_records import NULL_TIME, WHY, judged
 from dagster_adjunct.orchestration.operators.window_rows import Windows

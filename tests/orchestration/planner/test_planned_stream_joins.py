@@ -236,9 +236,17 @@ def test_updates_of_a_window_that_count_again_are_told() -> None:
 
 @pytest.mark.parametrize(
     ("condition", "final"),
-    [("not final", False), ("final or n > 0", False), ("final = false", False), ("Final = true and n > 0", True), ("(n > 0 and (final))", True)],
+    [
+        ("not final", False),
+        ("final or n > 0", False),
+        ("final = false", False),
+        ("Final = true and n > 0", True),
+        ("(n > 0 and (final))", True),
+    ],
 )
-def test_only_a_condition_that_holds_for_final_results_alone_lets_no_update_through(condition: str, final: bool) -> None:
+def test_only_a_condition_that_holds_for_final_results_alone_lets_no_update_through(
+    condition: str, final: bool
+) -> None:
     app = Application("app")
     minutes = app.input_stream("lake.left", event_time="at").window(
         Tumbling(MINUTE), by="k", name="m", aggregates={"n": Count()}, results="updates"
@@ -250,7 +258,9 @@ def test_only_a_condition_that_holds_for_final_results_alone_lets_no_update_thro
 
 @pytest.mark.parametrize("name", ["records$", "expires$", "place$", "time$", "behind$", "window_start", "total$sum"])
 def test_a_key_of_the_name_of_what_windows_keep_is_refused_where_it_is_planned(name: str) -> None:
-    stream = TestStream(Schema.of(**{"k": "string", "n": "int", "at": "timestamp", name: "string"}), key="k", partitions=2)
+    stream = TestStream(
+        Schema.of(**{"k": "string", "n": "int", "at": "timestamp", name: "string"}), key="k", partitions=2
+    )
     app = Application("app")
     total = {"total": Sum("n"), "most": Aggregate(len, "int", of="n")}
     app.input_stream("lake.left", event_time="at").window(
