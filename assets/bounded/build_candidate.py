@@ -205,7 +205,7 @@ def _located(
 def _equal_to(member: Member, new: SealedVersion) -> str | None:
     """Return the id of the version that has this content already: the head's, or that of the same partition.
 
-    Equal counts and digests, bucket by bucket, in the same layout.
+    Equal counts and digests, bucket by bucket, in the same layout; and valid from the same time.
     """
     manifest = member.manifest
     if manifest.declaration.order == "name":
@@ -213,24 +213,25 @@ def _equal_to(member: Member, new: SealedVersion) -> str | None:
         ref = named[-1] if named else None
     else:
         ref = manifest.ref(manifest.head) if manifest.head else None
-    if ref is None or ref.rows != new.rows or not _goes_on(manifest, ref, new):
+    if ref is None or ref.rows != new.rows or not _says_so_of_time(manifest, ref, new):
         return None
     served = manifest.version
     old = served if served is not None and served.id == ref.id else member.log.read_version(ref)
     return old.id if old.layout == new.layout and _facts(old) == _facts(new) and _digested(new) else None
 
 
-def _goes_on(manifest: BoundedManifest, before: VersionRef, new: SealedVersion) -> bool:
-    """Whether the version before stands for what a new one of the same content says of its time, too.
+def _says_so_of_time(manifest: BoundedManifest, before: VersionRef, new: SealedVersion) -> bool:
+    """Whether the version before is what is valid from the time of the new one, or neither says a time.
 
-    It does where it is valid by then, and no other version begins in between.
+    The same content of another time is a version of its own, whatever lies between the two now: another may come
+    there later, or one that lies there be withdrawn.
     """
-    if new.valid_from is None:
-        return before.valid_from is None
-    if before.valid_from is None or before.valid_from > new.valid_from:
-        return False
-    begun = [ref.valid_from for ref in manifest.versions if ref.state == "sealed" and ref.id != before.id]
-    return not any(time is not None and before.valid_from <= time <= new.valid_from for time in begun)
+    if new.valid_from is None or before.valid_from != new.valid_from:
+        return before.valid_from == new.valid_from
+    return not any(
+        ref.state == "sealed" and ref.valid_from == new.valid_from and ref.number > before.number
+        for ref in manifest.versions
+    )
 
 
 def _facts(version: SealedVersion) -> list[tuple[int, int, int | None]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
+from math import isnan
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.versions.kept_history import VALID_FROM
@@ -16,6 +17,9 @@ from dagster_adjunct.resources.errors import DatasetError
 if TYPE_CHECKING:
     from dagster_adjunct.assets.reading.key_files import Key, KeyFiles
     from dagster_adjunct.assets.reading.row_group import RowGroup
+
+
+_NAN = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,7 @@ def joined(parts: Iterable[Validity], told_by: str | None = None) -> Iterator[Va
     """Yield the parts of a history with neighbours of the same content as one; since when it is valid is no content."""
 
     def content(part: Validity) -> dict[str, Any] | None:
-        return None if part.entry is None else {name: v for name, v in part.entry.items() if name != told_by}
+        return None if part.entry is None else {name: _same(v) for name, v in part.entry.items() if name != told_by}
 
     last: Validity | None = None
     for part in parts:
@@ -119,6 +123,11 @@ def joined(parts: Iterable[Validity], told_by: str | None = None) -> Iterator[Va
         last = part
     if last is not None:
         yield last
+
+
+def _same(value: Any) -> Any:
+    """Return the value, or one that equals itself for NaN, as it does to Spark and the engines that read all keys."""
+    return _NAN if isinstance(value, float) and isnan(value) else value
 
 
 def _row(files: KeyFiles, rows: RowGroup, row: int) -> RowOverTime:

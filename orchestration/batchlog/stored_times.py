@@ -11,12 +11,16 @@ from dagster_adjunct.orchestration.batchlog.stored_positions import Partition
 from dagster_adjunct.resources.stored_documents import StoredDocument
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
+SKIPPED = 100
+"""Spans of offsets of a partition that are known to have been passed over."""
+
 
 class PartitionTimes(StoredDocument):
     """How far a source partition has come in time; None before its first record that has one.
 
     `newest` is the latest event time of its records, `watermark` what no record of it should be below any more; it
-    never goes back. `read_to` is the offset after the highest that was ever read, `active_at` the clock of the last
+    never goes back. `read_to` is the offset after the highest that was ever read, `skipped` are the spans of offsets
+    [from, to) below it that never were, SKIPPED at most, in order; `active_at` the clock of the last
     batch that had records of it, or left some for a later one, or of the first one that knew it.
     """
 
@@ -24,6 +28,16 @@ class PartitionTimes(StoredDocument):
     newest: datetime | None = None
     watermark: datetime | None = None
     read_to: int = 0
+    skipped: tuple[tuple[int, int], ...] = ()
+
+    def skipped_after(self, start: int, end: int) -> tuple[tuple[int, int], ...]:
+        """Return the spans that are skipped once the offsets [start, end) were read, too.
+
+        Each startpoint that goes forward adds one. Of more than SKIPPED the lowest are forgotten, and count as read.
+        """
+        gaps = [*self.skipped, (self.read_to, start)]
+        parts = [part for low, high in gaps for part in ((low, min(high, start)), (max(low, end), high))]
+        return tuple(part for part in parts if part[0] < part[1])[-SKIPPED:]
 
 
 class TimeState(StoredDocument):

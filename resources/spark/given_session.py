@@ -40,6 +40,8 @@ class InProcess:
 IN_PROCESS: Final = InProcess()
 # The master that stands for it, in ADJUNCT_SPARK_MASTER, in commands and in SparkResource.
 _NO_MASTER = "none"
+_ZONE = "spark.sql.session.timeZone"
+_UTC = frozenset({"utc", "etc/utc", "gmt", "etc/gmt", "z", "+00:00", "gmt+0", "utc+0", "utc+00:00"})
 
 
 def is_in_process(master: str | None) -> bool:
@@ -56,9 +58,32 @@ def session_of(spark: SparkSession | Callable[[], SparkSession]) -> SparkSession
             "Pass the session, or what session_scope() gives.",
             argument="spark",
         )
+    return in_utc(session)
+
+
+def in_utc(session: SparkSession) -> SparkSession:
+    """Return the session, if days begin in it when they do in UTC. Raises ConfigurationError for another time zone.
+
+    Dates would become other times, and times other texts, than everything that reads without Spark makes of them.
+    """
+    zone = session.conf.get(_ZONE)
+    if (zone or "").lower() not in _UTC:
+        raise ConfigurationError(
+            f"the Spark session has the time zone {zone}: expected UTC, in which dates and texts are times here.",
+            f'Set it before: spark.conf.set("{_ZONE}", "UTC"), or where the session is built.',
+            setting=_ZONE,
+        )
     return session
 
 
 def starter_of(spark: SparkSession | Callable[[], SparkSession]) -> Callable[[], SparkSession]:
-    """Return a function that returns the session: nothing is started before it is called."""
-    return spark if callable(spark) else lambda: spark
+    """Return a function that returns the session: nothing is started before it is called.
+
+    A session that is there is refused at once where `in_utc` refuses it; one that is started, before it is used.
+    """
+    if isinstance(spark, InProcess):
+        return spark
+    if not callable(spark):
+        in_utc(spark)
+        return lambda: spark
+    return lambda: in_utc(spark())

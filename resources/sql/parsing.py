@@ -93,6 +93,28 @@ def windows_of(text: str) -> tuple[Window, ...]:
     return tuple(windows_in(tree))
 
 
+@lru_cache(maxsize=65_536)
+def other_records(text: str) -> str:
+    """Return what in an expression takes other records than its own, also where it can't be read; "" for nothing."""
+    if "(" not in text:
+        return ""
+    from dagster_adjunct.resources.sql.reading import looks_at_other_records
+
+    return looks_at_other_records(text)
+
+
+def true_only_with(text: str, column: str) -> bool:
+    """Whether a condition certainly holds for no record but those whose boolean `column` is true."""
+    expression = parsed(text)
+    if expression.column is not None:
+        return expression.column.lower() == column.lower()
+    if expression.tree is None:
+        return False
+    from dagster_adjunct.resources.sql.reading import is_true_only_with
+
+    return is_true_only_with(expression.tree, column)
+
+
 def holds_all_columns(expression: Expression) -> bool:
     """Whether a function takes "*" as all columns, as `struct(*)` does; `count(*)` takes none."""
     if expression.tree is None or expression.star or "*" not in expression.text:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 
 from sqlglot import exp
 from sqlglot.dialects.spark import Spark
@@ -76,6 +77,36 @@ def calls_beyond_a_record(text: str) -> tuple[tuple[str, bool], ...]:
         if name in SEVERAL_RECORDS or (name in OVER_RECORDS and not compared):
             found.append((name, _is_over(tokens, at + 1)))
     return tuple(found)
+
+
+def looks_at_other_records(text: str) -> str:
+    """Return what in an expression takes other records than the one that it is of; "" where nothing does."""
+    calls = calls_beyond_a_record(text)
+    if calls:
+        return f"{calls[0][0]}()"
+    try:
+        tokens = _dialect().tokenize(text)
+    except SqlglotError:
+        return ""
+    for before, token in pairwise(tokens):
+        if token.text.lower() == "over" and before.token_type is TokenType.R_PAREN:
+            return "over"
+        if token.token_type is TokenType.SELECT and before.token_type is not TokenType.DOT:
+            return "a subquery"
+    return ""
+
+
+def is_true_only_with(tree: exp.Expr, column: str) -> bool:
+    """Whether a condition is the column, says that it is true, or asks for one of these and for more."""
+    if isinstance(tree, exp.Paren):
+        return is_true_only_with(tree.this, column)
+    if isinstance(tree, exp.And):
+        return is_true_only_with(tree.left, column) or is_true_only_with(tree.right, column)
+    if isinstance(tree, exp.EQ | exp.Is):
+        sides = (tree.left, tree.right)
+        true = [side for side in sides if isinstance(side, exp.Boolean) and side.this]
+        return bool(true) and any(is_true_only_with(side, column) for side in sides if side not in true)
+    return isinstance(tree, exp.Column) and not tree.table and tree.name.lower() == column.lower()
 
 
 def _is_over(tokens: list[Token], opened: int) -> bool:

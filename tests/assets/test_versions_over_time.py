@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,13 +158,61 @@ def test_a_marker_that_comes_again_with_another_time_is_refused_and_with_the_sam
     assert place.spans() == [("v1", day(4), None)]
 
 
-def test_equal_content_is_a_version_of_its_own_where_the_one_before_does_not_stand_for_it(place: Place) -> None:
-    spec = place.dataset("name")
-    for version, seats in (("2026-01-05", 1), ("2026-01-07", 1), ("2026-01-02", 1), ("2026-01-02T12", 2)):
-        place.send(version.replace("T12", "T120000Z") if "T" in version else version, {"N1": seats})
+def test_equal_content_of_another_time_is_a_version_of_its_own_and_of_the_same_time_it_is_not(place: Place) -> None:
+    spec = place.dataset("marker")
+    for version, number, seats in (("a", 5, 1), ("b", 7, 1), ("c", 7, 1), ("d", 2, 1)):
+        place.send(version, {"N1": seats}, at=day(number))
     place.advance(spec)
-    # The seventh goes on with what holds since the fifth; the second is before it, and says something new.
-    assert [start for _, start, _ in place.spans()] == [day(2), day(2).replace(hour=12), day(5)]
+    assert place.spans() == [("d", day(2), day(5)), ("a", day(5), day(7)), ("b", day(7), None)]
+    assert len(StoredVersions(place.lake, "planes").versions()) == 3, "c says what b says, so nothing was made of it"
+    assert place.advance(spec).sealed == (), "and its offsets were committed"
+    with open_dataset(place.lake, "planes") as opened:
+        assert [part.valid_from for part in opened.history_of("N1")] == [day(2)], "readers join what follows itself"
+
+
+def test_a_version_that_comes_between_two_of_the_same_content_ends_and_begins_where_they_say(place: Place) -> None:
+    spec = place.dataset("name")
+    for number, seats in ((1, 10), (5, 10), (3, 20)):
+        place.send(f"2026-01-0{number}", {"N1": seats})
+        place.advance(spec)
+    assert _seats(place) == [(day(1), 10), (day(3), 20), (day(5), 10)]
+
+
+def test_a_version_of_the_same_content_stays_where_the_one_before_is_withdrawn(place: Place) -> None:
+    spec = place.dataset("name")
+    for number, seats in ((1, 10), (3, 20), (5, 20)):
+        place.send(f"2026-01-0{number}", {"N1": seats})
+        place.advance(spec)
+    StoredVersions(place.lake, "planes").withdraw("2026-01-03", reason="a mistake", by="me")
+    assert _seats(place) == [(day(1), 10), (day(5), 20)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_order_of_deliveries_with_equal_contents_and_withdrawals_is_what_plain_python_says(
+    place: Place, seed: int
+) -> None:
+    draw = random.Random(seed)
+    spec, stored = place.dataset("name"), StoredVersions(place.lake, "planes")
+    days = draw.sample(range(1, 10), 7)
+    said: dict[int, int] = {}
+    for number in days:
+        said[number] = draw.choice((10, 20))
+        place.send(f"2026-01-0{number}", {"N1": said[number]})
+        place.advance(spec)
+        if len(said) > 2 and draw.random() < 0.4:
+            gone = draw.choice([other for other in said if other != number])
+            stored.withdraw(f"2026-01-0{gone}", reason="a mistake", by="me")
+            del said[gone]
+        expected: list[tuple[dt.datetime, int]] = []
+        for begun, seats in sorted(said.items()):
+            if not expected or expected[-1][1] != seats:
+                expected.append((day(begun), seats))
+        assert _seats(place) == expected, (days, said)
+
+
+def _seats(place: Place) -> list[tuple[dt.datetime, int | None]]:
+    with open_dataset(place.lake, "planes") as opened:
+        return [(part.valid_from, part.entry and part.entry["seats"]) for part in opened.history_of("N1")]
 
 
 def test_of_two_versions_of_one_time_the_later_counts_and_a_withdrawn_one_does_not(place: Place) -> None:

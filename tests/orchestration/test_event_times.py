@@ -26,6 +26,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import StartpointOld
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.streams import ARRIVAL
+from dagster_adjunct.testing import TestStream, assert_plannable
 from tests.clocks import on_clock
 from tests.faulty_store import Crash
 from tests.orchestration.seen_times import Seen, at, watermarks_in_order
@@ -114,6 +115,17 @@ def test_what_is_no_time_and_what_could_not_be_late_is_refused(step_world: StepW
             Application("wrong").input_stream("lake.clicks", **wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "looking", ["max(at) over (partition by k)", "lead(at) over (order by at)", "(select max(at) from x)", "max(at)"]
+)
+def test_a_time_that_other_records_tell_is_refused_where_it_is_planned(looking: str) -> None:
+    clicks = TestStream(Schema.of(k="string", at="timestamp"), key="k", partitions=1)
+    app = Application("app")
+    app.input_stream("lake.clicks", event_time=looking).send_to(app.output_stream("lake.out", partitions=1))
+    with pytest.raises(PlanningError, match=r"told by the record alone|expressions are of one record"):
+        assert_plannable(app, {"lake.clicks": clicks})
+
+
 def as_it_is(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"k": record["k"]}
 
@@ -177,6 +189,29 @@ def test_records_that_are_read_again_say_so_and_move_no_time(step_world: StepWor
     assert [row["before"] for row in found[6:]] == [at(85)] * 6
     last = step_world.state(app).times.partitions[SystemStreamPartition("lake", "clicks", 0)]
     assert (last.newest, last.watermark, last.read_to) == (at(90), at(85), 6)
+
+
+def test_records_that_were_passed_over_are_no_records_that_were_read_before(step_world: StepWorld) -> None:
+    step_world.stream("clicks", "k", 1, k="string", n="int", ts="timestamp")
+    step_world.send("clicks", *[("a", n, at(n)) for n in range(10)])
+    app = application(delay=timedelta(days=1))
+    clicks = SystemStreamPartition("lake", "clicks", 0)
+    for starts, ended in (("7", 10), ("3", 10), (None, 12)):
+        made = StartpointOldest() if starts is None else StartpointSpecific(starts)
+        startpoints_of(step_world.lake, app).write_startpoints(
+            [StartpointRequest(ssp=clicks, startpoint=made, by="ann", reason="again", id=made.id)]
+        )
+        if starts is None:
+            step_world.send("clicks", ("a", 10, at(10)), ("a", 11, at(11)))
+        step_world.run(app)
+        times = step_world.state(app).times.partitions[clicks]
+        assert times.read_to == ended
+        assert times.skipped == {"7": ((0, 7),), "3": ((0, 3),)}.get(str(starts), ())
+    seen = [(row["n"], row["again"]) for row in step_world.rows("seen")]
+    assert seen[:3] == [(n, False) for n in (7, 8, 9)]
+    assert seen[3:10] == [(n, n > 6) for n in range(3, 10)]
+    assert seen[10:] == [(n, 3 <= n < 10) for n in range(12)]
+    assert not any(row["behind"] for row in step_world.rows("seen"))
 
 
 def test_a_partition_that_was_idle_finds_closed_what_was_closed_without_it(step_world: StepWorld) -> None:

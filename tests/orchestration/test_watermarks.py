@@ -209,3 +209,14 @@ def test_a_plan_says_what_the_time_of_state_follows_from() -> None:
 def test_a_state_that_was_stored_without_times_is_read() -> None:
     old = ApplicationState.model_validate({"batch": 3})
     assert old.times == TimeState()
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 8)), max_size=8))
+def test_what_was_passed_over_is_what_no_batch_has_read(reads: list[tuple[int, int]]) -> None:
+    times, read = PartitionTimes(active_at=at(0)), set[int]()
+    for start, length in reads:
+        skipped = times.skipped_after(start, start + length)
+        read |= {*range(start, start + length)}
+        times = times.model_copy(update={"skipped": skipped, "read_to": max(read) + 1})
+        assert {n for low, high in skipped for n in range(low, high)} == {*range(max(read))} - read
+        assert all(low < high for low, high in skipped)

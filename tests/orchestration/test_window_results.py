@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dagster_adjunct.orchestration.operators.columns.hidden_columns import BEHIND, EVENT_TIME
 from dagster_adjunct.orchestration.operators.spec.compiling import Watermarks
 from dagster_adjunct.orchestration.operators.windows.window_arguments import checked_window
 from dagster_adjunct.orchestration.operators.windows.window_kinds import Kind, Session, Sliding, Tumbling
+from dagster_adjunct.orchestration.operators.windows.window_records import NULL_TIME, WHY, judged
+from dagster_adjunct.orchestration.operators.windows.window_rows import Windows
+from dagster_adjunct.resources.streams.interface.stream_system import TOMBSTONE
 from dagster_adjunct.windows import Count, Distinct, Max, Mean, Min, Sum
 from tests.orchestration.window_oracle import Click, at, behind, expected, random_clicks, values_of, watermark
 
@@ -214,3 +218,20 @@ def test_less_lateness_closes_no_window_twice(spark: SparkSession) -> None:
         results += window.compile("window-2", [spark.createDataFrame(rows, f"{COLUMNS}, {HIDDEN}")], world).collect()
         world.commit()
     assert [(row["key"], row["clicks"]) for row in results] == [("a", 2)]
+
+
+@pytest.mark.parametrize("kind", [Tumbling(dt.timedelta(days=1)), Session(dt.timedelta(days=1))])
+def test_a_record_whose_last_window_ends_after_all_times_has_no_time_that_counts(
+    spark: SparkSession, kind: Tumbling | Session
+) -> None:
+    windows = Windows(kind, ("k",), (("n", Count()),), dt.timedelta(days=2), {"k": "string"})
+    times = ["9999-12-28 23:59:58", "9999-12-29 12:00:00", "9999-12-31 23:59:59"]
+    frame = spark.sql(
+        " union all ".join(
+            f"select 'a' as k, timestamp'{time}+00:00' as {EVENT_TIME}, cast(null as timestamp) as {BEHIND}, "
+            f"false as {TOMBSTONE}, {number} as n"
+            for number, time in enumerate(times)
+        )
+    )
+    found = {row["n"]: row[WHY] for row in judged(frame, windows, None).collect()}
+    assert found == {0: None, 1: NULL_TIME, 2: NULL_TIME}

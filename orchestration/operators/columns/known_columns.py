@@ -11,6 +11,8 @@ Columns = tuple[str, ...] | None
 """Names in order; None where they are not known."""
 Types = dict[str, str | None] | None
 """Types by name; None for one that is not known, or where the columns are not."""
+FINAL = "final"
+"""The column of results that may be updated: whether one is the last of its window."""
 
 
 def require(operator: str, side: str, needed: tuple[str, ...], columns: Columns, next_step: str) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.sql.checking import checked_expression
+from dagster_adjunct.resources.sql.parsing import other_records
 from dagster_adjunct.resources.streams.interface.stream_system import TIMESTAMP
 from dagster_adjunct.resources.times import microseconds
 
@@ -59,6 +60,14 @@ class EventTime:
         )
         if kind is not None and kind not in _KINDS:
             raise self._no_time(operator, kind)
+        others = other_records(self.expression)
+        if others:
+            raise PlanningError(
+                f"{operator}: event_time={self.expression!r} takes {others}: a record's time is told by the record "
+                "alone, or it would depend on how records are cut into batches.",
+                "Write an expression over columns of the one record, or let what writes the stream say the time.",
+                operator=operator,
+            )
 
     def column(self, operator: str, records: DataFrame) -> Column:
         """Return the records' times. Raises PlanningError where Spark makes something else of the expression.

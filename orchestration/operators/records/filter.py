@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.orchestration.operators.arguments import called
+from dagster_adjunct.orchestration.operators.columns.known_columns import FINAL
 from dagster_adjunct.orchestration.operators.spec.operator_spec import PassesRecords
 from dagster_adjunct.orchestration.operators.spec.stream_facts import UNKNOWN
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.sql.checking import checked_condition
+from dagster_adjunct.resources.sql.parsing import true_only_with
 from dagster_adjunct.resources.user_code import check_plain_function
 
 if TYPE_CHECKING:
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.columns.known_columns import Types
     from dagster_adjunct.orchestration.operators.spec.compiling import Batch
     from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, PlanContext
-
-# The column of results that may be updated, as a condition names it.
-_FINAL = re.compile(r"\bfinal\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ class Filter(PassesRecords):
 
     @property
     def asks_final(self) -> bool:
-        return isinstance(self.condition, str) and _FINAL.search(self.condition) is not None
+        return isinstance(self.condition, str) and true_only_with(self.condition, FINAL)
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.assets.unbounded.state_spec import StateSpec
 from dagster_adjunct.orchestration.operators.columns.kept_columns import check_kept
-from dagster_adjunct.orchestration.operators.columns.known_columns import check_names, require
+from dagster_adjunct.orchestration.operators.columns.known_columns import FINAL, check_names, require
 from dagster_adjunct.orchestration.operators.event_times.late_records import as_late
 from dagster_adjunct.orchestration.operators.event_times.made_records import as_json, made_records
 from dagster_adjunct.orchestration.operators.spec.operator_spec import Spec
@@ -19,7 +19,8 @@ from dagster_adjunct.orchestration.operators.windows import window_records as re
 from dagster_adjunct.orchestration.operators.windows.window_aggregates import Aggregate, Aggregation
 from dagster_adjunct.orchestration.operators.windows.window_fixed import fixed_windows
 from dagster_adjunct.orchestration.operators.windows.window_kinds import Kind, Session
-from dagster_adjunct.orchestration.operators.windows.window_results import FINAL, Results, kept_rows, results_of
+from dagster_adjunct.orchestration.operators.windows.window_reserved import check_reserved
+from dagster_adjunct.orchestration.operators.windows.window_results import Results, kept_rows, results_of
 from dagster_adjunct.orchestration.operators.windows.window_rows import CLOSING, END, EXPIRES, START, TOUCHED, Windows
 from dagster_adjunct.orchestration.operators.windows.window_sessions import session_windows, sessions_side_by_side
 from dagster_adjunct.resources.errors import PlanningError, SchemaMismatchError
@@ -120,6 +121,7 @@ class Window(Spec):
 
     def _check_types(self, operator: str, types: Mapping[str, str | None]) -> None:
         """Refuse what can't be added up, or kept; a type that is None is not known yet."""
+        check_reserved(operator, types, self.windows, self.by, self.aggregates)
         whole = any(isinstance(made, Aggregate) and not made.of for _, made in self.aggregates)
         check_kept(operator, types, [name for name in types if not name.startswith("__")] if whole else (), self.by)
         for name, made in self.aggregates:

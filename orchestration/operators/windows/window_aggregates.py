@@ -25,6 +25,8 @@ INTEGERS = ("tinyint", "smallint", "int", "bigint")
 FLOATS = ("float", "double")
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 _SET = "array<string>"
+# Digits behind the point up to which a mean has four more: with 13 before it, for the records, and its own, 38 in all.
+_DIVIDED_APART = 21
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,10 @@ class Max(_Extreme):
 
 @dataclass(frozen=True, slots=True)
 class Mean(_OfColumn):
-    """The mean of a column: a decimal with four more digits of decimals, double of others. The sum is exact."""
+    """The mean of a column: a decimal with four more digits of decimals, double of others. The sum is exact.
+
+    Of decimals with more than 21 digits behind the point it has those that Spark's division has room for.
+    """
 
     def takes(self, kind: str) -> bool:
         return _is_number(kind)
@@ -177,7 +182,7 @@ class Mean(_OfColumn):
         decimal = _DECIMAL.fullmatch(kind)
         if decimal is None:
             return "double"
-        return f"decimal({min(int(decimal[1]) + 4, 38)},{min(int(decimal[2]) + 4, 38)})"
+        return f"decimal({min(int(decimal[1]) + 4, 38)},{_scale_of_mean(int(decimal[1]), int(decimal[2]))})"
 
     def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
         exact = "decimal(38,0)" if kind in INTEGERS else _sum_type(kind)
@@ -185,8 +190,12 @@ class Mean(_OfColumn):
 
     def result(self, name: str, kind: str) -> str:
         total, number = quoted(f"{name}$sum"), quoted(f"{name}$count")
-        total = total if _DECIMAL.fullmatch(kind) else f"cast({total} as double)"
-        return f"case when {number} > 0 then cast({total} / {number} as {self.returns_of(kind)}) end"
+        returns = str(self.returns_of(kind))
+        mean = f"cast({total if _DECIMAL.fullmatch(kind) else f'cast({total} as double)'} / {number} as {returns})"
+        decimal = _DECIMAL.fullmatch(_sum_type(kind))
+        if decimal is not None and int(decimal[2]) <= _DIVIDED_APART:
+            mean = _quotient(total, number, int(decimal[1]), int(decimal[2]), returns)
+        return f"case when {number} > 0 then {mean} end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +297,27 @@ def _sum_type(kind: str) -> str:
     if decimal is not None:
         return f"decimal({min(int(decimal[1]) + 10, 38)},{decimal[2]})"
     return "double" if kind in FLOATS else "bigint"
+
+
+def _scale_of_mean(precision: int, scale: int) -> int:
+    """Return how many digits a mean has behind the point: four more, as Spark's own, as far as these are computed."""
+    if scale <= _DIVIDED_APART:
+        return scale + 4
+    return min(scale + 4, 38 - min(precision + 10, 38) + scale)
+
+
+def _quotient(total: str, number: str, precision: int, scale: int, returns: str) -> str:
+    """Return a sum by a number of records, with all digits of `returns`.
+
+    Spark cuts the scale of a quotient by as many digits as the dividend's type has before the point. So what is whole
+    is divided apart from the rest, which is below the number of records.
+    """
+    rest = f"({total} % {number})"
+    whole = f"cast({total} - {rest} as decimal({precision - scale},0)) / {number}"
+    digits = 19 if scale + 4 <= 18 else 13  # of a number of records
+    fraction = f"cast({rest} as decimal({digits + scale},{scale})) / {number}"
+    parts = [_as_addend(f"cast({part} as {returns})", returns) for part in (whole, fraction)]
+    return f"cast({' + '.join(parts)} as {returns})"
 
 
 def _count(name: str, column: str | None) -> Partial:

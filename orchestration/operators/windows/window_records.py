@@ -6,8 +6,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.columns.hidden_columns import AGAIN, BEHIND, EVENT_TIME
+from dagster_adjunct.orchestration.operators.event_times.event_time import LAST
 from dagster_adjunct.orchestration.operators.event_times.made_records import place_in
-from dagster_adjunct.orchestration.operators.windows.window_kinds import Session, micros
+from dagster_adjunct.orchestration.operators.windows.window_kinds import Session, longest, micros
 from dagster_adjunct.orchestration.operators.windows.window_rows import START, TIME, Windows, micros_of
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.streams.interface.stream_system import TOMBSTONE
@@ -37,7 +38,7 @@ def judged(frame: DataFrame, windows: Windows, before: datetime | None) -> DataF
     """
     from pyspark.sql import functions as F
 
-    time = F.unix_micros(EVENT_TIME)
+    time = _countable(F.unix_micros(EVENT_TIME), windows)
     limit = F.greatest(F.unix_micros(BEHIND), F.lit(micros_of(before)).cast("bigint"))
     frame = frame.withColumns({TIME: time, _LIMIT: limit})
     lateness = micros(windows.lateness)
@@ -56,6 +57,13 @@ def judged(frame: DataFrame, windows: Windows, before: datetime | None) -> DataF
     reasons += [(F.col(TOMBSTONE), DELETED), (F.col(TIME).isNull(), NULL_TIME), (null_key, NULL_KEY), (late, LATE)]
     cases = [F.when(condition, F.lit(why)) for condition, why in reasons]
     return frame.withColumns({WHY: F.coalesce(*cases), PARTLY: F.coalesce(partly, F.lit(False))})
+
+
+def _countable(time: Column, windows: Windows) -> Column:
+    """Return the times whose windows end, and expire, before the year 10000: nothing can hold a later time."""
+    from pyspark.sql import functions as F
+
+    return F.when(time <= LAST - micros(longest(windows.kind)) - micros(windows.lateness), time)
 
 
 def counted(frame: DataFrame, batch: Batch) -> DataFrame:

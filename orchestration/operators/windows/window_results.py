@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from dagster_adjunct.orchestration.operators.columns.known_columns import FINAL
 from dagster_adjunct.orchestration.operators.windows.window_kinds import Session
 from dagster_adjunct.orchestration.operators.windows.window_rows import (
     ABSORBED,
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 Results: TypeAlias = Literal["final", "updates"]
-FINAL = "final"
-"""Of updates: whether it is the last one of its window."""
 
 
 def results_of(rows: DataFrame, windows: Windows, results: Results) -> DataFrame:

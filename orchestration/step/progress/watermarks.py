@@ -57,20 +57,33 @@ def begun_times(app: Application, state: ApplicationState, intent: Intent) -> Ti
     return state.times.model_copy(update={"partitions": {**stood, **changed}})
 
 
-def moved_times(app: Application, times: TimeState, measured: Mapping[str, Measured], clock: datetime) -> TimeState:
-    """Return the times after a batch of this clock, whose records of each stream say this."""
+def moved_times(
+    app: Application,
+    times: TimeState,
+    measured: Mapping[str, Measured],
+    clock: datetime,
+    ranges: Mapping[SystemStreamPartition, tuple[int, int]] | None = None,
+) -> TimeState:
+    """Return the times after a batch of this clock, whose records of each stream say this.
+
+    `ranges` are the offsets that it read, [from, to), of the partitions whose offsets are numbers.
+    """
     declared, partitions = event_times(app), dict(times.partitions)
     for ssp, stood in times.partitions.items():
         found = measured.get(ssp.qualified_stream, Measured())
         if ssp.partition in found.read_to:
-            partitions[ssp] = _moved(stood, found, ssp.partition, declared[ssp.qualified_stream].delay, clock)
-    moved = times.model_copy(update={"partitions": partitions})
+            moved = _moved(stood, found, ssp.partition, declared[ssp.qualified_stream].delay, clock)
+            span = (ranges or {}).get(ssp)
+            partitions[ssp] = (
+                moved if span is None else moved.model_copy(update={"skipped": stood.skipped_after(*span)})
+            )
+    after = times.model_copy(update={"partitions": partitions})
     operators = dict(times.operators)
     for name in held_back(app.operators):
-        now = operator_watermark(app, moved, name, clock)
+        now = operator_watermark(app, after, name, clock)
         if now is not None:
             operators[name] = now
-    return moved.model_copy(update={"operators": operators})
+    return after.model_copy(update={"operators": operators})
 
 
 def operator_watermark(app: Application, times: TimeState, name: str, clock: datetime) -> datetime | None:
@@ -121,4 +134,4 @@ def _moved(stood: PartitionTimes, found: Measured, partition: int, delay: timede
         mark = long_before(newest, delay)
         watermark = mark if watermark is None else max(watermark, mark)
     read_to = max(stood.read_to, found.read_to[partition])
-    return PartitionTimes(active_at=clock, newest=newest, watermark=watermark, read_to=read_to)
+    return stood.model_copy(update={"active_at": clock, "newest": newest, "watermark": watermark, "read_to": read_to})

@@ -82,7 +82,9 @@ class BatchTimes:
         """Return how far the inputs have come with the batch; None where none of them says, or nothing moves."""
         if self._after is None and self._declared and not self._stays:
             measured = {stream: self._lateness(stream).measured for stream in self._declared}
-            self._after = moved_times(self._context.app, self._inputs.times, measured, self._inputs.clock)
+            self._after = moved_times(
+                self._context.app, self._inputs.times, measured, self._inputs.clock, self._numbered_ranges()
+            )
         return self._after
 
     def close(self) -> None:
@@ -102,6 +104,13 @@ class BatchTimes:
 
     def _ranges(self, stream: str) -> dict[SystemStreamPartition, OffsetRange]:
         return {ssp: span for ssp, span in self._inputs.ranges.items() if ssp.qualified_stream == stream}
+
+    def _numbered_ranges(self) -> dict[SystemStreamPartition, tuple[int, int]]:
+        return {
+            ssp: (int(span.start), int(span.end))
+            for ssp, span in self._inputs.ranges.items()
+            if self._context.systems[ssp.system].numbered_offsets
+        }
 
     def _records(self, stream: str) -> DataFrame:
         if stream in self._kept:
@@ -131,7 +140,12 @@ class BatchTimes:
         if not read_to and not self._rehearsed:
             return F.lit(False)
         ends = bigints(read_to.get(number, 0) for number in range(max(read_to, default=0) + 1))
-        return F.col(OFFSET) < F.coalesce(F.get(ends, F.col(PARTITION)), F.lit(0))
+        again = F.col(OFFSET) < F.coalesce(F.get(ends, F.col(PARTITION)), F.lit(0))
+        for ssp, stood in self._stood(stream).items():
+            for low, high in stood.skipped:  # passed over then, so this is the first time
+                here = (F.col(PARTITION) == ssp.partition) & (F.col(OFFSET) >= low) & (F.col(OFFSET) < high)
+                again = again & ~here
+        return again
 
     def _read_to(self, stream: str) -> dict[int, int]:
         """Return the offsets below which records of the partitions were read before, without zeros."""
@@ -159,24 +173,33 @@ class BatchTimes:
         name, system = declared.column_name(dict(records.dtypes)), self._context.systems[split_stream_name(stream)[0]]
         if name is not None and system.numbered_offsets:
             unread, columns = self._unread(stream), [] if name == TIMESTAMP else [name]
-            if not unread:
+            if unread is not None and not unread:
                 return Lateness(Measured())
-            if self._inputs.few and offsets <= records_behind.AT_ONCE and system.reads_arrow:
+            if unread is None:
+                pass  # records of before lie between: Spark leaves them out
+            elif self._inputs.few and offsets <= records_behind.AT_ONCE and system.reads_arrow:
                 return look_at_each(times_of(system.read_arrow(unread, columns), name), stood, delay)
-            if system.reads_in_tasks:
+            elif system.reads_in_tasks:
                 in_tasks = TimesInTasks(system.task_reads(unread, columns), [ssp.partition for ssp in unread], name)
         time = F.unix_micros(declared.column(f"input {stream}", records)).alias(TIME)
         times = records.where(~self._again(stream)).select(PARTITION, OFFSET, time)
         return lateness(times, stood, delay, offsets=offsets, in_tasks=in_tasks)
 
-    def _unread(self, stream: str) -> dict[SystemStreamPartition, OffsetRange]:
-        """Return the parts of the batch's ranges, of numbered offsets, that were not read before."""
-        read_to = self._read_to(stream)
-        return {
-            ssp: OffsetRange(str(start), span.end)
-            for ssp, span in self._ranges(stream).items()
-            if (start := max(int(span.start), read_to.get(ssp.partition, 0))) < int(span.end)
-        }
+    def _unread(self, stream: str) -> dict[SystemStreamPartition, OffsetRange] | None:
+        """Return the parts of the batch's ranges, of numbered offsets, that were not read before.
+
+        None where a partition has several, because others between them were read.
+        """
+        unread = {}
+        for ssp, span in self._ranges(stream).items():
+            stood, start, end = self._stood(stream).get(ssp), int(span.start), int(span.end)
+            gaps = [(0, end)] if stood is None else [*stood.skipped, (stood.read_to, end)]
+            parts = [(max(low, start), min(high, end)) for low, high in gaps if max(low, start) < min(high, end)]
+            if len(parts) > 1:
+                return None
+            if parts:
+                unread[ssp] = OffsetRange(*map(str, parts[0]))
+        return unread
 
     def _with_behind(self, stream: str, records: DataFrame) -> DataFrame:
         from pyspark.sql import functions as F

@@ -12,7 +12,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.resources.errors import ConfigurationError, PartitionCountMismatchError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.testing import TestStream, assert_plannable
-from dagster_adjunct.windows import Count, Session, Tumbling
+from dagster_adjunct.windows import Aggregate, Count, Min, Session, Sum, Tumbling
 
 MINUTE = timedelta(minutes=1)
 
@@ -232,3 +232,50 @@ def test_updates_of_a_window_that_count_again_are_told() -> None:
     with pytest.raises(PlanningError, match=r"window-3-h gets a window of window-2-m again .* strict"):
         assert_plannable(counted(None, strict=True), given())
     assert not [note for note in assert_plannable(counted("final and n > 0"), given()).notes if "each update" in note]
+
+
+@pytest.mark.parametrize(
+    ("condition", "final"),
+    [
+        ("not final", False),
+        ("final or n > 0", False),
+        ("final = false", False),
+        ("Final = true and n > 0", True),
+        ("(n > 0 and (final))", True),
+    ],
+)
+def test_only_a_condition_that_holds_for_final_results_alone_lets_no_update_through(
+    condition: str, final: bool
+) -> None:
+    app = Application("app")
+    minutes = app.input_stream("lake.left", event_time="at").window(
+        Tumbling(MINUTE), by="k", name="m", aggregates={"n": Count()}, results="updates"
+    )
+    minutes.filter(condition).window(Tumbling(60 * MINUTE), by="k", name="h", aggregates={"n": Count()})
+    told = [note for note in assert_plannable(app, given()).notes if "each update" in note]
+    assert bool(told) is not final
+
+
+@pytest.mark.parametrize("name", ["records$", "expires$", "place$", "time$", "behind$", "window_start", "total$sum"])
+def test_a_key_of_the_name_of_what_windows_keep_is_refused_where_it_is_planned(name: str) -> None:
+    stream = TestStream(
+        Schema.of(**{"k": "string", "n": "int", "at": "timestamp", name: "string"}), key="k", partitions=2
+    )
+    app = Application("app")
+    total = {"total": Sum("n"), "most": Aggregate(len, "int", of="n")}
+    app.input_stream("lake.left", event_time="at").window(
+        Tumbling(MINUTE), by=["k", name], partition_by="k", name="m", aggregates=total
+    )
+    with pytest.raises(PlanningError, match=r"column '.*', and windows keep|two columns would be called"):
+        assert_plannable(app, {"lake.left": stream})
+
+
+@pytest.mark.parametrize("made", [Aggregate(len, "int"), Min("window_start")])
+def test_an_aggregate_of_the_begins_of_other_windows_is_refused_as_its_own_would_take_their_place(made: Any) -> None:
+    app = Application("app")
+    minutes = app.input_stream("lake.left", event_time="at").window(
+        Tumbling(MINUTE), by="k", name="m", aggregates={"n": Count()}
+    )
+    minutes.window(Tumbling(60 * MINUTE), by="k", name="h", aggregates={"made": made})
+    with pytest.raises(PlanningError, match="'window_start', and windows keep something"):
+        assert_plannable(app, given())

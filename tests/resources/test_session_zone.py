@@ -1,0 +1,68 @@
+"""Sessions in other time zones than UTC are refused wherever one is given, before anything is begun."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dagster_adjunct import Application, advance_dataset, run_application, unbounded_dataset
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.objects import open_lake
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.given_session import session_of, starter_of
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+ZONE = "spark.sql.session.timeZone"
+
+
+@pytest.fixture
+def elsewhere(spark: SparkSession) -> SparkSession:
+    session = spark.newSession()
+    session.conf.set(ZONE, "America/New_York")
+    return session
+
+
+def advanced(root: Path, spark: Any) -> None:
+    lake = open_lake(root)
+    streams = LakeStreams(lake)
+    streams.create("c", schema=Schema.of(k="string", day="date"), key=["k"], partitions=1)
+    dataset = unbounded_dataset("d", input="lake.c", key="k", partitions=1, history="all", valid_from="day")
+    advance_dataset(lake, {"lake": streams}, dataset, spark, by="test")
+
+
+def applied(root: Path, spark: Any) -> None:
+    lake = open_lake(root)
+    streams = LakeStreams(lake)
+    streams.create("c", schema=Schema.of(k="string", day="date"), key=["k"], partitions=1)
+    app = Application("app")
+    app.input_stream("lake.c", event_time="day").send_to(app.output_stream("lake.o", partitions=1))
+    run_application(lake, {"lake": streams}, app, spark, run="r")
+
+
+@pytest.mark.parametrize(
+    "used",
+    [
+        lambda _, spark: session_of(spark),
+        lambda _, spark: session_of(lambda: spark),
+        lambda _, spark: starter_of(spark),
+        lambda _, spark: starter_of(lambda: spark)(),
+        advanced,
+        applied,
+    ],
+)
+def test_a_session_in_another_time_zone_is_refused(
+    elsewhere: SparkSession, tmp_path: Path, used: Callable[[Path, Any], object]
+) -> None:
+    with pytest.raises(ConfigurationError, match="time zone America/New_York: expected UTC") as caught:
+        used(tmp_path / "lake", elsewhere)
+    assert f'spark.conf.set("{ZONE}", "UTC")' in str(caught.value)
+    elsewhere.conf.set(ZONE, "Etc/UTC")
+    assert session_of(elsewhere) is elsewhere
