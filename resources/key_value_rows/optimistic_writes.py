@@ -63,7 +63,7 @@ class OptimisticWrites:
     async def _round(self) -> bool:
         """Look, decide and write once; return whether entries are left."""
         entries, self.left = self.left, ()
-        found: Mapping[Row, StoredEntry | None] = {}
+        stored_entries: Mapping[Row, StoredEntry | None] = {}
         if self.looks:
             keys = list(dict.fromkeys(entry.key for entry in entries))
             try:
@@ -71,8 +71,8 @@ class OptimisticWrites:
             except AdjunctError as error:
                 self._give_up(entries, error)
                 return False
-            found = dict(zip(keys, stored, strict=True))
-        decision = self.decide(Checked(entries, {}), found)
+            stored_entries = dict(zip(keys, stored, strict=True))
+        decision = self.decide(Checked(entries, {}), stored_entries)
         failed, lost = await self._write(decision)
         for entry in entries:
             if entry.key in failed:

@@ -154,7 +154,7 @@ def _summed(reports: Sequence[dict[str, Any]], write: TableWrite, what: str) -> 
     metrics_hooks.report(write.table.name, total)
     failed = [report for report in reports if report["error"] is not None]
     if failed:
-        raise _failure(failed, sum(min(len(each["letters"]), write.dead_letters or 0) for each in reports), write)
+        raise _failure(failed, sum(min(len(report["letters"]), write.dead_letters or 0) for report in reports), write)
     letters = tuple(letter for report in reports for letter in report["letters"])
     if write.dead_letters is not None and len(letters) > write.dead_letters:
         raise _too_many(letters, write, what)

@@ -61,13 +61,13 @@ def decide(
         if request.token in applied_before:
             before.append(request)
             continue
-        found = {
+        failing = {
             place: standing.get(change.key)
             for place, change in enumerate(request.changes)
             if not _holds(change, standing.get(change.key))
         }
-        if found:
-            refused.append((request, found))
+        if failing:
+            refused.append((request, failing))
             continue
         applied.append(request)
         for change in request.changes:

@@ -136,8 +136,8 @@ class GroupCommit:
                 if request.token not in before:
                     request.answer.set_exception(self._core.sealed())
             group[:] = [request for request in group if request.token in before]
-        found = SegmentView(state, self._core.objects).find(conditional_keys(group))
-        return decide(group, {key: entry and entry[0] for key, entry in found.items()}, before)
+        entries = SegmentView(state, self._core.objects).find(conditional_keys(group))
+        return decide(group, {key: entry and entry[0] for key, entry in entries.items()}, before)
 
     def _swap(self, standing: Standing, decision: Decision) -> Swapped:
         tokens = [request.token for request in decision.applied]
@@ -166,5 +166,5 @@ class GroupCommit:
 def _answer(decision: Decision) -> None:
     for request in (*decision.applied, *decision.before):
         request.answer.set_result(None)
-    for request, found in decision.refused:
-        request.answer.set_exception(ConditionsFailed(found))
+    for request, failing in decision.refused:
+        request.answer.set_exception(ConditionsFailed(failing))
