@@ -34,7 +34,7 @@ from dagster_adjunct.resources.key_value.table_configuration import KeyValueTabl
 from dagster_adjunct.resources.key_value.table_names import TableName, check_table_name
 from dagster_adjunct.resources.key_value.table_transitions import (
     UNFINISHED,
-    Decision,
+    TableTransition,
     decide_create,
     decide_delete,
     decide_seal,
@@ -159,7 +159,7 @@ class KeyValueTableManager:
             created_at=self.lake.now(),
         )
 
-        def decide(current: StoredTable | None) -> Decision:
+        def decide(current: StoredTable | None) -> TableTransition:
             if current is None:  # settings that can't work here are told before anything is stored
                 self._backends.of(table, wanted).location(wanted.id(table), 0)
             return decide_create(current, wanted, table, lambda other: self._backends.has(table, other))
@@ -258,7 +258,7 @@ class KeyValueTableManager:
 
     # -- inside
 
-    def _change(self, table: TableName, decide: Callable[[StoredTable | None], Decision]) -> bool:
+    def _change(self, table: TableName, decide: Callable[[StoredTable | None], TableTransition]) -> bool:
         """Commit what is decided, have the backend do it, and return the answer."""
         while True:
             decision = self._commit(table, decide)
@@ -267,8 +267,8 @@ class KeyValueTableManager:
             if decision.answer is not None:
                 return decision.answer
 
-    def _commit(self, table: TableName, decide: Callable[[StoredTable | None], Decision]) -> Decision:
-        def changes(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], Decision]:
+    def _commit(self, table: TableName, decide: Callable[[StoredTable | None], TableTransition]) -> TableTransition:
+        def changes(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], TableTransition]:
             check_scope(snapshot, table.scope)
             current = found_table(snapshot, table)
             decision = decide(current)

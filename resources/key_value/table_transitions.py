@@ -22,7 +22,7 @@ UNFINISHED = frozenset({TableState.CREATING, TableState.SEALING, TableState.DELE
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class TableTransition:
     """`entry` is to be stored (None: nothing is there, and stays so). What it leaves unfinished is then finished.
 
     `answer` is what the caller is told after that. None: what was there comes first, and then it is decided again.
@@ -34,12 +34,12 @@ class Decision:
 
 def decide_create(
     current: StoredTable | None, wanted: StoredTable, name: TableName, same_backend: Callable[[StoredTable], bool]
-) -> Decision:
+) -> TableTransition:
     """Make `wanted`, or find that it is there. Raises KeyValueTableExistsError where that is configured otherwise."""
     if current is None:
-        return Decision(True, wanted)
+        return TableTransition(True, wanted)
     if current.state is TableState.DELETING:
-        return Decision(None, current)
+        return TableTransition(None, current)
     differences = [
         f"{field.name} {getattr(current, field.name)} (wanted: {getattr(wanted, field.name)})"
         for field in fields(KeyValueTableConfiguration)
@@ -54,10 +54,12 @@ def decide_create(
             scope=name.scope,
             table=name.table,
         )
-    return Decision(False, current)
+    return TableTransition(False, current)
 
 
-def decide_update(current: StoredTable | None, configuration: KeyValueTableConfiguration, name: TableName) -> Decision:
+def decide_update(
+    current: StoredTable | None, configuration: KeyValueTableConfiguration, name: TableName
+) -> TableTransition:
     """Give the table these limits; the answer is whether they are others."""
     table = existing(current, name)
     if table.partitions != configuration.partitions:
@@ -69,24 +71,24 @@ def decide_update(current: StoredTable | None, configuration: KeyValueTableConfi
             table=name.table,
         )
     after = table.configured(configuration)
-    return Decision(after != table, after)
+    return TableTransition(after != table, after)
 
 
-def decide_seal(current: StoredTable | None, name: TableName) -> Decision:
+def decide_seal(current: StoredTable | None, name: TableName) -> TableTransition:
     """Seal the table; the answer is whether it was open."""
     table = existing(current, name)
     if table.state is TableState.CREATING:
-        return Decision(None, table)
+        return TableTransition(None, table)
     if table.state is TableState.ACTIVE:
-        return Decision(True, table.in_state(TableState.SEALING))
-    return Decision(False, table)
+        return TableTransition(True, table.in_state(TableState.SEALING))
+    return TableTransition(False, table)
 
 
-def decide_delete(current: StoredTable | None) -> Decision:
+def decide_delete(current: StoredTable | None) -> TableTransition:
     """Delete the table, in whatever state; the answer is whether there was one."""
     if current is None or current.state is TableState.DELETING:
-        return Decision(False, current)
-    return Decision(True, current.in_state(TableState.DELETING))
+        return TableTransition(False, current)
+    return TableTransition(True, current.in_state(TableState.DELETING))
 
 
 def finished(current: StoredTable | None, done: StoredTable) -> StoredTable | None:

@@ -29,7 +29,7 @@ from dagster_adjunct.resources.tables.outcomes import Problem, State
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class DocumentWrite:
     """What is done to one key: `document` as bytes, None to remove it; `begins`: a default begins the record."""
 
     document: bytes | None
@@ -38,10 +38,10 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class PlannedWrites:
     """The keys that are written, and the entries that are not done, by their places."""
 
-    written: Mapping[Row, Written]
+    written: Mapping[Row, DocumentWrite]
     problems: Mapping[int, Problem]
 
 
@@ -67,7 +67,7 @@ def decided(
     stored_entries: Mapping[Row, StoredEntry | None],
     at: float,
     fitting: Callable[[bytes], bytes],
-) -> Decision:
+) -> PlannedWrites:
     """Decide over what was found, which has all keys where the operation `looks`; `at`: the time, for marks.
 
     `fitting` returns a value that the table takes, or raises KeyValueTableError.
@@ -82,7 +82,7 @@ def decided(
     plan = planned(codec, operation, Checked(fit, {}), Found(seen.records, applied))
     marks = {key: marks_of(codec, newest_by, applied_to_key, at) for key, applied_to_key in plan.applied.items()}
     looked, begins = looks(operation), operation.kind is OperationKind.UPDATE
-    written: dict[Row, Written] = {}
+    written: dict[Row, DocumentWrite] = {}
     for key, document in _new_documents(documents, plan, seen, marks):
         entry = stored_entries.get(key)
         if document is None and looked and entry is None:
@@ -94,8 +94,8 @@ def decided(
             too_large = Problem(State.REFUSED, error)
             unfit |= {one.place: too_large for one in fit if one.key == key}
         else:
-            written[key] = Written(stored, expected, begins and key in plan.begins)
-    return Decision(written, {**unfit, **plan.problems})
+            written[key] = DocumentWrite(stored, expected, begins and key in plan.begins)
+    return PlannedWrites(written, {**unfit, **plan.problems})
 
 
 def _seen(documents: RowDocuments, names: tuple[str, ...], stored_entries: Mapping[Row, StoredEntry | None]) -> _Seen:
