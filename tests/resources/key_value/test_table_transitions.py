@@ -46,9 +46,9 @@ def table(state: str = "active", **other: object) -> StoredTable:
     return StoredTable.model_validate({**fields, **other})
 
 
-def create(found: StoredTable | None, **wanted: object) -> TableTransition:
+def create(current: StoredTable | None, **wanted: object) -> TableTransition:
     new = table("creating", incarnation="f" * 16, **wanted)
-    return decide_create(found, new, NAME, lambda other: other.backend == new.backend)
+    return decide_create(current, new, NAME, lambda other: other.backend == new.backend)
 
 
 def test_what_is_not_there_is_created_and_what_is_there_alike_is_not() -> None:
@@ -101,20 +101,20 @@ def test_who_deletes_a_table_is_told_so() -> None:
     assert decide_delete(None) == TableTransition(False, None)
 
 
-@pytest.mark.parametrize("found", [None, table("deleting")])
-def test_what_is_not_there_is_neither_updated_nor_sealed(found: StoredTable | None) -> None:
+@pytest.mark.parametrize("current", [None, table("deleting")])
+def test_what_is_not_there_is_neither_updated_nor_sealed(current: StoredTable | None) -> None:
     with pytest.raises(KeyValueTableNotFoundError, match="no key-value table 'plant/machines'"):
-        decide_update(found, KeyValueTableConfiguration(4), NAME)
+        decide_update(current, KeyValueTableConfiguration(4), NAME)
     with pytest.raises(KeyValueTableNotFoundError):
-        decide_seal(found, NAME)
+        decide_seal(current, NAME)
 
 
 def test_what_is_done_is_stored_unless_others_went_on() -> None:
     assert finished(table("creating", longest_key=7), table("creating")) == table("active", longest_key=7)
     assert finished(table("sealing"), table("sealing")) == table("sealed")
     assert finished(table("deleting"), table("deleting")) is None
-    for found in (None, table("sealing"), table("creating", incarnation="a" * 16)):
-        assert finished(found, table("creating")) == found
+    for current in (None, table("sealing"), table("creating", incarnation="a" * 16)):
+        assert finished(current, table("creating")) == current
     assert is_gone(None, table())
     assert is_gone(table(incarnation="a" * 16), table())
     assert is_gone(table("deleting"), table())
