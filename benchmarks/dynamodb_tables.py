@@ -99,21 +99,21 @@ def run(rounds: int) -> None:
 
         def measured(name: str, number: int, one: Callable[[Row], None] | None, least: float) -> None:
             by_hand, own = getattr(hand, name), getattr(ours, name)
-            found = alternate(
+            timings = alternate(
                 rounds,
                 hand=lambda turn: by_hand(rows(turn + 1, number)),
                 ours=lambda turn: runner.run(own(rows(turn + 1, number))),
             )
-            print(f"  {name}: {number / found['hand'].median:,.0f} rows/s by hand, ", end="")
-            print(f"{number / found['ours'].median:,.0f} rows/s ours")
-            show(found, "hand", "ours", f"at least {least}")
+            print(f"  {name}: {number / timings['hand'].median:,.0f} rows/s by hand, ", end="")
+            print(f"{number / timings['ours'].median:,.0f} rows/s ours")
+            show(timings, "hand", "ours", f"at least {least}")
             if one is not None:
                 began = time.perf_counter()
                 for row in rows(rounds + 2, ONE_BY_ONE):
                     one(row)
-                each = (time.perf_counter() - began) / ONE_BY_ONE
+                call = (time.perf_counter() - began) / ONE_BY_ONE
                 print(
-                    f"  one call a row: {1 / each:,.0f} rows/s, ours is {each * number / found['ours'].median:.1f}x\n"
+                    f"  one call a row: {1 / call:,.0f} rows/s, ours is {call * number / timings['ours'].median:.1f}x\n"
                 )
 
         measured("put", ROWS, hand.put_one, 0.9)

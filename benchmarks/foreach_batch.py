@@ -71,7 +71,11 @@ class ForeachBatch:
             .start()
         )
         query.awaitTermination()
-        return [each["durationMs"]["triggerExecution"] / 1000 for each in query.recentProgress if each["numInputRows"]]
+        return [
+            progress["durationMs"]["triggerExecution"] / 1000
+            for progress in query.recentProgress
+            if progress["numInputRows"]
+        ]
 
     def _batch(self, batch: DataFrame, number: int) -> None:
         from pyspark.sql import functions as F

@@ -67,8 +67,8 @@ class Sides:
         """Return how many entries there are over all times, and the sum of their column c."""
         view = StoredVersions(self.streams.lake, "over-time").require_current()
         entries = view.history_frame(self.spark).where("not __tombstone")
-        found = entries.selectExpr("count(*) n", "sum(c) c").collect()[0]
-        return [found.n, found.c]
+        totals = entries.selectExpr("count(*) n", "sum(c) c").collect()[0]
+        return [totals.n, totals.c]
 
 
 def run(rounds: int, large: int) -> None:
@@ -123,7 +123,7 @@ def _commits(root: Path, spark: SparkSession, count: int, rounds: int, ask: Ask 
                 seconds[name].append(duration)
     if ask is not None and (theirs := ask("sum history")) != (ours := sides.held()):
         raise SystemExit(f"the tables differ at the end: Iceberg's holds {theirs}, ours {ours}")
-    return {name: Measured(name, tuple(found)) for name, found in seconds.items()}
+    return {name: Measured(name, tuple(durations)) for name, durations in seconds.items()}
 
 
 def valid_from(table: pa.Table, number: int) -> pa.Table:

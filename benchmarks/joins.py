@@ -53,8 +53,8 @@ def run(rounds: int, count: int = 10_000_000, records: int = 500_000) -> None:
         print(f"joins: {records:,} records of a stream with {count:,} rows in {BUCKETS} buckets, nothing is kept")
         shuffled = Shuffled(spark, Path(folder) / "lake")
         for name, frame in (("joined", joins.frame(NAMES[:1])), ("shuffled", shuffled.frame())):
-            found = counted(frame)
-            assert found == (records, records), (name, found)
+            counts = counted(frame)
+            assert counts == (records, records), (name, counts)
         for frame in (joins.frame(NAMES), shuffled.frame()):
             consume(frame)  # all warm
         spent: defaultdict[str, float] = defaultdict(float)
@@ -169,5 +169,5 @@ class Shuffled:
 def counted(frame: DataFrame) -> tuple[int, int]:
     from pyspark.sql import functions as F
 
-    rows, found = frame.agg(F.count(F.lit(1)), F.count("first_n")).collect()[0]
-    return rows, found
+    rows, matches = frame.agg(F.count(F.lit(1)), F.count("first_n")).collect()[0]
+    return rows, matches

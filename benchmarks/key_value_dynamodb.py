@@ -45,8 +45,8 @@ class DynamoDbByHand:
     def replaces(self, entries: Entries) -> None:
         for key, value in entries:
             version = self._versions[key]
-            found = {"ExpressionAttributeValues": {":v": {"N": str(version)}}}
-            self._write({**self._condition("v = :v"), **found, "Item": self._item(key, value, version + 1)})
+            expected = {"ExpressionAttributeValues": {":v": {"N": str(version)}}}
+            self._write({**self._condition("v = :v"), **expected, "Item": self._item(key, value, version + 1)})
             self._versions[key] = version + 1
 
     def gets(self, keys: Sequence[bytes]) -> None:
@@ -61,8 +61,8 @@ class DynamoDbByHand:
             return [(item["s"]["B"], item) for item in answer["Responses"][self._table]]
 
         parts = self._threads.map(get, [keys[start : start + 100] for start in range(0, len(keys), 100)])
-        found = dict(entry for part in parts for entry in part)
-        assert None not in [found.get(key) for key in keys]
+        items = dict(entry for part in parts for entry in part)
+        assert None not in [items.get(key) for key in keys]
 
     def insert_batches(self, batches: Sequence[Entries]) -> None:
         for batch in batches:
@@ -83,12 +83,12 @@ class DynamoDbByHand:
             "ExpressionAttributeValues": {":h": {"B": b"benchmark"}},
             "ConsistentRead": True,
         }
-        found = 0
+        count = 0
         while True:
             answer = self._client.query(**request)
-            found += len([(item["s"]["B"], item["v"]["N"], item["d"]["B"]) for item in answer["Items"]])
+            count += len([(item["s"]["B"], item["v"]["N"], item["d"]["B"]) for item in answer["Items"]])
             if "LastEvaluatedKey" not in answer:
-                return found
+                return count
             request["ExclusiveStartKey"] = answer["LastEvaluatedKey"]
 
     def close(self) -> None:

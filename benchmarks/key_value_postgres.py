@@ -41,8 +41,8 @@ class PostgresByHand:
         self._each(_GET, [(key,) for key in keys])
 
     def get_all(self, keys: Sequence[bytes]) -> None:
-        found = {row[0]: row for row in self._rows(_GET_ALL.format(self._table), (list(keys),))}
-        assert None not in [found.get(key) for key in keys]
+        by_key = {row[0]: row for row in self._rows(_GET_ALL.format(self._table), (list(keys),))}
+        assert None not in [by_key.get(key) for key in keys]
 
     def insert_batches(self, batches: Sequence[Entries]) -> None:
         """A key that is there fails the whole statement."""
@@ -62,14 +62,14 @@ class PostgresByHand:
             self._runner.run(self._each_waiting(query, parameters, rows))
             return
         with self._connection.cursor(binary=True) as cursor:
-            for each in parameters:
-                cursor.execute(query, each, prepare=True)
+            for arguments in parameters:
+                cursor.execute(query, arguments, prepare=True)
                 _check(cursor, rows)
 
     async def _each_waiting(self, query: str, parameters: Sequence[tuple[Any, ...]], rows: int | None) -> None:
         async with self._connection.cursor(binary=True) as cursor:
-            for each in parameters:
-                await cursor.execute(query, each, prepare=True)
+            for arguments in parameters:
+                await cursor.execute(query, arguments, prepare=True)
                 _check(cursor, rows)
 
     def _rows(self, query: str, parameters: tuple[Any, ...] | None) -> list[tuple[Any, ...]]:

@@ -51,8 +51,8 @@ class SqliteByHand:
         if self._in_one:
             places = ", ".join("?" * len(keys))
             query = f"SELECT key, version, value FROM {self._table} WHERE {_KEY} IN ({places})"
-            found = {row[0]: row for row in self._execute(query, keys)}
-            assert None not in [found.get(key) for key in keys]
+            by_key = {row[0]: row for row in self._execute(query, keys)}
+            assert None not in [by_key.get(key) for key in keys]
         else:
             query = f"SELECT version, value FROM {self._table} WHERE {_KEY} = ?"
             self._execute("BEGIN")

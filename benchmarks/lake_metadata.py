@@ -39,9 +39,9 @@ def run(rounds: int) -> None:
             for name, batches in logs.items():
                 took = batches.make(BATCHES)
                 seconds[name] += took if number else []
-    medians = {name: statistics.median(each) * 1000 for name, each in seconds.items()}
-    for name, each in seconds.items():
-        tail = sorted(each)[int(len(each) * 0.95)] * 1000
+    medians = {name: statistics.median(durations) * 1000 for name, durations in seconds.items()}
+    for name, durations in seconds.items():
+        tail = sorted(durations)[int(len(durations) * 0.95)] * 1000
         ratio = medians[name] / medians[f"{name.split(', ')[0]}, objects"]
         print(f"  {name}: {medians[name]:.1f} ms a batch (95%: {tail:.1f} ms), {ratio:.2f} of objects")
     print()
@@ -67,7 +67,7 @@ class _Batches:
         for _ in range(count):
             self._number += 1
             now = datetime.now(UTC)
-            ranges = {each: Range(start=str(self._number), end=str(self._number + 1)) for each in partitions}
+            ranges = {partition: Range(start=str(self._number), end=str(self._number + 1)) for partition in partitions}
             intent = Intent(batch=self._number, run="run", clock=now, ranges=ranges, versions={"planes": "v1"})
             closed = ClosedBatch(
                 intent=intent, closed_at=now, records=16, counters={"out": {"rows": 16}}, seconds={"work": 1.0}

@@ -70,7 +70,7 @@ def run(rounds: int) -> None:
         for _ in range(rounds):  # in turns, so that a slow moment of the machine hits both
             whole.append(times(describe, size))
             half.append(times(describe, size // 2))
-        described, planned, shown = (median(each) for each in zip(*whole, strict=True))
+        described, planned, shown = (median(durations) for durations in zip(*whole, strict=True))
         print(
             f"  described in {described:.2f} s; planned in {planned:.2f} s, as text and JSON in {shown:.2f} s ({goal})"
         )

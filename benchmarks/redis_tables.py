@@ -68,13 +68,13 @@ class ByHand:
         async with self.client.pipeline(transaction=False) as pipe:
             for key, _, _ in given:
                 pipe.hgetall(f"hand:{key}")
-            for found in await pipe.execute():
+            for fields in await pipe.execute():
                 (
-                    found[b"tail"].decode(),
-                    datetime.fromisoformat(found[b"seen"].decode()),
-                    found[b"origin"].decode(),
-                    int(found[b"flights"]),
-                    float(found[b"delay"]),
+                    fields[b"tail"].decode(),
+                    datetime.fromisoformat(fields[b"seen"].decode()),
+                    fields[b"origin"].decode(),
+                    int(fields[b"flights"]),
+                    float(fields[b"delay"]),
                 )
 
     def _arguments(self, record: dict[str, Any], position: str) -> tuple[Any, ...]:
@@ -100,7 +100,7 @@ def run(rounds: int) -> None:
             ways = {f"{who}_{name}": timed(getattr(way, name)) for who, way in (("ours", ours), ("hand", hand))}
             show(alternate(rounds, **ways), f"ours_{name}", f"hand_{name}", goal)
 
-        async def each(in_flight: int) -> None:
+        async def one_by_one(in_flight: int) -> None:
             turns = asyncio.Semaphore(in_flight)
 
             async def one(row: Row) -> None:
@@ -114,7 +114,7 @@ def run(rounds: int) -> None:
         bulk = (time.perf_counter() - began) / ROWS
         for in_flight in (1, IN_FLIGHT):
             began = time.perf_counter()
-            loop.run_until_complete(each(in_flight))
+            loop.run_until_complete(one_by_one(in_flight))
             single = (time.perf_counter() - began) / ONE_BY_ONE
             told = f"a call a row, {in_flight} in flight: {single * 1e6:.0f} us, ours {bulk * 1e6:.0f} us a row"
             print(f"  {told}: {single / bulk:.1f}x (goal: 5x)")

@@ -184,10 +184,10 @@ def _compare(root: Path, lake: Lake) -> None:
     theirs = f"read_parquet('{root}/enriched/*.parquet')"
     columns = ", ".join(name for name in ours.column_names if not name.startswith("__"))
     for one, other in (("ours", theirs), (theirs, "ours")):
-        found = connection.execute(
+        differing = connection.execute(
             f"SELECT count(*) FROM (SELECT {columns} FROM {one} EXCEPT ALL SELECT {columns} FROM {other})"
         ).fetchone()
-        assert found == (0,), f"{found} records differ"
+        assert differing == (0,), f"{differing} records differ"
     rows = []
     for name in ("adjunct", "peer"):
         with sqlite3.connect(root / f"{name}.sqlite") as database:

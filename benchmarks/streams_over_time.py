@@ -92,10 +92,10 @@ def whole(what: str, rounds: int, count: int) -> dict[str, Measured]:
         for sent in sides:
             for start in range(0, count, count // FILES):
                 sent.send(start, min(count // FILES, count - start), count)
-        found = alternate(rounds, **_both(what, lambda number: sides[number].folder, count // FILES))
+        timings = alternate(rounds, **_both(what, lambda number: sides[number].folder, count // FILES))
         for sent in sides:
             compare(what, sent)
-    return found
+    return timings
 
 
 def small(what: str, restarts: int) -> dict[str, Measured]:
@@ -111,7 +111,7 @@ def small(what: str, restarts: int) -> dict[str, Measured]:
             for name, measured in alternate(1, **both).items():
                 seconds[name] += measured.seconds
         compare(what, sent)
-    return {name: Measured(name, tuple(found)) for name, found in seconds.items()}
+    return {name: Measured(name, tuple(durations)) for name, durations in seconds.items()}
 
 
 def _both(
@@ -142,10 +142,10 @@ def compare(what: str, sent: Sent) -> None:
         assert closed is not None
         until = f" WHERE {end} <= TIMESTAMPTZ '{closed[0]}'" if closed[0] else " WHERE false"
     for one, other in (("ours", theirs), (theirs, "ours")):
-        found = connection.execute(
+        differing = connection.execute(
             f"SELECT count(*) FROM (SELECT {columns} FROM {one}{until} EXCEPT ALL SELECT {columns} FROM {other}{until})"
         ).fetchone()
-        assert found == (0,), f"{found} results differ"
+        assert differing == (0,), f"{differing} results differ"
 
 
 def _made(folder: Path) -> Path:

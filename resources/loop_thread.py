@@ -87,8 +87,8 @@ _of_parents: list[_Running | None] = []  # kept, as a loop that goes closes what
 
 
 def _forget_all() -> None:
-    for each in list(_all):
-        each._forget()
+    for loop_thread in list(_all):
+        loop_thread._forget()
 
 
 os.register_at_fork(after_in_child=_forget_all)

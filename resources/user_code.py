@@ -26,7 +26,9 @@ def check_plain_function(what: str, function: Callable[..., object], argument: s
     and for an async one: nobody would await what it gives. One that does not tell its parameters passes."""
     inner = function.func if isinstance(function, partial) else function
     name = getattr(inner, "__name__", type(inner).__name__)
-    if any(asks(each) for asks in (iscoroutinefunction, isasyncgenfunction) for each in (inner, type(inner).__call__)):
+    if any(
+        asks(callee) for asks in (iscoroutinefunction, isasyncgenfunction) for callee in (inner, type(inner).__call__)
+    ):
         raise ConfigurationError(
             f"{what} got {name}(), which is async: expected a function that returns what it makes.",
             "Write it with def; where it has to await something, let it call asyncio.run(…).",
@@ -67,8 +69,8 @@ def failure_of(
     are sensitive columns.
     """
     place = line_of(error) or place_of(function)
-    said = "" if sensitive else str(error).strip()
-    problem = f"{operator}: {called} raised {type(error).__name__}{f': {cut(said)}' if said else ''}"
+    message = "" if sensitive else str(error).strip()
+    problem = f"{operator}: {called} raised {type(error).__name__}{f': {cut(message)}' if message else ''}"
     return failed(problem, place, record, sensitive, among=among, operator=operator, **about)
 
 

@@ -209,9 +209,9 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
                 )
             except Exception as error:  # noqa: BLE001 - translated
                 client.close()
-                found = problem_of(error, self._label, sent=False).error
-                assert found is not None
-                raise found from found.__cause__
+                translated = problem_of(error, self._label, sent=False).error
+                assert translated is not None
+                raise translated from translated.__cause__
             codec = ItemCodec(self._label, key, self._declared)
             mine.live = TableRequests(
                 client, self._label, self.table, codec, codec.key_item, self.consistent_reads, self.forget_deleted_after

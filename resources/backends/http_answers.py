@@ -29,13 +29,13 @@ class HttpUnavailableError(TableUnavailableError):
 def error_of(answer: httpx.Response, label: str, secrets: Iterable[str]) -> AdjunctError:
     """The error that an answer stands for that is no success; it shows the beginning of its body, and no secret."""
     status = answer.status_code
-    said = _said(answer.text, secrets)
+    beginning = _said(answer.text, secrets)
     what = f"{label}: {answer.request.method} {answer.request.url.copy_with(query=None)}"
     if status == 429 or status >= 500 or status == 408:
         wait = seconds_of(answer.headers.get("Retry-After"))
         nothing_done = status == 429 or (status == 503 and wait is not None) or answer.request.method in READS
         return HttpUnavailableError(
-            f"{what} was answered with {status}{said}.",
+            f"{what} was answered with {status}{beginning}.",
             "It is tried again; if that goes on, ask who runs the service.",
             table=label,
             status=status,
@@ -43,7 +43,7 @@ def error_of(answer: httpx.Response, label: str, secrets: Iterable[str]) -> Adju
             had_effect=False if nothing_done else None,
         )
     kind = TableAccessError if status in (401, 403, 407) else TableError
-    return kind(f"{what} was refused with {status}{said}.", "Correct the request or the declaration.", table=label)
+    return kind(f"{what} was refused with {status}{beginning}.", "Correct the request or the declaration.", table=label)
 
 
 def seconds_of(retry_after: str | None, now: datetime | None = None) -> float | None:

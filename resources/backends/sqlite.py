@@ -191,11 +191,11 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
             return Outcomes.all(count, self._problem(error))
         asked = checked(requests.codec, operation)
         try:
-            found = requests.get([entry.key for entry in asked.entries])
+            stored = requests.get([entry.key for entry in asked.entries])
         except sqlite3.Error as error:
             return Outcomes.all(count, self._problem(error))
         records: list[Any] = [None] * count
-        for entry, record in zip(asked.entries, found, strict=True):
+        for entry, record in zip(asked.entries, stored, strict=True):
             records[entry.place] = record
         return Outcomes(count, records, asked.problems)
 

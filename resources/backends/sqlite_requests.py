@@ -50,8 +50,8 @@ class SqliteRequests:
             self._open_beside()
         with transaction(self.connection, "IMMEDIATE"):
             # The write lock is held from here on, so what is found stays true until the commit.
-            found = self._found(operation, asked) if must_look(operation) else Found()
-            plan = planned(codec, operation, asked, found)
+            stored = self._found(operation, asked) if must_look(operation) else Found()
+            plan = planned(codec, operation, asked, stored)
             self._write(plan)
             self._remember(operation, plan)
         return plan

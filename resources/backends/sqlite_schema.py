@@ -81,18 +81,18 @@ def read_columns(
 
 def _unique(connection: sqlite3.Connection, table: str, info: Sequence[tuple[str, str, int]]) -> list[set[str]]:
     """The sets of columns that are unique by their bytes, or as the number of a row."""
-    found = []
+    unique_sets = []
     primary = [(name, type_) for name, type_, place in info if place]
     if len(primary) == 1 and primary[0][1].upper() == "INTEGER":
-        found.append({primary[0][0]})
+        unique_sets.append({primary[0][0]})
     indexes = connection.execute(
         'SELECT name FROM pragma_index_list(?) WHERE "unique" AND NOT partial', (table,)
     ).fetchall()
     for (index,) in indexes:
         columns = connection.execute("SELECT name, coll FROM pragma_index_xinfo(?) WHERE key", (index,)).fetchall()
         if all(collation.upper() == "BINARY" for _, collation in columns):
-            found.append({name for name, _ in columns})
-    return found
+            unique_sets.append({name for name, _ in columns})
+    return unique_sets
 
 
 def _compares_loosely(connection: sqlite3.Connection, table: str, name: str) -> bool:

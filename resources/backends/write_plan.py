@@ -137,7 +137,7 @@ def must_look(operation: Operation[Any]) -> bool:
     return bool(operation.conditions) or operation.kind in (OperationKind.UPDATE, OperationKind.PUT_IF_ABSENT)
 
 
-def planned(codec: RowCodec, operation: Operation[Any], asked: Checked, found: Found) -> Plan:
+def planned(codec: RowCodec, operation: Operation[Any], asked: Checked, stored: Found) -> Plan:
     """Decide, entry by entry in their order."""
     plan = Plan(problems=dict(asked.problems))
     steps = {
@@ -150,15 +150,15 @@ def planned(codec: RowCodec, operation: Operation[Any], asked: Checked, found: F
     conditions, marks = operation.conditions, operation.entries.marks
     for entry in asked.entries:
         if not conditions:
-            problem = step(plan, found, entry)
+            problem = step(plan, stored, entry)
         else:
             assert marks is not None  # whoever states conditions gives marks
             mark: Mark = marks[entry.place]
-            applied = plan.applied.get(entry.key) or _known(operation, found, entry.key)
+            applied = plan.applied.get(entry.key) or _known(operation, stored, entry.key)
             if not applied.holds(conditions, mark, entry.time):
                 plan.problems[entry.place] = Problem(State.SKIPPED)
                 continue
-            problem = step(plan, found, entry)
+            problem = step(plan, stored, entry)
             if problem is None:
                 applied.remember(conditions, mark, entry.time)
                 plan.applied[entry.key] = applied
@@ -167,29 +167,29 @@ def planned(codec: RowCodec, operation: Operation[Any], asked: Checked, found: F
     return plan
 
 
-def _known(operation: Operation[Any], found: Found, key: Row) -> Applied:
+def _known(operation: Operation[Any], stored: Found, key: Row) -> Applied:
     """What was applied to the key; a record that was written without conditions is older than messages of its time."""
-    applied = found.applied.get(key) or Applied()
+    applied = stored.applied.get(key) or Applied()
     newest_by = operation.conditions.newest_by
     if newest_by is not None and applied.newest is None:
-        time = found.records.get(key, {}).get(newest_by)
+        time = stored.records.get(key, {}).get(newest_by)
         applied.newest = None if time is None else (time, "")
     return applied
 
 
-def _put(plan: Plan, found: Found, entry: Entry) -> Problem | None:
+def _put(plan: Plan, stored: Found, entry: Entry) -> Problem | None:
     plan.puts[entry.key] = entry.value
     return None
 
 
-def _put_if_absent(plan: Plan, found: Found, entry: Entry) -> Problem | None:
-    if entry.key in found.records or entry.key in plan.begins:
+def _put_if_absent(plan: Plan, stored: Found, entry: Entry) -> Problem | None:
+    if entry.key in stored.records or entry.key in plan.begins:
         return Problem(State.SKIPPED)
     plan.begins[entry.key] = entry.value
     return None
 
 
-def _delete(plan: Plan, found: Found, entry: Entry) -> Problem | None:
+def _delete(plan: Plan, stored: Found, entry: Entry) -> Problem | None:
     plan.deletes[entry.key] = None
     return None
 
@@ -200,15 +200,15 @@ class _Updates:
         self._defaults = operation.entries.defaults
         self._given: Sequence[Hashable] = operation.entries.keys
 
-    def update(self, plan: Plan, found: Found, entry: Entry) -> Problem | None:
+    def update(self, plan: Plan, stored: Found, entry: Entry) -> Problem | None:
         """Change the record that is there or was begun; begin it where there is a default."""
         changes: CheckedChanges = entry.value
         try:
-            if entry.key in found.records:
+            if entry.key in stored.records:
                 known = plan.changes.get(entry.key)
                 if known is None:
                     known = CheckedChanges({}, {}, {})
-                _apply(self._codec, changes, known.set, found.records[entry.key], known.append)
+                _apply(self._codec, changes, known.set, stored.records[entry.key], known.append)
                 plan.changes[entry.key] = known
                 return None
             record = plan.begins.get(entry.key)

@@ -114,10 +114,10 @@ def _explained(block: bytes, first: int, schema: Schema, where: str, error: Exce
     for field in schema.fields:
         try:
             _read(block, (field,), others="ignore")
-        except pa.ArrowInvalid as found:
+        except pa.ArrowInvalid as arrow_error:
             number = first + _first_bad(lines, field)
             return SchemaMismatchError(
-                f"{where}, line {number}: {declared_as(field)}: {found}",
+                f"{where}, line {number}: {declared_as(field)}: {arrow_error}",
                 "Mend the value, or declare the column as what it holds.",
                 column=field.name,
                 line=number,

@@ -92,7 +92,7 @@ class AvroSerializer:
 
 def _by_keys(value: Any) -> Any:
     """Return a value whose dictionaries are in the order of their keys, as maps are written as they come."""
-    if type(value) is dict and all(type(each) is str for each in value):
+    if type(value) is dict and all(type(key) is str for key in value):
         return {name: _by_keys(value[name]) for name in sorted(value)}
     return type(value)(map(_by_keys, value)) if type(value) in (list, tuple) else value
 
@@ -102,7 +102,7 @@ def _equal(value: Any, read: Any) -> bool:
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
         return _equal(value[1], read)
     if isinstance(value, dict) and isinstance(read, dict):
-        return value.keys() == read.keys() and all(_equal(each, read[name]) for name, each in value.items())
+        return value.keys() == read.keys() and all(_equal(item, read[name]) for name, item in value.items())
     if isinstance(value, list) and isinstance(read, list):
         return len(value) == len(read) and all(map(_equal, value, read))
     if isinstance(value, float) and isinstance(read, float) and value != read:

@@ -30,20 +30,20 @@ class BulkRead(Generic[K]):
     ) -> list[TableEntry[K, V] | None]:
         """Return the entries by the keys' order; `answers` are the partitions' in the order of `stored`."""
         if len(answers) == 1:
-            (found,) = answers
+            (stored_entries,) = answers
         else:
-            found = [None] * len(self.keys)
+            stored_entries = [None] * len(self.keys)
             pairs = zip(chain(*self.places.values()), chain(*answers), strict=True)
             for place, answer in pairs:
-                found[place] = answer
-        there = [answer for answer in found if answer is not None]
+                stored_entries[place] = answer
+        there = [answer for answer in stored_entries if answer is not None]
         if not there:
             return [None] * len(self.keys)
-        if len(there) == len(found):
+        if len(there) == len(stored_entries):
             return [*coder.entries(self.families, self.keys, there)]
-        is_there = [answer is not None for answer in found]
+        is_there = [answer is not None for answer in stored_entries]
         entries = iter(coder.entries(compress(self.families, is_there), compress(self.keys, is_there), there))
-        return [next(entries) if each else None for each in is_there]
+        return [next(entries) if present else None for present in is_there]
 
 
 def bulk_read(coder: EntryCoder[K, Any], keys: Sequence[Any], family: str | None) -> BulkRead[K]:

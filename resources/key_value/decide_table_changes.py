@@ -22,7 +22,7 @@ UNFINISHED = frozenset({TableState.CREATING, TableState.SEALING, TableState.DELE
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class TableTransition:
     """`entry` is to be stored (None: nothing is there, and stays so). What it leaves unfinished is then finished.
 
     `answer` is what the caller is told after that. None: what was there comes first, and then it is decided again.
@@ -33,20 +33,20 @@ class Decision:
 
 
 def decide_create(
-    found: StoredTable | None, wanted: StoredTable, name: TableName, same_backend: Callable[[StoredTable], bool]
-) -> Decision:
+    current: StoredTable | None, wanted: StoredTable, name: TableName, same_backend: Callable[[StoredTable], bool]
+) -> TableTransition:
     """Make `wanted`, or find that it is there. Raises KeyValueTableExistsError where that is configured otherwise."""
-    if found is None:
-        return Decision(True, wanted)
-    if found.state is TableState.DELETING:
-        return Decision(None, found)
+    if current is None:
+        return TableTransition(True, wanted)
+    if current.state is TableState.DELETING:
+        return TableTransition(None, current)
     differences = [
-        f"{field.name} {getattr(found, field.name)} (wanted: {getattr(wanted, field.name)})"
+        f"{field.name} {getattr(current, field.name)} (wanted: {getattr(wanted, field.name)})"
         for field in fields(KeyValueTableConfiguration)
-        if getattr(found, field.name) != getattr(wanted, field.name)
+        if getattr(current, field.name) != getattr(wanted, field.name)
     ]
-    if not same_backend(found):
-        differences.append(f"backend {_told(found, wanted)} (wanted: {_told(wanted, found)})")
+    if not same_backend(current):
+        differences.append(f"backend {_told(current, wanted)} (wanted: {_told(wanted, current)})")
     if differences:
         raise KeyValueTableExistsError(
             f"{name} exists with another configuration: {', '.join(differences)}.",
@@ -54,12 +54,14 @@ def decide_create(
             scope=name.scope,
             table=name.table,
         )
-    return Decision(False, found)
+    return TableTransition(False, current)
 
 
-def decide_update(found: StoredTable | None, configuration: KeyValueTableConfiguration, name: TableName) -> Decision:
+def decide_update(
+    current: StoredTable | None, configuration: KeyValueTableConfiguration, name: TableName
+) -> TableTransition:
     """Give the table these limits; the answer is whether they are others."""
-    table = existing(found, name)
+    table = existing(current, name)
     if table.partitions != configuration.partitions:
         raise KeyValueTableError(
             f"{name} has {table.partitions} partitions: expected the same, found {configuration.partitions}. The "
@@ -69,46 +71,46 @@ def decide_update(found: StoredTable | None, configuration: KeyValueTableConfigu
             table=name.table,
         )
     after = table.configured(configuration)
-    return Decision(after != table, after)
+    return TableTransition(after != table, after)
 
 
-def decide_seal(found: StoredTable | None, name: TableName) -> Decision:
+def decide_seal(current: StoredTable | None, name: TableName) -> TableTransition:
     """Seal the table; the answer is whether it was open."""
-    table = existing(found, name)
+    table = existing(current, name)
     if table.state is TableState.CREATING:
-        return Decision(None, table)
+        return TableTransition(None, table)
     if table.state is TableState.ACTIVE:
-        return Decision(True, table.in_state(TableState.SEALING))
-    return Decision(False, table)
+        return TableTransition(True, table.in_state(TableState.SEALING))
+    return TableTransition(False, table)
 
 
-def decide_delete(found: StoredTable | None) -> Decision:
+def decide_delete(current: StoredTable | None) -> TableTransition:
     """Delete the table, in whatever state; the answer is whether there was one."""
-    if found is None or found.state is TableState.DELETING:
-        return Decision(False, found)
-    return Decision(True, found.in_state(TableState.DELETING))
+    if current is None or current.state is TableState.DELETING:
+        return TableTransition(False, current)
+    return TableTransition(True, current.in_state(TableState.DELETING))
 
 
-def finished(found: StoredTable | None, done: StoredTable) -> StoredTable | None:
+def finished(current: StoredTable | None, done: StoredTable) -> StoredTable | None:
     """Return the entry once the backend has done what the state of `done` says; what others did meanwhile stays."""
-    if found is None or found.incarnation != done.incarnation or found.state is not done.state:
-        return found
+    if current is None or current.incarnation != done.incarnation or current.state is not done.state:
+        return current
     after = {TableState.CREATING: TableState.ACTIVE, TableState.SEALING: TableState.SEALED}
-    return found.in_state(after[found.state]) if found.state in after else None
+    return current.in_state(after[current.state]) if current.state in after else None
 
 
-def is_gone(found: StoredTable | None, table: StoredTable) -> bool:
+def is_gone(current: StoredTable | None, table: StoredTable) -> bool:
     """Whether a table was deleted, or is being deleted, going by the entry that has its name now."""
-    return found is None or found.incarnation != table.incarnation or found.state is TableState.DELETING
+    return current is None or current.incarnation != table.incarnation or current.state is TableState.DELETING
 
 
-def existing(found: StoredTable | None, name: TableName) -> StoredTable:
+def existing(current: StoredTable | None, name: TableName) -> StoredTable:
     """Return the entry of a table that is there. Raises KeyValueTableNotFoundError, also for one being deleted."""
-    if found is None or found.state is TableState.DELETING:
+    if current is None or current.state is TableState.DELETING:
         raise KeyValueTableNotFoundError(
             f"there is no {name}.", "Check the name, or create it.", scope=name.scope, table=name.table
         )
-    return found
+    return current
 
 
 def _told(table: StoredTable, other: StoredTable) -> str:

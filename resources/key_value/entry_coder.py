@@ -141,31 +141,31 @@ class EntryCoder(Generic[K, V]):
         """Return the partition of a table key, or of all that have this prefix."""
         return partition_of(prefix or stored, self.partitions)
 
-    def entry(self, family: str | None, key: K, found: StoredEntry) -> TableEntry[K, V]:
+    def entry(self, family: str | None, key: K, stored: StoredEntry) -> TableEntry[K, V]:
         """Return what was found of a key that the caller knows."""
-        return _new(TableEntry, (family, key, found.version, self._read(found.key, found.value)))  # type: ignore[no-any-return]
+        return _new(TableEntry, (family, key, stored.version, self._read(stored.key, stored.value)))  # type: ignore[no-any-return]
 
-    def found_keys(self, found: StoredPage) -> PageItems[TableKey[K]]:
+    def found_keys(self, page: StoredPage) -> PageItems[TableKey[K]]:
         """Return the keys of what was found, one or more, in the order of table keys."""
-        families, keys = self._keys(found.keys)
-        return PageItems(len(keys), lambda: _table_keys(families, keys, found.versions))
+        families, keys = self._keys(page.keys)
+        return PageItems(len(keys), lambda: _table_keys(families, keys, page.versions))
 
-    def found_entries(self, found: StoredPage) -> PageItems[TableEntry[K, V]]:
+    def found_entries(self, page: StoredPage) -> PageItems[TableEntry[K, V]]:
         """Return the entries that were found, one or more, in the order of table keys."""
-        families, keys = self._keys(found.keys)
-        values = self._values(found)
-        return PageItems(len(keys), lambda: _table_entries(families, keys, found.versions, values))
+        families, keys = self._keys(page.keys)
+        values = self._values(page)
+        return PageItems(len(keys), lambda: _table_entries(families, keys, page.versions, values))
 
     def entries(
-        self, families: Iterable[str | None], keys: Iterable[K], found: Sequence[StoredEntry]
+        self, families: Iterable[str | None], keys: Iterable[K], stored: Sequence[StoredEntry]
     ) -> list[TableEntry[K, V]]:
         """Return what was found, one or more, of keys that the caller knows."""
-        values = map(_VALUE, found)
+        values = map(_VALUE, stored)
         try:
             read: Iterable[V] = list(self._values_of(values))
         except Exception:  # noqa: BLE001 - it is raised again, with the key that it is about
-            read = [self._read(entry.key, entry.value) for entry in found]
-        return list(_table_entries(families, keys, map(_VERSION, found), read))
+            read = [self._read(entry.key, entry.value) for entry in stored]
+        return list(_table_entries(families, keys, map(_VERSION, stored), read))
 
     def _keys(self, stored: Sequence[bytes]) -> tuple[Iterable[str | None], list[K]]:
         try:
@@ -183,11 +183,11 @@ class EntryCoder(Generic[K, V]):
         except Exception:  # noqa: BLE001 - it is raised again, with the key that it is about
             return families, list(map(self._read_key, serialised))
 
-    def _values(self, found: StoredPage) -> list[V]:
+    def _values(self, page: StoredPage) -> list[V]:
         try:
-            return list(self._values_of(found.values))  # type: ignore[arg-type]  # they were asked for
+            return list(self._values_of(page.values))  # type: ignore[arg-type]  # they were asked for
         except Exception:  # noqa: BLE001 - it is raised again, with the key that it is about
-            return list(map(self._read, found.keys, found.values))
+            return list(map(self._read, page.keys, page.values))
 
     def _read_key(self, serialised: bytes) -> K:
         try:
@@ -238,7 +238,9 @@ class EntryCoder(Generic[K, V]):
 
 def _serializer(table: TableId, name: str, given: S) -> S:
     """Return a serializer that is one. Raises ConfigurationError, before a first write stumbles over something else."""
-    if isinstance(given, type) or not all(callable(getattr(given, each, None)) for each in ("to_bytes", "from_bytes")):
+    if isinstance(given, type) or not all(
+        callable(getattr(given, method, None)) for method in ("to_bytes", "from_bytes")
+    ):
         class_name = given.__name__ if isinstance(given, type) and given.__name__.endswith("Serializer") else ""
         raise ConfigurationError(
             f"key-value table {table}: {name} is {given!r:.80}: expected a serializer, an object.",
@@ -266,5 +268,5 @@ def about(table: TableId, error: KeyValueTableError) -> KeyValueTableError:
 
 
 def _least(first: Any, *others: int | None) -> Any:
-    known = [each for each in (first, *others) if each is not None]
+    known = [limit for limit in (first, *others) if limit is not None]
     return min(known, default=None)

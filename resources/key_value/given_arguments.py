@@ -27,15 +27,15 @@ def listed(table: TableId, name: str, given: Iterable[T]) -> list[T]:
 
 def pairs(table: TableId, name: str, given: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """Return pairs of key and value as a list."""
-    found = listed(table, name, given)
-    for each in found:
-        if not isinstance(each, tuple) or len(each) != 2:
+    given_pairs = listed(table, name, given)
+    for pair in given_pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2:
             raise ConfigurationError(
-                f"key-value table {table}: {each!r:.80} is among {name}: expected pairs of key and value.",
+                f"key-value table {table}: {pair!r:.80} is among {name}: expected pairs of key and value.",
                 "Give tuples of two; a dictionary has them as its items().",
                 argument=name,
             )
-    return found
+    return given_pairs
 
 
 def check_family(table: TableId, family: str | None) -> None:
@@ -76,7 +76,7 @@ def chosen_partitions(table: TableId, count: int, given: Sequence[int] | None) -
     if given is None:
         return tuple(range(count))
     chosen = tuple(listed(table, "partitions", given))
-    if not all(type(each) is int and 0 <= each < count for each in chosen) or len({*chosen}) < len(chosen):
+    if not all(type(number) is int and 0 <= number < count for number in chosen) or len({*chosen}) < len(chosen):
         raise ConfigurationError(
             f"key-value table {table} has no such partitions: {list(chosen)!r:.80}.",
             f"Give different numbers from 0 to {count - 1}.",

@@ -109,7 +109,7 @@ def _refused(constant: str) -> NoReturn:
 
 
 def _told(error: ValidationError) -> str:
-    return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+    return "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
 
 
 def _equal(value: Any, read: Any) -> bool:
@@ -118,11 +118,11 @@ def _equal(value: Any, read: Any) -> bool:
         fields = type(value).model_fields
         return (
             type(value) is type(read)
-            and all(_equal(getattr(value, each), getattr(read, each)) for each in fields)
+            and all(_equal(getattr(value, name), getattr(read, name)) for name in fields)
             and _equal(value.model_extra, read.model_extra)
         )
     if isinstance(value, dict) and isinstance(read, dict):
-        return value.keys() == read.keys() and all(_equal(each, read[name]) for name, each in value.items())
+        return value.keys() == read.keys() and all(_equal(item, read[name]) for name, item in value.items())
     if isinstance(value, list | tuple) and type(value) is type(read):
         return len(value) == len(read) and all(map(_equal, value, read))
     return bool(value == read) or (isinstance(value, float) and math.isnan(value) and repr(read) == repr(value))
@@ -131,7 +131,7 @@ def _equal(value: Any, read: Any) -> bool:
 def _is_json(value: Any) -> bool:
     kind = type(value)
     if kind is dict:
-        return all(type(name) is str and _is_json(each) for name, each in value.items())
+        return all(type(name) is str and _is_json(item) for name, item in value.items())
     if kind is list:
         return all(map(_is_json, value))
     return kind in (str, int, float, bool, type(None))

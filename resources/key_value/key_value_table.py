@@ -154,8 +154,8 @@ class KeyValueTable(Generic[K, V]):
 
     async def get(self, key: K, *, family: str | None = None) -> TableEntry[K, V] | None:
         """Return the entry of a key; None where there is none."""
-        found = await self._find(family, key, values=True)
-        return None if found is None else self._coder.entry(family, key, found)
+        stored = await self._find(family, key, values=True)
+        return None if stored is None else self._coder.entry(family, key, stored)
 
     async def exists(self, key: K, *, family: str | None = None) -> bool:
         """Whether there is such a key."""
@@ -282,8 +282,8 @@ class KeyValueTable(Generic[K, V]):
         coder = self._coder
         prefix = coder.prefix(family)
         stored = coder.table_key(prefix, key)
-        (found,) = await self._get(coder.partition(prefix, stored), (stored,), values)
-        return found
+        (entry,) = await self._get(coder.partition(prefix, stored), (stored,), values)
+        return entry
 
     async def _read_each(self, stored: dict[int, list[bytes]]) -> list[list[StoredEntry | None]]:
         if len(stored) < 2 or not self._waits:

@@ -15,7 +15,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, TransientError
 from dagster_adjunct.resources.key_value.decide_table_changes import (
     UNFINISHED,
-    Decision,
+    TableTransition,
     decide_create,
     decide_delete,
     decide_seal,
@@ -159,10 +159,10 @@ class KeyValueTableManager:
             created_at=self.lake.now(),
         )
 
-        def decide(found: StoredTable | None) -> Decision:
-            if found is None:  # settings that can't work here are told before anything is stored
+        def decide(current: StoredTable | None) -> TableTransition:
+            if current is None:  # settings that can't work here are told before anything is stored
                 self._backends.of(table, wanted).location(wanted.id(table), 0)
-            return decide_create(found, wanted, table, lambda other: self._backends.has(table, other))
+            return decide_create(current, wanted, table, lambda other: self._backends.has(table, other))
 
         return self._change(table, decide)
 
@@ -192,7 +192,7 @@ class KeyValueTableManager:
         Raises KeyValueTableError for another number of partitions, ScopeNotFoundError and KeyValueTableNotFoundError.
         """
         table = TableName.checked(scope, name)
-        return self._change(table, lambda found: decide_update(found, configuration, table))
+        return self._change(table, lambda current: decide_update(current, configuration, table))
 
     def seal(self, scope: str, name: str, *, with_metadata: bool = False) -> bool:
         """Have all writes to a table refused from now on, for ever; return False where it is sealed already.
@@ -204,7 +204,7 @@ class KeyValueTableManager:
         if not with_metadata:
             self._check_no_metadata(scope, name, "sealed")
         table = TableName.checked(scope, name)
-        return self._change(table, lambda found: decide_seal(found, table))
+        return self._change(table, lambda current: decide_seal(current, table))
 
     def delete(self, scope: str, name: str) -> bool:
         """Delete a table with all that it holds; return False where there is none. Raises ScopeNotFoundError.
@@ -258,7 +258,7 @@ class KeyValueTableManager:
 
     # -- inside
 
-    def _change(self, table: TableName, decide: Callable[[StoredTable | None], Decision]) -> bool:
+    def _change(self, table: TableName, decide: Callable[[StoredTable | None], TableTransition]) -> bool:
         """Commit what is decided, have the backend do it, and return the answer."""
         while True:
             decision = self._commit(table, decide)
@@ -267,12 +267,12 @@ class KeyValueTableManager:
             if decision.answer is not None:
                 return decision.answer
 
-    def _commit(self, table: TableName, decide: Callable[[StoredTable | None], Decision]) -> Decision:
-        def changes(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], Decision]:
+    def _commit(self, table: TableName, decide: Callable[[StoredTable | None], TableTransition]) -> TableTransition:
+        def changes(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], TableTransition]:
             check_scope(snapshot, table.scope)
-            found = found_table(snapshot, table)
-            decision = decide(found)
-            is_same = decision.entry == found or decision.entry is None
+            current = found_table(snapshot, table)
+            decision = decide(current)
+            is_same = decision.entry == current or decision.entry is None
             return ({} if is_same else {table.key: stored_form(decision.entry)}), decision
 
         return self._namespace.transact(changes, by=_BY)
@@ -301,9 +301,9 @@ class KeyValueTableManager:
             raise
 
         def changes(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], StoredTable | None]:
-            found = found_table(snapshot, name)
-            after = finished(found, table)
-            return ({} if after == found else {name.key: stored_form(after)}), after
+            current = found_table(snapshot, name)
+            after = finished(current, table)
+            return ({} if after == current else {name.key: stored_form(after)}), after
 
         after = self._namespace.transact(changes, by=_BY)
         if table.state is TableState.CREATING and is_gone(after, table):

@@ -57,11 +57,11 @@ class TablePages(Generic[T]):
         while self._place < len(iteration.partitions):
             partition = iteration.partitions[self._place]
             if not self._within.is_empty:
-                found = await self._read(partition, self._within, self._page_size, iteration.values)
-                if found:
-                    last = found.keys[-1]
+                page = await self._read(partition, self._within, self._page_size, iteration.values)
+                if page:
+                    last = page.keys[-1]
                     self._within = iteration.within.after(last)
-                    return IteratorPage(self._make(found), state_behind(self._head, partition, last))
+                    return IteratorPage(self._make(page), state_behind(self._head, partition, last))
             self._place += 1
             self._within = iteration.within
         return None

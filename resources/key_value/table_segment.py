@@ -99,9 +99,9 @@ class ConditionsFailed(Exception):
     """Conditions of a request do not hold: nothing was applied. `found` tells, for the place of each change whose own
     condition fails, the version that its key has, or None where there is no such key."""
 
-    def __init__(self, found: Mapping[int, bytes | None]) -> None:
-        super().__init__(dict(found))
-        self.found = dict(found)
+    def __init__(self, versions: Mapping[int, bytes | None]) -> None:
+        super().__init__(dict(versions))
+        self.found = dict(versions)
 
 
 class ReplyLostError(TransientError):

@@ -186,11 +186,11 @@ def _expected(change: SegmentChange) -> KeyVersion | None:
     return KeyVersion(change.expected) if isinstance(change.expected, bytes) else None
 
 
-def _version(found: bytes | None) -> KeyVersion | None:
-    return None if found is None else KeyVersion(found)
+def _version(stored: bytes | None) -> KeyVersion | None:
+    return None if stored is None else KeyVersion(stored)
 
 
 def _told(failure: FailedCondition) -> str:
     expected = f"version {failure.expected}" if failure.expected else "no such key"
-    found = f"version {failure.found}" if failure.found else "no such key"
-    return f"{failure.key!r:.60}: expected {expected}, found {found}"
+    actual = f"version {failure.found}" if failure.found else "no such key"
+    return f"{failure.key!r:.60}: expected {expected}, found {actual}"

@@ -118,10 +118,10 @@ class SqliteConnections:
     def _file(self) -> tuple[int, int] | None:
         """Return which file has the path now; None where there is none."""
         try:
-            found = os.stat(self.path)  # noqa: PTH116 - it is asked for each request, and a Path takes thrice as long
+            status = os.stat(self.path)  # noqa: PTH116 - it is asked for each request, and a Path takes thrice as long
         except OSError:
             return None
-        return found.st_dev, found.st_ino
+        return status.st_dev, status.st_ino
 
     def _opened(self, mode: str) -> FileConnection:
         with _forking, self._lock:

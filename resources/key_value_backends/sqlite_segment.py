@@ -86,8 +86,8 @@ class SqliteSegment:
             query, asked = self._sql.get if values else self._sql.get_version, (self._partition, keys[0])
             row = self._lent(lambda connection: connection.execute(query, asked).fetchone())
             return [None if row is None else StoredEntry._make(row)]
-        found = self._lent(lambda connection: self._found(connection.execute, keys, values))
-        return list(map(found.get, keys))
+        by_key = self._lent(lambda connection: self._found(connection.execute, keys, values))
+        return list(map(by_key.get, keys))
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
         query = self._sql.page(values, within.end is not None)
@@ -152,9 +152,9 @@ class SqliteSegment:
         for place, change in enumerate(changes[start:], start):
             if change.expected is not ANYTHING:
                 row = execute(self._sql.get_version, (self._partition, change.key)).fetchone()
-                found = None if row is None else row[1]
-                if found != (None if change.expected is ABSENT else change.expected):
-                    failing[place] = found
+                version = None if row is None else row[1]
+                if version != (None if change.expected is ABSENT else change.expected):
+                    failing[place] = version
         return failing
 
     def _commit(self, execute: _Execute) -> None:
@@ -172,7 +172,7 @@ class SqliteSegment:
 
     def _found(self, execute: _Execute, keys: Sequence[bytes], values: bool) -> dict[bytes, StoredEntry]:
         """Return the entries of many keys by their keys, as they stand at one moment."""
-        found: dict[bytes, StoredEntry] = {}
+        by_key: dict[bytes, StoredEntry] = {}
         several = len(keys) > _KEYS_AT_ONCE
         if several:
             execute("BEGIN")
@@ -182,10 +182,10 @@ class SqliteSegment:
             length = min(1 << (len(part) - 1).bit_length(), _KEYS_AT_ONCE)
             again = repeat(part[-1], length - len(part))
             entries = _entries(execute(self._sql.get_many(values, length), (*part, *again, self._partition)))
-            found.update(zip(map(_KEY, entries), entries, strict=True))
+            by_key.update(zip(map(_KEY, entries), entries, strict=True))
         if several:
             execute("COMMIT")
-        return found
+        return by_key
 
     def _lent(self, ask: Callable[[FileConnection], T]) -> T:
         """Return what `ask` gets from a connection, which goes back; after an error, with nothing open in it."""

@@ -75,12 +75,12 @@ def write_key_value_table(
 
 
 def _column(frame: DataFrame, table: KeyValueTable[Any, Any], name: str, kind: str) -> Any:
-    found = _type(frame, table, name)
-    if kind == "bigint" and found in _INTEGERS:
+    type_ = _type(frame, table, name)
+    if kind == "bigint" and type_ in _INTEGERS:
         return sql_column(name).cast("bigint")
-    if found != kind:
+    if type_ != kind:
         raise SchemaMismatchError(
-            f"key-value table {table.id}: column {name!r} of the frame is {found}; expected {kind}.",
+            f"key-value table {table.id}: column {name!r} of the frame is {type_}; expected {kind}.",
             "Cast it, or make JSON of it with to_json(…), or open the table with another serializer.",
             column=name,
         )
@@ -129,7 +129,7 @@ def _addressed(batch: Any, coder: EntryCoder[bytes, bytes], key: ColumnForm, val
         "partition": pa.array(partitions, pa.int32()),
         "table_key": pa.array(table_keys, pa.binary()),
         "value": pa.array(
-            [coder.value(value.to_bytes(each)) for each in batch.column("value").to_pylist()], pa.binary()
+            [coder.value(value.to_bytes(cell)) for cell in batch.column("value").to_pylist()], pa.binary()
         ),
     }
     if "order" in names:

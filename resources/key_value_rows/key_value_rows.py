@@ -164,11 +164,11 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
 
         async def read(number: int, entries: list[Entry]) -> None:
             try:
-                found = await opened.partitions[number].get([places[entry.key][1] for entry in entries])
+                stored_entries = await opened.partitions[number].get([places[entry.key][1] for entry in entries])
             except AdjunctError as error:
                 problems.update(dict.fromkeys([entry.place for entry in entries], self._met(error)))
                 return
-            for entry, stored in zip(entries, found, strict=True):
+            for entry, stored in zip(entries, stored_entries, strict=True):
                 try:
                     records[entry.place] = None if stored is None else self._record(entry.key, stored.value or b"")
                 except AdjunctError as error:
@@ -190,18 +190,18 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
                 left=entries,
                 table_keys={entry.key: places[entry.key][1] for entry in entries},
                 looks=looks(operation),
-                decide=lambda part, found: decided(
-                    self._codec, self._documents, operation, part, found, time.time(), opened.checked
+                decide=lambda part, stored: decided(
+                    self._codec, self._documents, operation, part, stored, time.time(), opened.checked
                 ),
                 problem_of=self._met,
             )
             for number, entries in _by_partition(asked.entries, places).items()
         ]
-        await asyncio.gather(*(each.finish() for each in writes))
+        await asyncio.gather(*(write.finish() for write in writes))
         problems = {**asked.problems, **unfit}
-        for each in writes:
-            problems |= each.problems
-        return Outcomes(len(operation), problems=problems, defaults_put=sum(each.defaults_put for each in writes))
+        for write in writes:
+            problems |= write.problems
+        return Outcomes(len(operation), problems=problems, defaults_put=sum(write.defaults_put for write in writes))
 
     def _places(
         self, opened: OpenTable, entries: Sequence[Entry]

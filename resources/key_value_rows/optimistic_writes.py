@@ -19,13 +19,13 @@ from dagster_adjunct.resources.key_value.key_version import new_token, version_o
 from dagster_adjunct.resources.key_value.request_parts import in_requests
 from dagster_adjunct.resources.key_value.table_segment import ConditionsFailed, SegmentChange, StoredEntry
 from dagster_adjunct.resources.key_value_rows.open_table import OpenPartition
-from dagster_adjunct.resources.key_value_rows.planned_documents import Decision
+from dagster_adjunct.resources.key_value_rows.planned_documents import PlannedWrites
 from dagster_adjunct.resources.tables.outcomes import Problem
 
 _PAUSE, _LONGEST_PAUSE = 0.005, 0.5  # seconds
 _CONTESTED = 30.0  # seconds for which a lost race is run again
 
-Decide = Callable[[Checked, Mapping[Row, StoredEntry | None]], Decision]
+Decide = Callable[[Checked, Mapping[Row, StoredEntry | None]], PlannedWrites]
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class OptimisticWrites:
     async def _round(self) -> bool:
         """Look, decide and write once; return whether entries are left."""
         entries, self.left = self.left, ()
-        found: Mapping[Row, StoredEntry | None] = {}
+        stored_entries: Mapping[Row, StoredEntry | None] = {}
         if self.looks:
             keys = list(dict.fromkeys(entry.key for entry in entries))
             try:
@@ -71,8 +71,8 @@ class OptimisticWrites:
             except AdjunctError as error:
                 self._give_up(entries, error)
                 return False
-            found = dict(zip(keys, stored, strict=True))
-        decision = self.decide(Checked(entries, {}), found)
+            stored_entries = dict(zip(keys, stored, strict=True))
+        decision = self.decide(Checked(entries, {}), stored_entries)
         failed, lost = await self._write(decision)
         for entry in entries:
             if entry.key in failed:
@@ -82,7 +82,7 @@ class OptimisticWrites:
         self.left = [entry for entry in entries if entry.key in lost]
         return bool(self.left)
 
-    async def _write(self, decision: Decision) -> tuple[dict[Row, Problem], set[Row]]:
+    async def _write(self, decision: PlannedWrites) -> tuple[dict[Row, Problem], set[Row]]:
         """Send what is decided; return the keys whose request failed, and those whose request came too late."""
         failed: dict[Row, Problem] = {}
         lost: set[Row] = set()
@@ -100,7 +100,7 @@ class OptimisticWrites:
                 self.defaults_put += sum(decision.written[key].begins for key in keys)
         return failed, lost
 
-    def _requests(self, decision: Decision) -> Iterator[tuple[list[Row], list[SegmentChange]]]:
+    def _requests(self, decision: PlannedWrites) -> Iterator[tuple[list[Row], list[SegmentChange]]]:
         """Yield the keys of each request and their changes, which have no versions yet."""
         changes = {
             key: SegmentChange(self.table_keys[key], written.document, b"", written.expected)

@@ -29,7 +29,7 @@ from dagster_adjunct.resources.tables.outcomes import Problem, State
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class DocumentWrite:
     """What is done to one key: `document` as bytes, None to remove it; `begins`: a default begins the record."""
 
     document: bytes | None
@@ -38,10 +38,10 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class PlannedWrites:
     """The keys that are written, and the entries that are not done, by their places."""
 
-    written: Mapping[Row, Written]
+    written: Mapping[Row, DocumentWrite]
     problems: Mapping[int, Problem]
 
 
@@ -64,15 +64,15 @@ def decided(
     documents: RowDocuments,
     operation: Operation[Any],
     asked: Checked,
-    found: Mapping[Row, StoredEntry | None],
+    stored_entries: Mapping[Row, StoredEntry | None],
     at: float,
     fitting: Callable[[bytes], bytes],
-) -> Decision:
+) -> PlannedWrites:
     """Decide over what was found, which has all keys where the operation `looks`; `at`: the time, for marks.
 
     `fitting` returns a value that the table takes, or raises KeyValueTableError.
     """
-    seen = _seen(documents, columns_to_read(operation, asked.entries), found)
+    seen = _seen(documents, columns_to_read(operation, asked.entries), stored_entries)
     fit = [entry for entry in asked.entries if entry.key not in seen.unreadable]
     unfit = {entry.place: seen.unreadable[entry.key] for entry in asked.entries if entry.key in seen.unreadable}
     newest_by = operation.conditions.newest_by
@@ -80,11 +80,11 @@ def decided(
     if operation.conditions:
         applied = {key: applied_in(codec, newest_by, document) for key, document in seen.documents.items()}
     plan = planned(codec, operation, Checked(fit, {}), Found(seen.records, applied))
-    marks = {key: marks_of(codec, newest_by, each, at) for key, each in plan.applied.items()}
+    marks = {key: marks_of(codec, newest_by, applied_to_key, at) for key, applied_to_key in plan.applied.items()}
     looked, begins = looks(operation), operation.kind is OperationKind.UPDATE
-    written: dict[Row, Written] = {}
+    written: dict[Row, DocumentWrite] = {}
     for key, document in _new_documents(documents, plan, seen, marks):
-        entry = found.get(key)
+        entry = stored_entries.get(key)
         if document is None and looked and entry is None:
             continue  # nothing is there to remove
         expected = (ABSENT if entry is None else entry.version) if looked else ANYTHING
@@ -94,13 +94,13 @@ def decided(
             too_large = Problem(State.REFUSED, error)
             unfit |= {one.place: too_large for one in fit if one.key == key}
         else:
-            written[key] = Written(stored, expected, begins and key in plan.begins)
-    return Decision(written, {**unfit, **plan.problems})
+            written[key] = DocumentWrite(stored, expected, begins and key in plan.begins)
+    return PlannedWrites(written, {**unfit, **plan.problems})
 
 
-def _seen(documents: RowDocuments, names: tuple[str, ...], found: Mapping[Row, StoredEntry | None]) -> _Seen:
+def _seen(documents: RowDocuments, names: tuple[str, ...], stored_entries: Mapping[Row, StoredEntry | None]) -> _Seen:
     seen = _Seen()
-    for key, entry in found.items():
+    for key, entry in stored_entries.items():
         if entry is None:
             continue
         try:

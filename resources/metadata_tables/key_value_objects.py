@@ -215,9 +215,9 @@ class KeyValueObjects:
     def _value(self, key: str, entry: TableEntry[str, bytes]) -> StoredValue:
         return parse_value(entry.value, f"object {key!r} in {self._where()}")
 
-    def _other_version(self, key: str, found: object, etag: str) -> PreconditionFailedError:
+    def _other_version(self, key: str, actual: object, etag: str) -> PreconditionFailedError:
         return PreconditionFailedError(
-            f"object {key!r} in {self._where()} has ETag {found}, expected {etag}.",
+            f"object {key!r} in {self._where()} has ETag {actual}, expected {etag}.",
             "Read it again and decide again.",
             key=key,
         )

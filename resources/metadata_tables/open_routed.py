@@ -19,14 +19,14 @@ def open_routed(store: ObjectStore, place: str) -> RoutedStore:
 
     The table is opened when it is first needed: Spark's tasks read and write data, and need neither it nor its driver.
     """
-    found = MetadataPlace.model_validate_json(place)
+    metadata_place = MetadataPlace.model_validate_json(place)
 
     def table() -> KeyValueObjects:
         from dagster_adjunct.resources.metadata_tables.metadata_table import objects_in
 
-        return objects_in(store, found)
+        return objects_in(store, metadata_place)
 
-    return RoutedStore(store, routed_keys(found), table, place)
+    return RoutedStore(store, routed_keys(metadata_place), table, place)
 
 
 def routed_keys(place: MetadataPlace) -> RoutedKeys:

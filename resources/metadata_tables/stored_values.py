@@ -56,8 +56,8 @@ def parse_value(stored: bytes, where: str) -> StoredValue:
             raise ValueError(f"it has format {format_found} and kind {kind}; this release reads format {_FORMAT}")
         data: bytes | Elsewhere = stored[_HEAD.size :]
         if kind:
-            found = json.loads(stored[_HEAD.size :])
-            data = Elsewhere(str(found["object"]), int(found["size"]))
+            reference = json.loads(stored[_HEAD.size :])
+            data = Elsewhere(str(reference["object"]), int(reference["size"]))
     except (struct.error, ValueError, TypeError, KeyError) as error:
         raise MalformedDocumentError(
             f"{where} can't be read: {error}.",

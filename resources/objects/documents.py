@@ -154,9 +154,9 @@ def decode(cls: type[D], data: bytes, where: str, next_step: str) -> D:
 
 def decode_body(cls: type[D], body: object, where: str, problem: str, next_step: str) -> D:
     """Return the document that a commit holds as `body`, or raise `MalformedDocumentError`: it `problem`, and why."""
-    found = body.get("format") if isinstance(body, Mapping) else None
-    if isinstance(found, int) and found > FORMAT:
-        raise _of_newer_release(where, found, FORMAT)
+    stored_format = body.get("format") if isinstance(body, Mapping) else None
+    if isinstance(stored_format, int) and stored_format > FORMAT:
+        raise _of_newer_release(where, stored_format, FORMAT)
     try:
         return cls.model_validate(body)
     except ValidationError as error:
@@ -165,9 +165,9 @@ def decode_body(cls: type[D], body: object, where: str, problem: str, next_step:
         ) from error
 
 
-def _of_newer_release(where: str, found: int, newest: int) -> MalformedDocumentError:
+def _of_newer_release(where: str, stored_format: int, newest: int) -> MalformedDocumentError:
     return MalformedDocumentError(
-        f"{where} has format {found}; this release of Adjunct reads format {newest}.",
+        f"{where} has format {stored_format}; this release of Adjunct reads format {newest}.",
         "Upgrade dagster-adjunct: a newer version wrote this.",
         document=where,
     )

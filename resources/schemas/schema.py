@@ -99,12 +99,12 @@ class Schema:
         """Return the same columns, of which these hold what errors must not tell: `***` stands for their values."""
         for name in names:
             self.field(name)
-        return Schema(tuple(replace(each, sensitive=each.sensitive or each.name in names) for each in self.fields))
+        return Schema(tuple(replace(field, sensitive=field.sensitive or field.name in names) for field in self.fields))
 
     @property
     def sensitive(self) -> tuple[str, ...]:
         """The names of the sensitive columns."""
-        return tuple(each.name for each in self.fields if each.sensitive)
+        return tuple(field.name for field in self.fields if field.sensitive)
 
     @classmethod
     def from_ddl(cls, text: str, what: str = "schema") -> Schema:

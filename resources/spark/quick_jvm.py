@@ -48,10 +48,10 @@ def quick_options(java: str, *, keep_classes: bool = False) -> str:
 
 def end_jvm(gateway: Any, options: str) -> None:
     """End a JVM that was started with these options, where it is to leave an archive; some seconds, once."""
-    found = re.search(r"-XX:ArchiveClassesAtExit=(\S+)", options)
-    if found is None or not found[1].endswith(f".{os.getpid()}"):
+    option = re.search(r"-XX:ArchiveClassesAtExit=(\S+)", options)
+    if option is None or not option[1].endswith(f".{os.getpid()}"):
         return
-    written = Path(found[1])
+    written = Path(option[1])
     archive = written.with_suffix(".jsa")
     with suppress(Exception):  # the run is over, and well: the next one begins as this one did
         gateway.shutdown()

@@ -17,13 +17,13 @@ _CLASSES = ("functions", "org.apache.spark.sql.functions", "PythonUtils")
 class Remembered:
     """A class of the JVM whose static methods are asked for once each."""
 
-    def __init__(self, found: Any) -> None:
-        self._found = found
+    def __init__(self, jvm_class: Any) -> None:
+        self._class = jvm_class
 
     def __getattr__(self, name: str) -> Any:
         from py4j.java_gateway import JavaMember
 
-        member = getattr(self._found, name)
+        member = getattr(self._class, name)
         if isinstance(member, JavaMember):  # it knows its name alone: any thread may call it
             setattr(self, name, member)
         return member

@@ -17,18 +17,18 @@ def certain_mistake(text: str) -> str:
     if not text.strip():
         return "it is empty"
     opened: list[str] = []
-    found = ""
+    mistake = ""
     for match in _TOKEN.finditer(text):
         if match["unsure"]:  # a comment, or a text that has no escapes
             return ""
-        if found:
+        if mistake:
             continue
         if match["unclosed"]:
-            found = f"{match['unclosed']} is not closed"
+            mistake = f"{match['unclosed']} is not closed"
         elif match["ended"]:
-            found = "';' ends a statement, and it is an expression"
+            mistake = "';' ends a statement, and it is an expression"
         elif match["open"]:
             opened.append(match["open"])
         elif match["close"] and (not opened or opened.pop() != _PAIRS[match["close"]]):
-            found = f"{match['close']!r} closes nothing"
-    return found or (f"{opened[-1]!r} is not closed" if opened else "")
+            mistake = f"{match['close']!r} closes nothing"
+    return mistake or (f"{opened[-1]!r} is not closed" if opened else "")

@@ -154,18 +154,18 @@ def _check(
         )
     if columns is None or lower in _SPARKS_OWN or any(lower == alias.lower() for alias in aliases):
         return
-    found = _found(lower, name.name, columns)
-    if found is None:
+    column = _found(lower, name.name, columns)
+    if column is None:
         if lower in NILADIC and len(name.parts) == 1:
             return
         raise _missing(operator, expression, name, columns, side, next_step)
-    if len(name.parts) > 1 and _flat(types.get(found)):
+    if len(name.parts) > 1 and _flat(types.get(column)):
         raise PlanningError(
-            f"{operator}: {expression.text!r} takes {str(name)!r} of {side}{expression.place(name)}, and {found!r} is "
-            f"{types[found]}: it has no fields.",
-            f"Write {found!r}, or a name that has a dot in it within backticks: `{name}`.",
+            f"{operator}: {expression.text!r} takes {str(name)!r} of {side}{expression.place(name)}, and {column!r} is "
+            f"{types[column]}: it has no fields.",
+            f"Write {column!r}, or a name that has a dot in it within backticks: `{name}`.",
             operator=operator,
-            column=found,
+            column=column,
         )
 
 
@@ -177,9 +177,9 @@ def _found(lower: str, name: str, columns: Sequence[str]) -> str | None:
 def _missing(
     operator: str, expression: Expression, name: ColumnName, columns: Sequence[str], side: str, next_step: str
 ) -> PlanningError:
-    said = "" if expression.column is not None else f" ({expression.text!r}{expression.place(name)})"
+    where = "" if expression.column is not None else f" ({expression.text!r}{expression.place(name)})"
     return PlanningError(
-        f"{operator}: {side} has no column {name.name!r}{said}; its columns there are {', '.join(columns)}.",
+        f"{operator}: {side} has no column {name.name!r}{where}; its columns there are {', '.join(columns)}.",
         did_you_mean(name.name, columns) + next_step,
         operator=operator,
         column=name.name,

@@ -11,10 +11,10 @@ def nearest(name: str, there: Iterable[str], most: int = 3) -> tuple[str, ...]:
     by_lower: dict[str, str] = {}
     for known in there:
         by_lower.setdefault(known.lower(), known)
-    return tuple(by_lower[found] for found in get_close_matches(name.lower(), list(by_lower), most, 0.6))
+    return tuple(by_lower[lower] for lower in get_close_matches(name.lower(), list(by_lower), most, 0.6))
 
 
 def did_you_mean(name: str, there: Iterable[str]) -> str:
     """Return "Did you mean 'spent'? ", "" where nothing is like it."""
-    found = [repr(known) for known in nearest(name, there)]
-    return f"Did you mean {' or '.join(found)}? " if found else ""
+    alike = [repr(known) for known in nearest(name, there)]
+    return f"Did you mean {' or '.join(alike)}? " if alike else ""

@@ -83,8 +83,8 @@ class Operands:
 
     def kind(self, node: exp.Expr | None) -> str | None:
         """Return the type of an operand; None as well for null, which goes everywhere."""
-        found = self._known.type(node)
-        return None if found == "void" else found
+        type_ = self._known.type(node)
+        return None if type_ == "void" else type_
 
     def group(self, node: exp.Expr | None) -> str | None:
         """Return the group that an operand's type is of; None where it is not known."""
@@ -154,8 +154,8 @@ def _takes(*groups: str) -> Judge:
         group = operands.group(operand)
         if group is None or group in groups:
             return None
-        said = " or ".join(_SAID.get(name, name) for name in groups) if len(groups) < 4 else "a single value"
-        return f"takes {operands.told(operand)}: expected {said}"
+        expected = " or ".join(_SAID.get(name, name) for name in groups) if len(groups) < 4 else "a single value"
+        return f"takes {operands.told(operand)}: expected {expected}"
 
     return judge
 

@@ -70,13 +70,13 @@ def calls_beyond_a_record(text: str) -> tuple[tuple[str, bool], ...]:
         tokens = _dialect().tokenize(text)
     except SqlglotError:
         return ()
-    found = []
+    calls = []
     for at in _called_at(tokens):
         name = tokens[at].text.lower()
         compared = at > 0 and tokens[at - 1].token_type in (TokenType.LIKE, TokenType.ILIKE, TokenType.RLIKE)
         if name in SEVERAL_RECORDS or (name in OVER_RECORDS and not compared):
-            found.append((name, _is_over(tokens, at + 1)))
-    return tuple(found)
+            calls.append((name, _is_over(tokens, at + 1)))
+    return tuple(calls)
 
 
 def looks_at_other_records(text: str) -> str:
@@ -167,8 +167,8 @@ def fields_of(text: str, tree: exp.Expr) -> Iterator[tuple[str, Expression]]:
 
 def _unread(text: str, why: str) -> Expression:
     """Return an expression of which no more is known than the name that it ends in."""
-    found = None if "--" in text or "/*" in text else _ALIAS.fullmatch(text)
-    name = None if found is None else found["quoted"] or found["plain"]
+    match = None if "--" in text or "/*" in text else _ALIAS.fullmatch(text)
+    name = None if match is None else match["quoted"] or match["plain"]
     alias = None if name is None else name.replace("``", "`")
     return Expression(text, alias, alias, unread=why)
 

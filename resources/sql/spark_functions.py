@@ -114,11 +114,11 @@ def wrong_count(function: str, given: int) -> str:
     """Return "upper() takes 1 argument, and gets 2", "" where the count is right or not judged."""
     if function not in _COUNTS:
         return ""
-    said, (counts, least) = _COUNTS[function]
+    counts_text, (counts, least) = _COUNTS[function]
     if given in counts if counts is not None else given >= least:
         return ""
-    right = f"{least} or more" if counts is None else said.replace("-", " to ").replace(",", " or ")
-    return f"{function}() takes {right} argument{'' if said == '1' else 's'}, and gets {given}"
+    right = f"{least} or more" if counts is None else counts_text.replace("-", " to ").replace(",", " or ")
+    return f"{function}() takes {right} argument{'' if counts_text == '1' else 's'}, and gets {given}"
 
 
 def _names(text: str) -> frozenset[str]:

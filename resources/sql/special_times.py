@@ -35,12 +35,12 @@ def special_times(text: str, types: Mapping[str, str | None]) -> tuple[str, ...]
     from sqlglot import exp
 
     operands = Operands(types)
-    found: dict[str, None] = {}
+    specials: dict[str, None] = {}
     for literal in tree.find_all(exp.Literal, bfs=False):
         special = _SPECIAL.fullmatch(literal.name) if literal.is_string else None
         if special is not None and _becomes_a_time(operands, literal):
-            found[special[1].lower()] = None
-    return tuple(found)
+            specials[special[1].lower()] = None
+    return tuple(specials)
 
 
 def _becomes_a_time(operands: Operands, literal: exp.Expr) -> bool:

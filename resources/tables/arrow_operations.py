@@ -63,16 +63,16 @@ def parts_of(batch: Any, shape: Shape, marks: Marks | None, what: str) -> list[P
 
 def _waves(keys: Sequence[Any], deleted: Sequence[bool]) -> list[tuple[list[int], list[int]]]:
     """Return the rows that are written and those that are deleted, by wave: of a wave, a key is in one of the two."""
-    found: list[tuple[list[int], list[int]]] = []
+    waves: list[tuple[list[int], list[int]]] = []
     last: dict[Any, tuple[int, bool]] = {}
     for row, (key, kind) in enumerate(zip(keys, map(bool, deleted), strict=True)):
         wave, before = last.get(key, (0, kind))
         wave += before is not kind
         last[key] = (wave, kind)
-        if wave == len(found):
-            found.append(([], []))
-        found[wave][kind].append(row)
-    return found
+        if wave == len(waves):
+            waves.append(([], []))
+        waves[wave][kind].append(row)
+    return waves
 
 
 def _writing(entries: ArrowEntries, shape: Shape) -> Operation[Any]:

@@ -14,7 +14,7 @@ from dagster_adjunct.resources.tables.metrics import Meter
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 from dagster_adjunct.resources.tables.per_loop import PerLoop
-from dagster_adjunct.resources.tables.time_limits import ATTEMPT, Attempt, TimeLimits
+from dagster_adjunct.resources.tables.time_limits import ATTEMPT, TimedAttempt, TimeLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class AttemptLayer:
         else:
             limits = self._limits.here()
             place = limits.enter()
-            within = ATTEMPT.set(Attempt(limits, place, self.timeout, partial(self._late, operation, 1)))
+            within = ATTEMPT.set(TimedAttempt(limits, place, self.timeout, partial(self._late, operation, 1)))
             try:
                 outcomes = await self.inner.send(operation)
             except asyncio.CancelledError:

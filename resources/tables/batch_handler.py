@@ -21,7 +21,7 @@ from dagster_adjunct.resources.tables.waves import in_waves
 
 
 @dataclass(slots=True)
-class Span:
+class RequestSpan:
     """Entries of a request, from `start` on, that are those of the batch's operation `of` at `places`."""
 
     of: int
@@ -35,7 +35,7 @@ class Request:
     (the entry's place in the request, operation of the batch, place in it)."""
 
     operation: Operation[Any]
-    spans: list[Span]
+    spans: list[RequestSpan]
     followers: list[tuple[int, int, int]] = field(default_factory=list)
 
 
@@ -76,10 +76,10 @@ class BatchHandler:
         whole: Sequence[int] = range(count) if places is None else places
         for start, end in _cuts(operation.entries, self._provider):
             if end - start == count:
-                yield Request(operation, [Span(of, 0, whole)])
+                yield Request(operation, [RequestSpan(of, 0, whole)])
             else:
                 part = operation.with_entries(operation.entries.part(start, end))
-                yield Request(part, [Span(of, 0, whole[start:end])])
+                yield Request(part, [RequestSpan(of, 0, whole[start:end])])
 
     def _by_wave(self, operations: Sequence[Operation[Any]]) -> Iterator[Request]:
         lanes = _Lanes()
@@ -116,10 +116,10 @@ class BatchHandler:
     ) -> Iterator[Request]:
         entries = _picked(operations, origins, lane.kind)
         for start, end in _cuts(entries, self._provider):
-            spans: list[Span] = []
+            spans: list[RequestSpan] = []
             for place, (of, origin) in enumerate(origins[start:end]):
                 if not spans or spans[-1].of != of:
-                    spans.append(Span(of, place, []))
+                    spans.append(RequestSpan(of, place, []))
                 spans[-1].places.append(origin)  # type: ignore[attr-defined]
             behind = [
                 (place, *flat[follower])
@@ -166,7 +166,7 @@ def _concatenated(operations: Sequence[Operation[Any]]) -> Request | None:
         return None
     spans, start = [], 0
     for number, operation in enumerate(operations):
-        spans.append(Span(number, start, range(len(operation))))
+        spans.append(RequestSpan(number, start, range(len(operation))))
         start += len(operation)
     return Request(first.with_entries(_joined([operation.entries for operation in operations])), spans)
 

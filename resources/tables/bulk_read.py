@@ -64,8 +64,8 @@ class BulkReader:
         if outcomes.problems and (error := error_of(self._table.name, gets, outcomes)) is not None:
             raise error
         records = outcomes.records or [None] * len(keys)
-        found = len(records) - list(records).count(None)
-        return Read(records, replace(self._metrics() - before, reads=len(keys), found=found))
+        present = len(records) - list(records).count(None)
+        return Read(records, replace(self._metrics() - before, reads=len(keys), found=present))
 
     def ask(self, gets: Operation[Any]) -> Outcomes:
         """Ask the table itself."""

@@ -37,12 +37,12 @@ def error_of(table: str, operation: Operation[Any], outcomes: Outcomes) -> Adjun
     cause = problem.error
     if isinstance(cause, AdjunctError):
         error = copy.copy(cause)  # of its class, whatever its constructor asks for
-        said, error.next_step = cause.problem, cause.next_step
+        reason, error.next_step = cause.problem, cause.next_step
     else:
         kind = TableUnavailableError if problem.may_pass else TableError
         error = kind("", "" if problem.may_pass else "Change what the store says is wrong, then send it again.")
-        said = f"{type(cause).__name__}: {cause}" if cause is not None else f"the outcome is {state.value}"
-    error.problem = f"table {table}: {shown} failed: {said}"
+        reason = f"{type(cause).__name__}: {cause}" if cause is not None else f"the outcome is {state.value}"
+    error.problem = f"table {table}: {shown} failed: {reason}"
     error.args = (f"{error.problem} {error.next_step}" if error.next_step else error.problem,)
     for name, value in (("table", table), ("keys", keys)):
         if hasattr(error, name):

@@ -60,9 +60,9 @@ class Marks:
         import pyarrow.compute as pc
 
         encoded = self._places(batch).dictionary_encode()
-        found = [self._source(text) for text in encoded.dictionary.to_pylist()]
-        names = pa.array([source.name for source in found], pa.string())
-        epochs = pa.array([f"{source.epoch:010d}" for source in found], pa.string())
+        sources = [self._source(text) for text in encoded.dictionary.to_pylist()]
+        names = pa.array([source.name for source in sources], pa.string())
+        epochs = pa.array([f"{source.epoch:010d}" for source in sources], pa.string())
         ordinals = self._ordinals(batch, encoded.indices)
         positions = pc.binary_join_element_wise(
             epochs.take(encoded.indices), _digits(batch.column(self._marking.offset), 20), _digits(ordinals, 6), ":"

@@ -71,7 +71,7 @@ class TableWrite:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WriteResult:
     """What a write has come to: counters, and the records that the table has refused for good, as dictionaries.
 
     `metrics` are those of all tasks, with what they have measured.
@@ -82,7 +82,7 @@ class Written:
     metrics: TableMetrics = field(default_factory=TableMetrics)
 
 
-def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) -> Written:
+def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) -> WriteResult:
     """Send every record of `df` to the table in one Spark job; return the counters of all tasks, summed.
 
     With a contract `df` has the key's columns and the structs `update` and (optional) `default`; without one
@@ -147,21 +147,21 @@ def check_record_columns(columns: Sequence[str], table: str, key: Sequence[str],
         )
 
 
-def _summed(reports: Sequence[dict[str, Any]], write: TableWrite, what: str) -> Written:
+def _summed(reports: Sequence[dict[str, Any]], write: TableWrite, what: str) -> WriteResult:
     total = sum(
         (TableMetrics.from_document(report["metrics"]) for report in reports if "metrics" in report), TableMetrics()
     )
     metrics_hooks.report(write.table.name, total)
     failed = [report for report in reports if report["error"] is not None]
     if failed:
-        raise _failure(failed, sum(min(len(each["letters"]), write.dead_letters or 0) for each in reports), write)
+        raise _failure(failed, sum(min(len(report["letters"]), write.dead_letters or 0) for report in reports), write)
     letters = tuple(letter for report in reports for letter in report["letters"])
     if write.dead_letters is not None and len(letters) > write.dead_letters:
         raise _too_many(letters, write, what)
     counters = {"null_keys": 0, "dead_letters": len(letters)}
     for report in reports:
         counters["null_keys"] += report["null_keys"]
-    return Written({**total.counts(), **counters}, letters, total)
+    return WriteResult({**total.counts(), **counters}, letters, total)
 
 
 def _failure(failed: Sequence[dict[str, Any]], letters: int, write: TableWrite) -> AdjunctError:

@@ -236,14 +236,14 @@ def problem_told(function: TableFunction, error: BaseException, *, sent: bool = 
     try:
         return function.problem_of(error, sent=sent)
     except Exception as wrong:  # noqa: BLE001 - it becomes the outcome
-        said = TableError(
+        table_error = TableError(
             f"{type(function).__name__} raised {type(wrong).__name__} ({wrong}) when it was asked whether "
             f"{type(error).__name__} ({error}) may pass.",
             "Correct its is_retriable(): it is asked about every error, and about what caused it.",
             function=type(function).__name__,
         )
-        said.__cause__ = error
-        return Problem(State.REFUSED, said, of_request=True)
+        table_error.__cause__ = error
+        return Problem(State.REFUSED, table_error, of_request=True)
 
 
 def _pause(error: BaseException, cause: BaseException) -> float | None:

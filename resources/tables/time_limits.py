@@ -66,7 +66,7 @@ class TimeLimits:
         self._looking = False
 
 
-class Attempt(NamedTuple):
+class TimedAttempt(NamedTuple):
     """The attempt that is under way in a task. `late`: the problem of a key whose request had no answer in time."""
 
     limits: TimeLimits
@@ -75,10 +75,10 @@ class Attempt(NamedTuple):
     late: Callable[[Any], Problem]
 
 
-ATTEMPT: ContextVar[Attempt | None] = ContextVar("ATTEMPT", default=None)
+ATTEMPT: ContextVar[TimedAttempt | None] = ContextVar("ATTEMPT", default=None)
 
 
-def limit_each_request() -> Attempt | None:
+def limit_each_request() -> TimedAttempt | None:
     """Lift the attempt's time limit, for who sends several requests for one operation and will limit each; or None.
 
     A limit for all of them would end an attempt of many requests that are well, and one that hangs would spoil them.

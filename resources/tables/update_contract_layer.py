@@ -107,10 +107,10 @@ class UpdateContractLayer:
         try:
             return await self._below.send(operation)
         except Exception as error:
-            found = outcomes_of_missing(operation, error, lambda other: Problem(State.REFUSED, other))
-            if found is None:
+            outcomes = outcomes_of_missing(operation, error, lambda other: Problem(State.REFUSED, other))
+            if outcomes is None:
                 raise
-            return found
+            return outcomes
 
     def _explained(
         self, operation: Operation[Any], outcomes: Outcomes, puts: dict[Hashable, Problem | None] | None = None

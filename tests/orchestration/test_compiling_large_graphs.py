@@ -26,7 +26,7 @@ from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.tables import RemoteTable
-from dagster_adjunct.resources.tables.spark_write import Written
+from dagster_adjunct.resources.tables.spark_write import WriteResult
 
 
 class Frame:
@@ -44,7 +44,7 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(operator: str, frame: Any, joins: Any) -> SparkPlan:
         return SparkPlan(frozenset({operator}), {}, (), "UnknownPartitioning(0)")
 
-    monkeypatch.setattr(compiling, "write_table", lambda *args, **options: Written({}))
+    monkeypatch.setattr(compiling, "write_table", lambda *args, **options: WriteResult({}))
     monkeypatch.setattr(batch_times, "with_epochs", lambda records, epochs: records)
     monkeypatch.setattr(rehearsing, "marked", lambda operator, frame: frame)
     monkeypatch.setattr(rehearsing, "plan_of", asked)

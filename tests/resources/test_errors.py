@@ -66,9 +66,9 @@ def test_a_task_s_error_keeps_its_fields_on_the_way_through_spark(error: Adjunct
 
     with pytest.raises(RuntimeError) as told:
         list(wrapped(task()))
-    for found in (find(f"Job aborted: {told.value} at java"), from_document(to_document(error))):
-        assert found is not None
-        assert (found.problem, found.next_step, found.facts) == (error.problem, error.next_step, error.facts)
+    for carried in (find(f"Job aborted: {told.value} at java"), from_document(to_document(error))):
+        assert carried is not None
+        assert (carried.problem, carried.next_step, carried.facts) == (error.problem, error.next_step, error.facts)
 
 
 def test_keys_that_no_text_holds_stay_where_they_are() -> None:

@@ -42,12 +42,12 @@ def test_what_spark_has_not_is_refused_as_before_and_sessions_may_share_it(spark
     jvm: Any = spark.sparkContext._jvm
     with pytest.raises(Exception, match="no_such does not exist in the JVM"):
         jvm.functions.no_such  # noqa: B018 - asking is the point
-    found: list[Any] = []
+    rows: list[Any] = []
     threads = [
-        threading.Thread(target=lambda: found.append(spark.range(3).select(F.sum("id")).first())) for _ in range(4)
+        threading.Thread(target=lambda: rows.append(spark.range(3).select(F.sum("id")).first())) for _ in range(4)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [row[0] for row in found] == [3] * 4
+    assert [row[0] for row in rows] == [3] * 4

@@ -40,10 +40,10 @@ def test_an_error_of_a_task_stays_transient_or_permanent_whatever_its_own_class(
 
     with pytest.raises(RuntimeError) as told:
         list(wrapped(task()))
-    found = find(f"org.apache.spark.SparkException: Job aborted: {told.value}")
-    assert found is not None
-    assert (type(found), found.problem, found.next_step) == (kind, "it was slow.", "Run it again.")
-    assert isinstance(found, base)
+    translated = find(f"org.apache.spark.SparkException: Job aborted: {told.value}")
+    assert translated is not None
+    assert (type(translated), translated.problem, translated.next_step) == (kind, "it was slow.", "Run it again.")
+    assert isinstance(translated, base)
 
 
 class Py4JJavaError(Exception):
@@ -73,18 +73,18 @@ CUT = "Premature end of Content-Length delimited message body (expected: 4,841; 
 )
 def test_a_read_that_the_network_broke_off_is_transient_and_names_the_file(cause: str) -> None:
     inner = "Caused by: java.lang.RuntimeException: wrapped\n\tat a.B.c(B.java:1)\n"
-    found = adjunct_error(Py4JJavaError(f"{READ}{inner}Caused by: {cause}\n\tat a.B.c(B.java:1)\n"))
-    assert isinstance(found, StoreUnavailableError)
-    assert found.problem == f"Spark's read of {FILE} was broken off: {cause.split(': ', 1)[1]}."
-    assert found.url == FILE
+    translated = adjunct_error(Py4JJavaError(f"{READ}{inner}Caused by: {cause}\n\tat a.B.c(B.java:1)\n"))
+    assert isinstance(translated, StoreUnavailableError)
+    assert translated.problem == f"Spark's read of {FILE} was broken off: {cause.split(': ', 1)[1]}."
+    assert translated.url == FILE
 
 
 def test_a_damaged_file_and_missing_credentials_are_not_taken_for_a_broken_network() -> None:
     damaged = adjunct_error(Py4JJavaError(f"{READ}Caused by: java.io.EOFException: too short\n\tat a.B.c(B.java:1)\n"))
     assert isinstance(damaged, ManifestMismatchError)
     assert damaged.url == FILE
-    said = "software.amazon.awssdk.core.exception.SdkClientException: Unable to load credentials"
-    assert adjunct_error(Py4JJavaError(f"{READ}Caused by: {said}\n")) is None
+    message = "software.amazon.awssdk.core.exception.SdkClientException: Unable to load credentials"
+    assert adjunct_error(Py4JJavaError(f"{READ}Caused by: {message}\n")) is None
 
 
 @pytest.mark.parametrize("met", ["java.io.EOFException", "java.net.SocketException: Connection reset"])
@@ -95,20 +95,23 @@ def test_a_worker_that_was_killed_is_transient_and_is_no_fault_of_the_store(met:
         "(localhost executor driver): org.apache.spark.SparkException: Python worker exited unexpectedly (crashed). "
         f"Consider setting 'x' to 'true'.\n\tat a.B.c(B.java:1)\nCaused by: {met}\n\tat a.B.d(B.java:2)\n"
     )
-    found = adjunct_error(Py4JJavaError(lost))
-    assert type(found) is TransientError
-    assert found.problem.startswith("a Python worker of Spark ended in the middle of its task")
+    translated = adjunct_error(Py4JJavaError(lost))
+    assert type(translated) is TransientError
+    assert translated.problem.startswith("a Python worker of Spark ended in the middle of its task")
 
 
 @pytest.mark.parametrize(
     "before", [": ", ": org.apache.spark.SparkException: Job aborted\n\tat a.B.c(B.java:1)\nCaused by: "]
 )
 def test_a_plan_that_is_too_deep_for_the_jvm_says_what_to_do(before: str) -> None:
-    said = f"An error occurred while calling o9.select.\n{before}java.lang.StackOverflowError\n\tat a.B.c(B.java:1)\n"
-    found = adjunct_error(Py4JJavaError(said))
-    assert isinstance(found, PlanningError)
-    assert "nested deeper" in found.problem
-    assert "spark.driver.extraJavaOptions and spark.executor.extraJavaOptions: -Xss" in found.next_step
+    message = (
+        f"An error occurred while calling o9.select.\n{before}java.lang.StackOverflowError\n\tat a.B.c(B.java:1)\n"
+    )
+    translated = adjunct_error(Py4JJavaError(message))
+    assert isinstance(translated, PlanningError)
+    assert "nested deeper" in translated.problem
+    assert "spark.driver.extraJavaOptions and spark.executor.extraJavaOptions: -Xss" in translated.next_step
     assert (
-        adjunct_error(Py4JJavaError(said.replace("java.lang.StackOverflowError", "a.B: java.lang.StackOver"))) is None
+        adjunct_error(Py4JJavaError(message.replace("java.lang.StackOverflowError", "a.B: java.lang.StackOver")))
+        is None
     )

@@ -59,7 +59,7 @@ def test_what_can_be_called_with_a_record_passes(function: Callable[..., Any]) -
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         (lambda: [1], r"flat_map calls <lambda>\(\) with \(record\), and its parameters are \(\): too many"),
         (lambda record, more: [], "parameters are .*: missing a required argument: 'more'"),
@@ -68,8 +68,8 @@ def test_what_can_be_called_with_a_record_passes(function: Callable[..., Any]) -
         (functools.partial(Called().method, 1), r"calls method\(\) with \(record\)"),
     ],
 )
-def test_what_takes_other_values_is_refused(function: Callable[..., Any], said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said) as caught:
+def test_what_takes_other_values_is_refused(function: Callable[..., Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
         check_plain_function("flat_map", function, "function", "record")
     assert caught.value.argument == "function"
 

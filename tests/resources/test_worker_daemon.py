@@ -29,8 +29,8 @@ def test_workers_begin_with_the_imports_frozen_and_are_used_again(spark: SparkSe
         yield pyarrow.RecordBatch.from_pylist([{"frozen": gc.get_freeze_count(), "reused": used}])
 
     def rows() -> list[tuple[int, bool]]:
-        found = spark.range(2, numPartitions=2).mapInArrow(look, "frozen bigint, reused boolean").collect()
-        return [tuple(row) for row in found]
+        collected = spark.range(2, numPartitions=2).mapInArrow(look, "frozen bigint, reused boolean").collect()
+        return [tuple(row) for row in collected]
 
     rows()
     again = rows()

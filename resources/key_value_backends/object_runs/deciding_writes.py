@@ -26,7 +26,7 @@ class WriteRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class CommitDecision:
     """What a commit does: the requests that it applies, those applied by an earlier commit, and those whose conditions
     fail, with the versions found. `writes` has each key once, as the last of the applied requests leaves it."""
 
@@ -49,7 +49,7 @@ def conditional_keys(requests: Sequence[WriteRequest]) -> set[bytes]:
 
 def decide(
     requests: Sequence[WriteRequest], versions: Mapping[bytes, bytes | None], applied_before: Collection[bytes]
-) -> Decision:
+) -> CommitDecision:
     """Return what becomes of each request, upon the versions that stand (None: no such key).
 
     `applied_before` are tokens, among those of repeated requests, that an earlier commit holds.
@@ -61,19 +61,19 @@ def decide(
         if request.token in applied_before:
             before.append(request)
             continue
-        found = {
+        failing = {
             place: standing.get(change.key)
             for place, change in enumerate(request.changes)
             if not _holds(change, standing.get(change.key))
         }
-        if found:
-            refused.append((request, found))
+        if failing:
+            refused.append((request, failing))
             continue
         applied.append(request)
         for change in request.changes:
             writes[change.key] = Write(change.key, change.version, change.value)
             standing[change.key] = None if change.value is None else change.version
-    return Decision(tuple(applied), tuple(before), tuple(refused), tuple(writes.values()))
+    return CommitDecision(tuple(applied), tuple(before), tuple(refused), tuple(writes.values()))
 
 
 def _holds(change: SegmentChange, version: bytes | None) -> bool:

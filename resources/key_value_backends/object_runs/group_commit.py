@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dagster_adjunct.resources.errors import ObjectNotFoundError, TableUnavailableError
 from dagster_adjunct.resources.key_value.table_segment import ConditionsFailed, SegmentChange
 from dagster_adjunct.resources.key_value_backends.object_runs.deciding_writes import (
-    Decision,
+    CommitDecision,
     WriteRequest,
     conditional_keys,
     decide,
@@ -126,7 +126,7 @@ class GroupCommit:
             table=f"{self._core.table.scope}/{self._core.table.name}",
         )
 
-    def _decide(self, standing: Standing, group: list[WriteRequest]) -> Decision:
+    def _decide(self, standing: Standing, group: list[WriteRequest]) -> CommitDecision:
         """Return what becomes of the group. What a sealed or deleted segment refuses is answered, and leaves it."""
         state = self._core.readable(standing)
         repeated = {request.token for request in group if request.repeated}
@@ -136,10 +136,10 @@ class GroupCommit:
                 if request.token not in before:
                     request.answer.set_exception(self._core.sealed())
             group[:] = [request for request in group if request.token in before]
-        found = SegmentView(state, self._core.objects).find(conditional_keys(group))
-        return decide(group, {key: entry and entry[0] for key, entry in found.items()}, before)
+        entries = SegmentView(state, self._core.objects).find(conditional_keys(group))
+        return decide(group, {key: entry and entry[0] for key, entry in entries.items()}, before)
 
-    def _swap(self, standing: Standing, decision: Decision) -> Swapped:
+    def _swap(self, standing: Standing, decision: CommitDecision) -> Swapped:
         tokens = [request.token for request in decision.applied]
         after = standing.state.committed(now_in_ms(), tokens, decision.writes)
         return self._core.pointer.swap(
@@ -163,8 +163,8 @@ class GroupCommit:
             time.sleep(seconds)
 
 
-def _answer(decision: Decision) -> None:
+def _answer(decision: CommitDecision) -> None:
     for request in (*decision.applied, *decision.before):
         request.answer.set_result(None)
-    for request, found in decision.refused:
-        request.answer.set_exception(ConditionsFailed(found))
+    for request, failing in decision.refused:
+        request.answer.set_exception(ConditionsFailed(failing))

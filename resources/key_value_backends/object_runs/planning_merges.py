@@ -17,10 +17,10 @@ _MOST = 1000  # the class of what is claimed
 
 def size_class(run: RunRef) -> int:
     """Return 0 for runs as they are flushed, 1 for those about eight times as large, …"""
-    found, bound = 0, _SMALLEST
+    number, bound = 0, _SMALLEST
     while run.size > bound:
-        found, bound = found + 1, bound * _FAN
-    return found
+        number, bound = number + 1, bound * _FAN
+    return number
 
 
 def plan_merge(levels: Levels, now: int) -> tuple[RunRef, ...]:

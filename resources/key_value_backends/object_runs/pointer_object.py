@@ -70,13 +70,13 @@ class PointerObject:
                 self._turn.wait()
             self._begun += 1
             number = self._begun
-        found: Standing | None = None
+        standing: Standing | None = None
         try:
-            found = self.read()
-            return found
+            standing = self.read()
+            return standing
         finally:
             with self._turn:
-                self._ended, self._outcome = number, found
+                self._ended, self._outcome = number, standing
                 self._turn.notify_all()
 
     def swap(

@@ -143,10 +143,10 @@ def read_footer(data: bytes, where: str) -> RunIndex:
     )
 
 
-def damaged(where: str, found: str) -> MalformedDocumentError:
+def damaged(where: str, problem: str) -> MalformedDocumentError:
     """Return the error for an object of a segment that is not what was written."""
     return MalformedDocumentError(
-        f"{where} can't be read: {found}.",
+        f"{where} can't be read: {problem}.",
         "Restore this object from a backup or an older object version; for a newer format, upgrade dagster-adjunct.",
         document=where,
     )

@@ -86,11 +86,11 @@ class RunObjects:
     def blocks(self, run: RunRef, index: RunIndex, first: int, last: int) -> list[Columns]:
         """Return the blocks of a run from one to another, which is included; neighbours come by one request."""
         key = self.key(run.id)
-        found = {number: self._cache.get((key, number)) for number in range(first, last + 1)}
-        missing = [number for number, block in found.items() if block is None]
+        blocks_by_number = {number: self._cache.get((key, number)) for number in range(first, last + 1)}
+        missing = [number for number, block in blocks_by_number.items() if block is None]
         for blocks in _at_once(lambda span: self._fetch(key, index, span), [*_spans(missing, index)]):
-            found.update(blocks)
-        return [block for block in found.values() if isinstance(block, Columns)]
+            blocks_by_number.update(blocks)
+        return [block for block in blocks_by_number.values() if isinstance(block, Columns)]
 
     def fetch_at_once(self, wanted: Sequence[tuple[RunRef, RunIndex, int]]) -> list[Columns]:
         """Return single blocks of several runs, which are fetched at the same time."""

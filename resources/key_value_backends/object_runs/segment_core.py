@@ -48,10 +48,10 @@ class SegmentCore:
 
     def get(self, keys: Collection[bytes], *, values: bool) -> list[StoredEntry | None]:
         """Return the entries of these keys, all as they stand at one moment."""
-        found = self.reading(lambda standing: SegmentView(self.readable(standing), self.objects).find(keys))
+        by_key = self.reading(lambda standing: SegmentView(self.readable(standing), self.objects).find(keys))
         entries: list[StoredEntry | None] = []
         for key in keys:
-            entry = found[key]
+            entry = by_key[key]
             entries.append(None if entry is None else StoredEntry(key, entry[0], entry[1] if values else None))
         return entries
 
@@ -86,13 +86,13 @@ class SegmentCore:
 
     def applied_before(self, state: SegmentState, tokens: Collection[bytes], oldest: int | None = None) -> set[bytes]:
         """Return which of these tokens a commit holds: any recent one, or one from number `oldest` on."""
-        found = {token for token in tokens if token in state.tokens}
+        applied = {token for token in tokens if token in state.tokens}
         kept_since = now_in_ms() - TOKENS_KEPT
         for run in state.levels.runs:
             recent = run.newest >= kept_since if oldest is None else run.last >= oldest
-            if recent and len(found) < len(tokens):
-                found |= holds_any(self.objects.index(run).tokens, tokens)
-        return found
+            if recent and len(applied) < len(tokens):
+                applied |= holds_any(self.objects.index(run).tokens, tokens)
+        return applied
 
     def gone(self) -> KeyValueTableNotFoundError:
         return deleted_table(self.table, f"{self._label()} at {self.pointer.key!r} in {self.pointer.store.url}")
@@ -123,11 +123,11 @@ class SegmentCore:
         for window in SegmentView(state, self.objects).windows(within, wanted):
             there = without_removed(window)
             left = limit - len(keys)
-            found = there.values[:left] if values else [None] * min(left, len(there))
+            page_values = there.values[:left] if values else [None] * min(left, len(there))
             keys += there.keys[:left]
             versions += there.versions[:left]
-            stored += found
-            size += sum(map(len, there.keys[:left])) + sum(map(len, filter(None, found)))
+            stored += page_values
+            size += sum(map(len, there.keys[:left])) + sum(map(len, filter(None, page_values)))
             if len(keys) >= limit or size >= _PAGE_BYTES:
                 break
         return StoredPage(keys, versions, stored)

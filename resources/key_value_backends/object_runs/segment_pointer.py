@@ -206,8 +206,8 @@ def log_tokens(log: bytes) -> bytes:
 def columns_of(recent: Mapping[bytes, Versioned]) -> Columns:
     """Return what a log says by key, in the order of the keys."""
     keys = sorted(recent)
-    found = [recent[key] for key in keys]
-    return Columns(keys, [version for version, _ in found], [value for _, value in found])
+    versioned = [recent[key] for key in keys]
+    return Columns(keys, [version for version, _ in versioned], [value for _, value in versioned])
 
 
 def _commit_bytes(commit: CommitTokens, writes: Sequence[Write]) -> bytes:

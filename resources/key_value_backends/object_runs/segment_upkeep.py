@@ -251,11 +251,11 @@ class SegmentUpkeep:
         if not listed - _named(standing.levels):
             return
 
-        def said(state: SegmentState) -> SegmentState | None:
+        def with_collected(state: SegmentState) -> SegmentState | None:
             after = state.then(now_in_ms())
             return relogged(after, state.levels.model_copy(update={"collected": after.number}), state.log)
 
-        after = self._swap(said, _NO_RUN, lambda levels: False)
+        after = self._swap(with_collected, _NO_RUN, lambda levels: False)
         if after is not None:
             spared = _named(after.levels)
             pointer.store.delete_many(self._core.objects.key(run) for run in sorted(listed - spared))

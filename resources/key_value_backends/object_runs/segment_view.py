@@ -26,13 +26,13 @@ class SegmentView:
 
     def find(self, keys: Iterable[bytes]) -> dict[bytes, Versioned | None]:
         """Return the version and value of each key; None is for one that is not there, or removed."""
-        found: dict[bytes, Versioned | None] = {}
+        entries: dict[bytes, Versioned | None] = {}
         sought: list[_Search] = []
         for key in keys:
             if (recent := self.state.recent.get(key)) is not None:
-                found[key] = None if recent[1] is None else recent
-            elif key not in found:
-                found[key] = None
+                entries[key] = None if recent[1] is None else recent
+            elif key not in entries:
+                entries[key] = None
                 sought.append(_Search(key, hashed(key), len(self.state.levels.runs)))
         while sought:
             sought = [search for search in sought if self._next_run(search)]
@@ -48,9 +48,9 @@ class SegmentView:
                 if entry is None:
                     left.append(search)
                 elif entry[1] is not None:
-                    found[search.key] = entry
+                    entries[search.key] = entry
             sought = left
-        return found
+        return entries
 
     def windows(self, within: KeyRange, wanted: int) -> Iterator[Columns]:
         """Yield the entries of a range, removed keys with them, in parts that follow each other.

@@ -40,8 +40,8 @@ def marker_text(
     version: str, rows: int | None = None, checksum: str | None = None, valid_from: datetime | None = None
 ) -> bytes:
     """Return what the header of a marker says."""
-    said = _Said(version=version, rows=rows, checksum=checksum, valid_from=valid_from)
-    return said.model_dump_json(exclude_none=True).encode()
+    header = _Said(version=version, rows=rows, checksum=checksum, valid_from=valid_from)
+    return header.model_dump_json(exclude_none=True).encode()
 
 
 def marker_in(message: Message, ssp: SystemStreamPartition) -> Marker:

@@ -36,8 +36,8 @@ class NewMarker:
 
     def content(self) -> list[object]:
         rows = sorted(self.rows.items()) if isinstance(self.rows, Mapping) else self.rows
-        said = [] if self.valid_from is None else [self.valid_from]
-        return [self.version, list(self.partitions), rows, self.checksum, *said]
+        validity = [] if self.valid_from is None else [self.valid_from]
+        return [self.version, list(self.partitions), rows, self.checksum, *validity]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,8 @@ def _segment(state: StreamState, append: Append, appended: int) -> Segment:
             offset = offsets[partition]
             marker = append.marker
             rows = _marker_rows(marker, partition, offset - state.marked_until[partition])
-            said = (marker.checksum, marker.rows is None, marker.valid_from)
-            markers.append(MarkerEntry(partition, offset, marker.version, rows, *said))
+            facts = (marker.checksum, marker.rows is None, marker.valid_from)
+            markers.append(MarkerEntry(partition, offset, marker.version, rows, *facts))
             offsets[partition] += 1
     return Segment(
         id=state.next_segment,

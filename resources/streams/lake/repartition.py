@@ -138,10 +138,10 @@ def _check_markers(stream: str, marked: Sequence[Sequence[MarkerEntry]]) -> None
             )
         times = {marker.valid_from: marker.partition for marker in markers if marker.valid_from is not None}
         if len(times) > 1:
-            said = ", ".join(f"{time_of_micros(time)} in partition {p}" for time, p in sorted(times.items()))
+            listed = ", ".join(f"{time_of_micros(time)} in partition {p}" for time, p in sorted(times.items()))
             raise ConfigurationError(
                 f"stream {stream!r} can't be repartitioned now: the markers of version {markers[0].version!r} say "
-                f"different times since when it is valid ({said}), and no partition of now would hold one of them.",
+                f"different times since when it is valid ({listed}), and no partition of now would hold one of them.",
                 "Let retention drop the version first, or deliver it with one time into a stream of another name.",
                 stream=f"lake.{stream}",
             )
@@ -309,8 +309,8 @@ def _after(
             if step.astray is not None:
                 counted[0] += step.astray  # what was not whole does not become whole
             told = counted if step.astray is not None else [None] * n
-            said = (step.checksum, False, step.valid_from)
-            markers = tuple(MarkerEntry(p, base[p], step.version, told[p], *said) for p in range(n))
+            facts = (step.checksum, False, step.valid_from)
+            markers = tuple(MarkerEntry(p, base[p], step.version, told[p], *facts) for p in range(n))
             at = marked = tuple(offset + 1 for offset in base)
             counted = [0] * n
             attempt = f"{streams.now_ms():013d}"

@@ -52,7 +52,7 @@ class LeasesOfBudget:
             self._ahead = max(self._ahead, timeline.now - here)
             after, got = lease(timeline, self._run, here + self._ahead, wish, self._rate)
             others = len(after.runs) > 1
-            rates = {each.rate for each in after.runs.values() if each.rate is not None} - {self._rate}
+            rates = {run.rate for run in after.runs.values() if run.rate is not None} - {self._rate}
             document = after.model_copy(update={"nonce": uuid.uuid4().hex}).model_dump_json().encode()
             return document, None if got is None else Stretch(here + got.start, here + got.end)
 

@@ -19,8 +19,8 @@ EVERY = 4  # batches between two checkpoints
 SIZE = 5
 
 
-def sent_by(seed: int, each: int) -> dict[str, list[Any]]:
-    return messages(seed, sources=2, each=each)
+def sent_by(seed: int, per_source: int) -> dict[str, list[Any]]:
+    return messages(seed, sources=2, per_source=per_source)
 
 
 def table_of(declared: dict[str, Any], **conditions: Any) -> RemoteTable[Any, Any, Any]:
@@ -31,7 +31,7 @@ def table_of(declared: dict[str, Any], **conditions: Any) -> RemoteTable[Any, An
 
 async def write(settings: dict[str, Any]) -> None:
     checkpoint = Path(settings["checkpoint"])
-    parts = batches(sent_by(settings["seed"], settings["each"])[settings["source"]], SIZE)
+    parts = batches(sent_by(settings["seed"], settings["per_source"])[settings["source"]], SIZE)
     async with (
         table_of(settings["counters"], idempotent=True) as counters,
         table_of(settings["newest"], newest_by="seen") as latest,

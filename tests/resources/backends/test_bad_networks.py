@@ -99,7 +99,7 @@ def totals_in(reached, name, keys) -> dict:
 
 
 def test_counters_are_exact_though_requests_and_answers_are_lost(reached, proxy):
-    sent, name = messages(21, each=40), reached.new_name()
+    sent, name = messages(21, per_source=40), reached.new_name()
     expected = totals(message for own in sent.values() for message in own)
     proxy.choose = losing(1, reached)
 
@@ -141,7 +141,7 @@ def test_what_is_told_of_an_entry_is_true_though_requests_and_answers_are_lost(r
         store = reached.store(name, proxy.port)
         layer = FunctionLayer("exact", store, store)
         for number in range(60):
-            keys = [f"{number} {each}" for each in range(3)]
+            keys = [f"{number} {place}" for place in range(3)]
             defaults = [{"id": key, "total": 0} for key in keys]
             entries = RowEntries(keys, [Changes(add={"total": 1})] * 3, defaults)
             outcomes = await layer.send(Operation(OperationKind.UPDATE, entries))
@@ -178,7 +178,7 @@ def test_the_last_put_of_each_key_stays_though_requests_and_answers_are_lost(rea
 
 
 def test_two_writers_and_replays_keep_the_newest_though_requests_and_answers_are_lost(reached, proxy):
-    sent, name = [message for own in messages(22, each=40).values() for message in own], reached.new_name()
+    sent, name = [message for own in messages(22, per_source=40).values() for message in own], reached.new_name()
     expected = {key: record_of(message) for key, message in newest(sent).items()}
     proxy.choose = losing(3, reached, 0.2)
 
@@ -199,7 +199,7 @@ def test_two_writers_and_replays_keep_the_newest_though_requests_and_answers_are
 
 @pytest.mark.parametrize("times", [2, pytest.param(6, marks=pytest.mark.long)])
 def test_counters_are_exact_though_the_server_stops_and_starts_under_load(lasting, times):
-    sent, name = messages(23, each=60 * times), lasting.new_name()
+    sent, name = messages(23, per_source=60 * times), lasting.new_name()
     expected = totals(message for own in sent.values() for message in own)
     stopped = []
 
@@ -226,7 +226,7 @@ def test_counters_are_exact_though_the_server_stops_and_starts_under_load(lastin
 
 
 def test_a_slow_and_thin_line_changes_nothing(lasting):
-    sent, name = messages(24, each=20), lasting.new_name()
+    sent, name = messages(24, per_source=20), lasting.new_name()
     expected = totals(message for own in sent.values() for message in own)
 
     async def writing(port):
@@ -240,7 +240,7 @@ def test_a_slow_and_thin_line_changes_nothing(lasting):
 
 
 def test_connections_that_are_cut_at_any_moment_lose_and_repeat_nothing(lasting):
-    sent, name = messages(25, each=40), lasting.new_name()
+    sent, name = messages(25, per_source=40), lasting.new_name()
     expected = totals(message for own in sent.values() for message in own)
     ended, cuts = threading.Event(), []
 

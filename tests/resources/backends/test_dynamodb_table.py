@@ -632,9 +632,9 @@ def test_boto3_does_not_repeat_by_itself(new_table):
             retries=live.client.meta.config.retries, pool=live.client.meta.config.max_pool_connections
         )
 
-    found = asyncio.run(settings())
-    assert found.retries["total_max_attempts"] == 1
-    assert found.pool == 16
+    effective = asyncio.run(settings())
+    assert effective.retries["total_max_attempts"] == 1
+    assert effective.pool == 16
 
 
 def test_a_direct_call_on_an_idempotent_table_leaves_the_marks_of_messages(new_table):

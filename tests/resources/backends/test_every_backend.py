@@ -78,10 +78,10 @@ async def records_of(store, keys=EVERY_KEY) -> dict:
     got = await store.send(Operation(OperationKind.GET, RowEntries(list(keys))))
     assert not got.problems
     assert got.records is not None
-    found = {key: record for key, record in zip(keys, got.records, strict=True) if record is not None}
-    for key, record in found.items():
+    records = {key: record for key, record in zip(keys, got.records, strict=True) if record is not None}
+    for key, record in records.items():
         assert record.pop("id", key) == key
-    return {key: without_nulls(record) for key, record in found.items()}
+    return {key: without_nulls(record) for key, record in records.items()}
 
 
 def in_a_loop(new_store: NewStore, body) -> None:
@@ -158,7 +158,7 @@ def operations(draw, store):
         time=TIMES,
     )
     if type(store) in MARKS_IN_THE_RECORD:
-        conditions = [replace(each, keeps_marks=True) for each in conditions]
+        conditions = [replace(condition, keeps_marks=True) for condition in conditions]
     step = st.tuples(st.sampled_from(kinds), st.lists(message, max_size=7), st.sampled_from(conditions))
     return draw(st.lists(step, min_size=1, max_size=7))
 

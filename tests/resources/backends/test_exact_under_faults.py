@@ -79,9 +79,9 @@ def test_counters_are_exact_though_answers_are_lost_and_batches_come_again(new_s
         return await records(store, expected)
 
     expected = totals(message for own in sent.values() for message in own)
-    found = run(all_sources())
+    kept = run(all_sources())
     assert troubled.spoilt > 50
-    assert {key: record["total"] for key, record in found.items()} == expected
+    assert {key: record["total"] for key, record in kept.items()} == expected
 
 
 def test_a_new_epoch_counts_again_and_the_same_one_does_not(new_store):
@@ -119,9 +119,9 @@ def test_the_newest_stays_in_whatever_order_and_how_often_messages_come(new_stor
         return await records(store, expected)
 
     expected = {key: record_of(message) for key, message in newest(sent).items()}
-    found = run(two_writers())
+    kept = run(two_writers())
     assert troubled.spoilt > 50
-    assert {key: {name: record[name] for name in expected[key]} for key, record in found.items()} == expected
+    assert {key: {name: record[name] for name in expected[key]} for key, record in kept.items()} == expected
 
 
 def test_entries_say_which_of_them_came_too_late(new_store):
@@ -164,7 +164,7 @@ def test_deletes_under_conditions_are_not_undone_by_what_is_older(new_store):
 
 def test_a_key_several_times_in_one_operation_takes_effect_in_order(new_store):
     """Of one source no message of a key is passed over because a later one of the same operation came before it."""
-    sent = messages(11, keys=2, each=80)["lake.clicks.2"]
+    sent = messages(11, keys=2, per_source=80)["lake.clicks.2"]
     store = new_store()
 
     async def at_once():

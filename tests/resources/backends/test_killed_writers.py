@@ -59,13 +59,13 @@ class Writer:
 
 @pytest.mark.parametrize("kills", [1, pytest.param(8, marks=pytest.mark.long)])
 def test_two_writers_that_are_killed_and_start_again_leave_the_tables_exact(reached, tmp_path, kills):
-    seed, each, random = 41, 200 if kills == 1 else 3000, Random(kills)
+    seed, per_source, random = 41, 200 if kills == 1 else 3000, Random(kills)
     counters, latest = reached.new_name(), reached.new_name()
     tables = {"counters": reached.declared(counters), "newest": reached.declared(latest)}
-    sent = sent_by(seed, each)
+    sent = sent_by(seed, per_source)
     writers = [
         Writer(
-            {**tables, "seed": seed, "each": each, "source": source, "checkpoint": str(tmp_path / source)},
+            {**tables, "seed": seed, "per_source": per_source, "source": source, "checkpoint": str(tmp_path / source)},
             dict(reached.environment),
         )
         for source in sent
@@ -80,11 +80,11 @@ def test_two_writers_that_are_killed_and_start_again_leave_the_tables_exact(reac
         assert not writer.until(1000)
     assert writers[0].kills == kills
     every = [message for own in sent.values() for message in own]
-    found = records(reached, counters, totals(every))
-    assert {key: record["total"] for key, record in found.items()} == totals(every)
+    kept = records(reached, counters, totals(every))
+    assert {key: record["total"] for key, record in kept.items()} == totals(every)
     expected = {key: record_of(message) for key, message in newest(every).items()}
-    found = records(reached, latest, expected)
-    assert {key: {column: record[column] for column in expected[key]} for key, record in found.items()} == expected
+    kept = records(reached, latest, expected)
+    assert {key: {column: record[column] for column in expected[key]} for key, record in kept.items()} == expected
 
 
 def records(reached, name, keys) -> dict:

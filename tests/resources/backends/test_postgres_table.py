@@ -69,7 +69,7 @@ def test_times_without_zone_in_an_existing_table_are_utc(postgres_server):
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"s": 5}, "column 's' is text and got 5 .int.; expected a str"),
         ({"at": datetime(2013, 7, 1)}, "expected a datetime with a time zone"),
@@ -78,12 +78,12 @@ def test_times_without_zone_in_an_existing_table_are_utc(postgres_server):
         ({"s": "a\0b"}, "the values don't fit"),
     ],
 )
-def test_a_value_that_does_not_fit_is_named_and_the_other_entries_are_written(fields, said):
+def test_a_value_that_does_not_fit_is_named_and_the_other_entries_are_written(fields, message):
     with blocking(table_of("misfits")) as table:
-        with pytest.raises(SchemaMismatchError, match=said):
+        with pytest.raises(SchemaMismatchError, match=message):
             table.put_all([(1, {}), (2, fields)])
         messages = [(1, UpdateMessage({"s": "x"}, {})), (2, UpdateMessage(fields, {}))]
-        with pytest.raises(SchemaMismatchError, match=said):
+        with pytest.raises(SchemaMismatchError, match=message):
             table.update_messages(messages, UpdateContract.UPDATE_WITH_DEFAULTS)
         assert set(table.get_all([1, 2])) == {1}
 
@@ -122,14 +122,14 @@ def test_a_table_that_is_not_there_or_does_not_fit_is_named(postgres_server):
 
 
 @pytest.mark.parametrize(
-    ("column", "said"),
+    ("column", "reason"),
     [
         ("citext", "citext, which ignores case"),
         ("char(8)", "bpchar, which ignores blanks at the end"),
         ("text COLLATE loose", "text with the collation loose, which is not deterministic"),
     ],
 )
-def test_keys_that_the_server_takes_for_one_are_refused(postgres_server, column, said):
+def test_keys_that_the_server_takes_for_one_are_refused(postgres_server, column, reason):
     postgres_server.execute("CREATE EXTENSION IF NOT EXISTS citext")
     postgres_server.execute(
         "CREATE COLLATION IF NOT EXISTS loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
@@ -138,7 +138,7 @@ def test_keys_that_the_server_takes_for_one_are_refused(postgres_server, column,
     postgres_server.execute(f"CREATE TABLE alike (id {column} PRIMARY KEY, n int)")
     with (
         blocking(table_of("alike", columns=None, create=False)) as table,
-        pytest.raises(SchemaMismatchError, match=f"the key column 'id' is {said}: several keys would be one record"),
+        pytest.raises(SchemaMismatchError, match=f"the key column 'id' is {reason}: several keys would be one record"),
     ):
         table.get("a")
 

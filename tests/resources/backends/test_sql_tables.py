@@ -82,7 +82,7 @@ def test_keys_of_several_columns_are_matched_by_name_in_whatever_order(table_of)
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"n": True}, "expected an int"),
         ({"n": 2.5}, "expected an int"),
@@ -111,7 +111,7 @@ def test_keys_of_several_columns_are_matched_by_name_in_whatever_order(table_of)
         (Changes(remove=("id",)), "which is of the key"),
     ],
 )
-def test_an_entry_that_does_not_fit_is_refused_and_the_others_are_written(table_of, fields, said):
+def test_an_entry_that_does_not_fit_is_refused_and_the_others_are_written(table_of, fields, message):
     columns = {"id": "string", "n": "bigint", "f": "double", "s": "string", "price": "decimal(20,2)"}
     columns |= {"tags": "array<string>", "doc": "json"}
 
@@ -125,7 +125,7 @@ def test_an_entry_that_does_not_fit_is_refused_and_the_others_are_written(table_
     assert list(outcomes.problems) == [1]
     assert outcomes.problems[1].state is State.REFUSED
     assert isinstance(outcomes.problems[1].error, SchemaMismatchError)
-    assert said in str(outcomes.problems[1].error)
+    assert message in str(outcomes.problems[1].error)
     assert {key: record["n"] for key, record in records.items()} == {"a": 2, "bad": 1, "b": 3}
 
 
@@ -252,9 +252,9 @@ def test_conditions_on_a_table_without_the_one_beside_it_say_what_is_missing(tab
 
 def test_newest_by_needs_a_column_that_has_an_order(table_of):
     store = table_of("unordered")
-    for column, said in (("days", "needs a column of times"), ("nope", "no column 'nope'")):
+    for column, message in (("days", "needs a column of times"), ("nope", "no column 'nope'")):
         operation = update(["k"], [{}], times=[AT], conditions=Conditions(column))
-        with pytest.raises(SchemaMismatchError, match=said):
+        with pytest.raises(SchemaMismatchError, match=message):
             used(store, lambda s, operation=operation: s.send(operation))
     timeless = update(["k"], [{}], times=[None], conditions=Conditions("at"))
     outcomes = used(store, lambda s: s.send(timeless))

@@ -52,7 +52,7 @@ def test_times_are_stored_as_text_in_utc(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"s": 5}, "column 's' is string and got 5 .int.; expected a str"),
         ({"f": True}, "expected a float"),
@@ -66,13 +66,13 @@ def test_times_are_stored_as_text_in_utc(tmp_path):
         ({"id": 7}, "record for key .* has 7 as its id"),
     ],
 )
-def test_a_value_that_does_not_fit_is_named_and_the_other_entries_are_written(tmp_path, fields, said):
+def test_a_value_that_does_not_fit_is_named_and_the_other_entries_are_written(tmp_path, fields, message):
     store = SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=TYPES, create=True)
     with blocking(store) as table:
-        with pytest.raises(SchemaMismatchError, match=said):
+        with pytest.raises(SchemaMismatchError, match=message):
             table.put_all([(1, {}), (2, fields)])
         messages = [(1, UpdateMessage({"s": "x"}, {})), (2, UpdateMessage(fields, {}))]
-        with pytest.raises(SchemaMismatchError, match=said):
+        with pytest.raises(SchemaMismatchError, match=message):
             table.update_messages(messages, UpdateContract.UPDATE_WITH_DEFAULTS)
         assert set(table.get_all([1, 2])) == {1}
 
@@ -132,7 +132,7 @@ def test_missing_files_tables_columns_and_keys_are_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("made", "declared", "said"),
+    ("made", "declared", "message"),
     [
         ("id TEXT COLLATE NOCASE PRIMARY KEY", None, "no primary key or unique index on id that tells apart"),
         (
@@ -145,13 +145,13 @@ def test_missing_files_tables_columns_and_keys_are_named(tmp_path):
         ("id NUMERIC PRIMARY KEY", {"id": "string"}, "key column 'id' is NUMERIC, where '01' and '1' are one number"),
     ],
 )
-def test_keys_that_the_file_takes_for_one_are_refused(tmp_path, made, declared, said):
+def test_keys_that_the_file_takes_for_one_are_refused(tmp_path, made, declared, message):
     with sqlite3.connect(tmp_path / "t.sqlite") as connection:
         connection.execute(f"CREATE TABLE t (n INTEGER, {made})")
     columns = None if declared is None else {**declared, "n": "int"}
     with (
         blocking(SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=columns)) as table,
-        pytest.raises(SchemaMismatchError, match=said),
+        pytest.raises(SchemaMismatchError, match=message),
     ):
         table.put_all([("A", {"n": 1}), ("a", {"n": 2})])
 

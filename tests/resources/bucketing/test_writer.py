@@ -56,8 +56,8 @@ def test_rows_land_in_their_buckets_in_order_with_their_facts() -> None:
         mine = [
             (k, v, at) for at, (k, v) in enumerate(r for r, n in zip(rows, numbers, strict=True) if n == file.bucket)
         ]
-        found = read(store, file)
-        assert [tuple(row.values()) for row in found.to_pylist()] == mine
+        written = read(store, file)
+        assert [tuple(row.values()) for row in written.to_pylist()] == mine
         assert file.name == bucket_file_name(file.bucket, "attempt-1")
         assert (file.rows, file.size) == (len(mine), len(store.get(f"{FOLDER}/{file.name}").data))
     assert sum(file.rows for file in files) == 100

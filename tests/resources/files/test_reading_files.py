@@ -38,12 +38,12 @@ def folder(tmp_path: Path) -> Path:
 def rows(folder: Path, name: str, format: FileFormat, schema: Schema = PLANES) -> list[dict[str, Any]]:
     tree = open_tree(str(folder))
     file = next(file for file in tree.list() if file.path == name)
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     for number, table in DeclaredFiles(tree, format, schema, "dataset 'planes'").tables(file):
-        assert number == len(found)
+        assert number == len(records)
         assert table.schema.equals(schema.to_arrow())
-        found += table.to_pylist()
-    return found
+        records += table.to_pylist()
+    return records
 
 
 def refused(folder: Path, name: str, format: FileFormat, *parts: str, schema: Schema = PLANES) -> SchemaMismatchError:
@@ -255,11 +255,11 @@ def test_the_parts_of_a_large_parquet_file_hold_each_record_once(folder: Path) -
     tree = open_tree(str(folder))
     file = tree.list()[0]
     edges = [0, 1, 5000, 5001, file.size]
-    found: list[tuple[int, int]] = []
+    numbered: list[tuple[int, int]] = []
     for span in pairwise(edges):
         for first, part in DeclaredFiles(tree, "parquet", PLANES, "it").tables(file, span):
-            found += enumerate(part.column("seats").to_pylist(), first)
-    assert sorted(found) == [(i, i) for i in range(1000)]
+            numbered += enumerate(part.column("seats").to_pylist(), first)
+    assert sorted(numbered) == [(i, i) for i in range(1000)]
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_large_parquet_files_are_cut_small_files_share_a_task_and_texts_stay_who
     mib = 1024 * 1024
     files = [FoundFile(name, size * mib, "", NOON) for name, size in (("a", 200), ("b", 10), ("c", 20), ("d", 50))]
     parquet = [
-        [(each.file.path, each.start // mib, each.end // mib) for each in task] for task in shared_out(files, "parquet")
+        [(part.file.path, part.start // mib, part.end // mib) for part in task] for task in shared_out(files, "parquet")
     ]
     assert parquet == [
         [("a", 0, 66)],
@@ -302,7 +302,7 @@ def test_large_parquet_files_are_cut_small_files_share_a_task_and_texts_stay_who
         [("b", 0, 10), ("c", 0, 20)],
         [("d", 0, 50)],
     ]
-    csv = [[each.file.path for each in task] for task in shared_out(files, "csv")]
+    csv = [[part.file.path for part in task] for task in shared_out(files, "csv")]
     assert csv == [["a"], ["b", "c"], ["d"]]
     assert shared_out([], "csv") == []
 

@@ -108,8 +108,8 @@ class ScriptedSegment:
         assert len({change.key for change in changes}) == len(changes) > 0
         failing = {}
         for place, change in enumerate(changes):
-            found = self._entries.get(change.key)
-            version = None if found is None else found.version
+            entry = self._entries.get(change.key)
+            version = None if entry is None else entry.version
             if change.expected is not ANYTHING and version != (None if change.expected is ABSENT else change.expected):
                 failing[place] = version
         if failing:

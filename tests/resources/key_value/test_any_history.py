@@ -68,8 +68,8 @@ def test_a_table_holds_what_a_dictionary_holds(steps: list[Any]) -> None:
             assert told == failing
             backend.script = []
             asked = [TableKey(f, key) for f in "fg" for key in "abc"]
-            found = table.get_all(asked)
-            assert [entry and (entry.value, entry.version) for entry in found] == [
+            entries = table.get_all(asked)
+            assert [entry and (entry.value, entry.version) for entry in entries] == [
                 model.get((key.family or "", key.key)) for key in asked
             ]
     for family in "fg":

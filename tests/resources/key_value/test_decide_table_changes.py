@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError, MalformedDocumentError
 from dagster_adjunct.resources.key_value.addressing import partition_of
 from dagster_adjunct.resources.key_value.decide_table_changes import (
-    Decision,
+    TableTransition,
     decide_create,
     decide_delete,
     decide_seal,
@@ -46,19 +46,19 @@ def table(state: str = "active", **other: object) -> StoredTable:
     return StoredTable.model_validate({**fields, **other})
 
 
-def create(found: StoredTable | None, **wanted: object) -> Decision:
+def create(current: StoredTable | None, **wanted: object) -> TableTransition:
     new = table("creating", incarnation="f" * 16, **wanted)
-    return decide_create(found, new, NAME, lambda other: other.backend == new.backend)
+    return decide_create(current, new, NAME, lambda other: other.backend == new.backend)
 
 
 def test_what_is_not_there_is_created_and_what_is_there_alike_is_not() -> None:
-    assert create(None) == Decision(True, table("creating", incarnation="f" * 16))
+    assert create(None) == TableTransition(True, table("creating", incarnation="f" * 16))
     for state in ("creating", "active", "sealing", "sealed"):
-        assert create(table(state)) == Decision(False, table(state))
+        assert create(table(state)) == TableTransition(False, table(state))
 
 
 def test_a_table_that_is_being_deleted_goes_first() -> None:
-    assert create(table("deleting", partitions=9)) == Decision(None, table("deleting", partitions=9))
+    assert create(table("deleting", partitions=9)) == TableTransition(None, table("deleting", partitions=9))
 
 
 @pytest.mark.parametrize(
@@ -77,10 +77,10 @@ def test_another_configuration_is_refused_and_told(other: dict[str, object], tol
 
 
 def test_limits_are_updated_and_partitions_are_not() -> None:
-    assert decide_update(table(), KeyValueTableConfiguration(4), NAME) == Decision(False, table())
+    assert decide_update(table(), KeyValueTableConfiguration(4), NAME) == TableTransition(False, table())
     wider = KeyValueTableConfiguration(4, longest_key=100, longest_value=200)
     updated = decide_update(table("sealing"), wider, NAME)
-    assert updated == Decision(True, table("sealing", longest_key=100, longest_value=200))
+    assert updated == TableTransition(True, table("sealing", longest_key=100, longest_value=200))
     assert updated.entry is not None
     assert updated.entry.configuration == wider
     with pytest.raises(KeyValueTableError, match="has 4 partitions: expected the same, found 5"):
@@ -88,33 +88,33 @@ def test_limits_are_updated_and_partitions_are_not() -> None:
 
 
 def test_who_seals_an_open_table_is_told_so() -> None:
-    assert decide_seal(table("creating"), NAME) == Decision(None, table("creating"))
-    assert decide_seal(table("active"), NAME) == Decision(True, table("sealing"))
-    assert decide_seal(table("sealing"), NAME) == Decision(False, table("sealing"))
-    assert decide_seal(table("sealed"), NAME) == Decision(False, table("sealed"))
+    assert decide_seal(table("creating"), NAME) == TableTransition(None, table("creating"))
+    assert decide_seal(table("active"), NAME) == TableTransition(True, table("sealing"))
+    assert decide_seal(table("sealing"), NAME) == TableTransition(False, table("sealing"))
+    assert decide_seal(table("sealed"), NAME) == TableTransition(False, table("sealed"))
 
 
 def test_who_deletes_a_table_is_told_so() -> None:
     for state in ("creating", "active", "sealing", "sealed"):
-        assert decide_delete(table(state)) == Decision(True, table("deleting"))
-    assert decide_delete(table("deleting")) == Decision(False, table("deleting"))
-    assert decide_delete(None) == Decision(False, None)
+        assert decide_delete(table(state)) == TableTransition(True, table("deleting"))
+    assert decide_delete(table("deleting")) == TableTransition(False, table("deleting"))
+    assert decide_delete(None) == TableTransition(False, None)
 
 
-@pytest.mark.parametrize("found", [None, table("deleting")])
-def test_what_is_not_there_is_neither_updated_nor_sealed(found: StoredTable | None) -> None:
+@pytest.mark.parametrize("current", [None, table("deleting")])
+def test_what_is_not_there_is_neither_updated_nor_sealed(current: StoredTable | None) -> None:
     with pytest.raises(KeyValueTableNotFoundError, match="no key-value table 'plant/machines'"):
-        decide_update(found, KeyValueTableConfiguration(4), NAME)
+        decide_update(current, KeyValueTableConfiguration(4), NAME)
     with pytest.raises(KeyValueTableNotFoundError):
-        decide_seal(found, NAME)
+        decide_seal(current, NAME)
 
 
 def test_what_is_done_is_stored_unless_others_went_on() -> None:
     assert finished(table("creating", longest_key=7), table("creating")) == table("active", longest_key=7)
     assert finished(table("sealing"), table("sealing")) == table("sealed")
     assert finished(table("deleting"), table("deleting")) is None
-    for found in (None, table("sealing"), table("creating", incarnation="a" * 16)):
-        assert finished(found, table("creating")) == found
+    for current in (None, table("sealing"), table("creating", incarnation="a" * 16)):
+        assert finished(current, table("creating")) == current
     assert is_gone(None, table())
     assert is_gone(table(incarnation="a" * 16), table())
     assert is_gone(table("deleting"), table())

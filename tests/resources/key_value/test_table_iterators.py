@@ -67,8 +67,8 @@ def test_a_family_is_met_in_the_order_of_its_keys_bytes(
     some: dict[str, Any] = {"prefix": prefix, "start": start, "end": end, "page_size": size}
     at_once = [key.key for page in table.keys("f", **some) for key in page.items]
     assert at_once == expected
-    found = resumed(lambda state: table.entries("f", **some, state=state), size)
-    assert [(entry.key.key, entry.value) for entry in found] == [(key, f"f {key}") for key in expected]
+    entries = resumed(lambda state: table.entries("f", **some, state=state), size)
+    assert [(entry.key.key, entry.value) for entry in entries] == [(key, f"f {key}") for key in expected]
 
 
 @given(st.sets(st.tuples(st.sampled_from([None, "f", "gg"]), _KEYS)), st.integers(1, 4))
@@ -82,14 +82,14 @@ def test_a_whole_table_is_met_by_partition_then_by_table_key(keys: set[tuple[str
         return partition_of(prefix or made, 4), made
 
     expected = sorted(keys, key=stored)
-    found = resumed(lambda state: table.all_entries(page_size=size, state=state), size)
-    assert [(entry.key.family, entry.key.key, entry.value) for entry in found] == [
+    entries = resumed(lambda state: table.all_entries(page_size=size, state=state), size)
+    assert [(entry.key.family, entry.key.key, entry.value) for entry in entries] == [
         (f, k, f"{f} {k}") for f, k in expected
     ]
-    assert resumed(lambda state: table.all_keys(page_size=size, state=state), size) == [entry.key for entry in found]
+    assert resumed(lambda state: table.all_keys(page_size=size, state=state), size) == [entry.key for entry in entries]
     some = resumed(lambda state: table.all_keys(partitions=[3, 1], page_size=size, state=state), size)
     assert [(key.family, key.key) for key in some] == [
-        address for each in (3, 1) for address in expected if stored(address)[0] == each
+        address for partition in (3, 1) for address in expected if stored(address)[0] == partition
     ]
 
 
@@ -143,7 +143,7 @@ def test_a_text_is_no_prefix_of_keys_that_are_not_written_as_texts(serializer: A
     table.put(key, "v", family="f")
     with pytest.raises(ConfigurationError, match=r"the text 'log/'.*expected bytes"):
         next(table.keys("f", prefix="log/"), None)
-    assert [each.key for page in table.keys("f", prefix=prefix) for each in page.items] == [key]
+    assert [item.key for page in table.keys("f", prefix=prefix) for item in page.items] == [key]
 
 
 @pytest.mark.parametrize(

@@ -292,9 +292,9 @@ def test_a_table_lies_in_the_objects_of_a_lake_that_is_not_local() -> None:
     assert KeyValueTableManager(lake, ObjectSegments(lake)).create("plant", "machines", FOUR) is False
     with manager_table(pickle.loads(pickle.dumps(manager)), "machines") as table:
         version = table.put("m1", 1)
-        found = table.get("m1")
-    assert found is not None
-    assert (found.value, found.version) == (1, version)
+        stored = table.get("m1")
+    assert stored is not None
+    assert (stored.value, stored.version) == (1, version)
     assert [item.key for item in lake.store.list("key-values/")] != []
     (entry,) = [value for key, value in MetadataStore(lake).namespace(NAMESPACE, "all").read().items() if "/" in key]
     assert entry["backend"] == {"lake": "objects"}

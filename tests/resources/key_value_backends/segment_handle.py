@@ -91,8 +91,8 @@ class Handle:
         raise AssertionError("it was applied")
 
     def get(self, *keys: bytes, values: bool = True) -> list[StoredEntry | None]:
-        found: list[StoredEntry | None] = self.run(self.segment.get(keys, values=values))
-        return found
+        entries: list[StoredEntry | None] = self.run(self.segment.get(keys, values=values))
+        return entries
 
     def value(self, key: bytes) -> bytes | None:
         [entry] = self.get(key)

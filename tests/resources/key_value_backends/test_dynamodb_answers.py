@@ -121,9 +121,9 @@ def test_a_write_that_meets_others_is_tried_again_until_it_is_applied_each_time_
 
 
 def test_conditions_are_told_whole_so_a_conflict_beside_a_failed_one_is_looked_at_again() -> None:
-    found = (b"v of a", b"v of b")
+    versions = (b"v of a", b"v of b")
     script = Script(
-        cancelled(NONE, FAILED, CONFLICT, versions=found), cancelled(CONFLICT, FAILED, FAILED, versions=found)
+        cancelled(NONE, FAILED, CONFLICT, versions=versions), cancelled(CONFLICT, FAILED, FAILED, versions=versions)
     )
     with pytest.raises(ConditionsFailed) as failed:
         apply(segment_of(script))
@@ -287,8 +287,8 @@ def test_keys_that_were_not_processed_are_asked_for_again() -> None:
         {"Responses": {}, "UnprocessedKeys": left},
         {"Responses": {NAME: items[4:1:-1]}, "UnprocessedKeys": {}},
     )
-    found = asyncio.run(segment_of(script).get(keys))
-    assert [entry and entry.value for entry in found] == keys
+    entries = asyncio.run(segment_of(script).get(keys))
+    assert [entry and entry.value for entry in entries] == keys
     assert [len(request["RequestItems"][NAME]["Keys"]) for request in script.asked] == [5, 3, 3]
     assert all(request["RequestItems"][NAME]["ConsistentRead"] for request in script.asked)
 

@@ -101,8 +101,8 @@ def test_a_table_is_made_once_however_often_it_is_asked_for_and_is_gone_after_it
     backend.create(table, 1)
     kept = run(backend.open(table, 0), lambda segment: write(segment, put(b"k", b"v")))
     backend.create(table, 1)
-    (found,) = run(backend.open(table, 0), lambda segment: segment.get([put(b"k").key]))
-    assert (found.version, found.value) == (kept[0], b"v")
+    (entry,) = run(backend.open(table, 0), lambda segment: segment.get([put(b"k").key]))
+    assert (entry.version, entry.value) == (kept[0], b"v")
     (name,) = [name for name in dynamodb.client().list_tables()["TableNames"] if table.incarnation in name]
     assert name.startswith("adjunct-sss")
     assert "-ttt" in name
@@ -204,8 +204,8 @@ def test_changes_under_conditions_do_what_they_do_to_a_dict(backend: DynamoDbSeg
                     else:
                         model[change.key] = change.version, change.value
                         past.append(change.version)
-        found = await segment.get([*keys, *keys])
-        assert [(e.version, e.value) if e else None for e in found] == [model.get(key) for key in [*keys, *keys]]
+        entries = await segment.get([*keys, *keys])
+        assert [(e.version, e.value) if e else None for e in entries] == [model.get(key) for key in [*keys, *keys]]
 
     run(backend.open(table, 1), work)
 
@@ -219,10 +219,10 @@ def test_a_thousand_keys_are_read_in_their_order_with_what_is_missing_and_what_c
         for start in range(0, 300, 99):
             await write(segment, *(SegmentChange(key, b"=" + key, b"") for key in keys[start : min(300, start + 99)]))
         asked = random.Random(3).choices(keys, k=1000)
-        found = await segment.get(asked)
-        assert [e and e.value for e in found] == [b"=" + key if keys.index(key) < 300 else None for key in asked]
+        entries = await segment.get(asked)
+        assert [e and e.value for e in entries] == [b"=" + key if keys.index(key) < 300 else None for key in asked]
         bare = await segment.get(asked, values=False)
-        assert [e and (e.key, e.version, e.value) for e in bare] == [e and (e.key, e.version, None) for e in found]
+        assert [e and (e.key, e.version, e.value) for e in bare] == [e and (e.key, e.version, None) for e in entries]
         assert await segment.get([]) == []
 
     run(backend.open(table, 0), work)
@@ -249,9 +249,9 @@ def test_what_the_limits_let_through_is_taken_and_the_largest_values_make_short_
         assert sum(sizes) == limits.changes + 2
         assert max(sizes) < 40
         assert len(await every_key(segment, KeyRange(), 1000)) == limits.changes + 2
-        found = await segment.get([*many, put(key, family=family).key])
-        assert len(found[0].value) == share - len(many[0])
-        assert len(found[-1].value) == limits.value
+        entries = await segment.get([*many, put(key, family=family).key])
+        assert len(entries[0].value) == share - len(many[0])
+        assert len(entries[-1].value) == limits.value
 
     run(backend.open(table, 0), work)
 
@@ -305,8 +305,8 @@ def test_a_write_whose_reply_is_lost_is_known_though_another_wrote_since(
         direct = backend.open(table, 0)
         (version,) = await write(direct, put(b"k", b"theirs"))
         await write(segment, put(b"k", b"mine", ABSENT), token=token, repeated=True)
-        (found,) = await direct.get([put(b"k").key])
-        assert (found.version, found.value) == (version, b"theirs")
+        (entry,) = await direct.get([put(b"k").key])
+        assert (entry.version, entry.value) == (version, b"theirs")
         await direct.close()
 
     run(behind(proxy).open(table, 0), work)
@@ -327,8 +327,8 @@ def test_a_write_whose_reply_is_lost_again_and_again_is_applied_once(
         with pytest.raises(ReplyLostError):
             await write(segment, change, token=token, repeated=True)
         (version,) = await write(segment, change, token=token, repeated=True)
-        (found,) = await segment.get([change.key])
-        assert (found.version, found.value) == (version, b"mine")
+        (entry,) = await segment.get([change.key])
+        assert (entry.version, entry.value) == (version, b"mine")
 
     run(behind(proxy).open(table, 0), work)
 

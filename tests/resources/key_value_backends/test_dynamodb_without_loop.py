@@ -49,8 +49,8 @@ def test_keys_and_families_beyond_one_request_are_asked_for_together(counts):
     for number in range(5):
         counts.put("k", number, family=f"g{number}")
     assert [entry.value for entry in counts.get_all(expected, family="f")] == list(expected.values())
-    found = [entry for page in counts.all_entries(page_size=40) for entry in page.items]
-    assert {(entry.key.family, entry.key.key): entry.value for entry in found} == {
+    entries = [entry for page in counts.all_entries(page_size=40) for entry in page.items]
+    assert {(entry.key.family, entry.key.key): entry.value for entry in entries} == {
         **{("f", key): number for key, number in expected.items()},
         **{(f"g{number}", "k"): number for number in range(5)},
     }

@@ -121,7 +121,7 @@ def test_a_request_mixes_changes_over_any_keys_of_a_segment(handle):
 def test_a_request_is_applied_whole_or_names_every_condition_that_does_not_hold(handle):
     [apple, pear] = handle.write(put(APPLE, b"1"), put(PEAR, b"2"))
     before = handle.stored()
-    found = handle.refused(
+    failing = handle.refused(
         put(of(b"new"), b"x"),
         replace(APPLE, apple, b"x"),
         replace(PEAR, apple, b"x"),
@@ -130,7 +130,7 @@ def test_a_request_is_applied_whole_or_names_every_condition_that_does_not_hold(
         insert(of(b"another"), b"x"),
         replace(QUINCE, NOWHERE, b"x"),
     )
-    assert found == {2: pear, 4: None, 6: None}
+    assert failing == {2: pear, 4: None, 6: None}
     assert handle.stored() == before
     assert handle.get(of(b"apple pie")) == [None]
     assert handle.refused(put(APPLE, b"x"), insert(PEAR, b"x"), remove(of(b"apple pie"))) == {1: pear}
@@ -274,8 +274,10 @@ def test_a_range_has_its_start_and_not_its_end(handle):
     ends = [b"", *keys, of(b"aa"), of(b"b\0\0"), of(b"", "fruit"), of(b"d"), of(b"", None), b"\xff\xff\xff"]
     ranges = [KeyRange(start, end) for start in ends for end in (*ends, None)]
     for within in random.Random(1).sample(ranges, 40) if handle.segment.waits else ranges:
-        found = [entry.key for entry in handle.entries(within, 3, values=False)]
-        assert found == sorted(key for key in keys if within.start <= key and (within.end is None or key < within.end))
+        within_range = [entry.key for entry in handle.entries(within, 3, values=False)]
+        assert within_range == sorted(
+            key for key in keys if within.start <= key and (within.end is None or key < within.end)
+        )
 
 
 def test_a_page_may_be_asked_for_of_any_size(handle):
@@ -288,8 +290,8 @@ def test_a_page_may_be_asked_for_of_any_size(handle):
 def test_a_family_is_a_range_whatever_its_neighbours_are_called(handle):
     for family in ("b", "a", "c", "ba", "b\0", "bb"):
         handle.write(*(put(of(key, family), family.encode()) for key in (b"", b"1", b"\xff")))
-    found = handle.entries(range_of_family(family_prefix("b")), 2)
-    assert [(entry.key, entry.value) for entry in found] == [(of(key, "b"), b"b") for key in (b"", b"1", b"\xff")]
+    entries = handle.entries(range_of_family(family_prefix("b")), 2)
+    assert [(entry.key, entry.value) for entry in entries] == [(of(key, "b"), b"b") for key in (b"", b"1", b"\xff")]
 
 
 def test_an_empty_page_is_the_end(handle):

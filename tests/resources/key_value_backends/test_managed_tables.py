@@ -81,9 +81,9 @@ def test_names_at_their_limits_are_names_of_tables(managers):
         with BlockingKeyValueTable(opened_so) as table:
             assert table.get("name") is None
             table.put("name", name)
-            found = table.get("name")
-            assert found is not None
-            assert found.value == name
+            entry = table.get("name")
+            assert entry is not None
+            assert entry.value == name
     assert len(manager.list(scope)) == 6
     assert [manager.delete(scope, table.name) for table in manager.list(scope)] == [True] * 6
     assert manager.delete_scope(scope) is True

@@ -150,7 +150,7 @@ def test_who_iterates_may_use_the_only_connection_meanwhile(iterated: Iterated) 
         iterated.call("put", met[0], "again", family=FAMILY)
         iterated.call("put", f"{met[-1][:3]}+", "new", family=FAMILY)
         assert iterated.call("get", f"{met[-1][:3]}+", family=FAMILY).value == "new"
-        assert [len(keys_of(each)) for each in iterated.pages()][:4] == [10] * 4  # another iteration, whole
+        assert [len(keys_of(other)) for other in iterated.pages()][:4] == [10] * 4  # another iteration, whole
     assert met == sorted(set(met))
     assert set(KEYS) <= set(met)
 
@@ -193,20 +193,20 @@ def test_iterations_at_once_take_turns_over_few_connections_and_each_meets_all(
     iterated = Iterated(backend, blocking=True)
 
     def met(number: int) -> list[str]:
-        found: list[str] = []
+        keys: list[str] = []
         for page in iterated.pages():
-            found += keys_of(page)
+            keys += keys_of(page)
             if number == 0:
                 iterated.call("put", KEYS[-1], "again", family=FAMILY)
-        return found
+        return keys
 
     async def met_in_loop() -> list[str]:
         return [entry.key.key async for page in iterated.table.entries(FAMILY, page_size=7) for entry in page.items]
 
     async def all_in_loop() -> list[list[str]]:
-        found = await asyncio.gather(*(met_in_loop() for _ in range(20)))
+        met_by_each = await asyncio.gather(*(met_in_loop() for _ in range(20)))
         await iterated.table.close()
-        return found
+        return met_by_each
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(met, [0, 1, 2, 3] * 10)) == [KEYS] * 40

@@ -95,9 +95,9 @@ def test_keys_of_any_length_are_looked_up_in_requests_of_so_many_also_where_they
     versions = handle.write(*(put(key, key) for key in keys[:7]))
     asked = [3, 0, 7, 3, 3, 6, 1, 7, 3, 5]
     stored = {key: (key, version, key) for key, version in zip(keys, versions, strict=False)}
-    found = handle.get(*(keys[place] for place in asked))
-    assert found == [stored.get(keys[place]) for place in asked]
-    assert {type(entry) for entry in found} == {StoredEntry, type(None)}
+    entries = handle.get(*(keys[place] for place in asked))
+    assert entries == [stored.get(keys[place]) for place in asked]
+    assert {type(entry) for entry in entries} == {StoredEntry, type(None)}
 
 
 def test_keys_that_others_put_while_a_batch_waited_are_removed_with_it(
@@ -147,11 +147,11 @@ def test_batches_that_put_and_remove_the_same_keys_at_once_are_whole(segment_sto
         random, seen = Random(number), set()
         if number == 3:
             while not ended.is_set():
-                found = handle.get(*keys)
-                values = {entry.value for entry in found if entry}
-                assert len(values) <= 1, found
+                entries = handle.get(*keys)
+                values = {entry.value for entry in entries if entry}
+                assert len(values) <= 1, entries
                 for value in values:
-                    assert [b"-+"[entry is not None] for entry in found] == list(value[:4])
+                    assert [b"-+"[entry is not None] for entry in entries] == list(value[:4])
                 seen |= values
             return len(seen)
         try:
@@ -339,13 +339,13 @@ def test_as_many_requests_run_at_a_time_as_there_are_connections(segment_store, 
 
     async def work() -> list[Any]:
         requests = [Request.of([put(key, b"1")]) for key in (APPLE, PEAR)]
-        writes = [asyncio.ensure_future(segments[0].apply(each.changes, each.token)) for each in requests]
-        found = await asyncio.gather(*(segment.get([APPLE, PEAR]) for segment in segments * 3))
+        writes = [asyncio.ensure_future(segments[0].apply(request.changes, request.token)) for request in requests]
+        answers = await asyncio.gather(*(segment.get([APPLE, PEAR]) for segment in segments * 3))
         assert not any(write.done() for write in writes)
         bare.rollback()
         await asyncio.gather(*writes)
         await asyncio.gather(*(segment.close() for segment in segments))
-        return found
+        return answers
 
     assert len(run(work())) == 9
     assert handle.value(APPLE) == handle.value(PEAR) == b"1"

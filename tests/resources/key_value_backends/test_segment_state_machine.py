@@ -103,8 +103,8 @@ class SegmentMachine(RuleBasedStateMachine):
 
     @rule(asked=st.lists(keys, max_size=10), values=st.booleans())
     def get(self, asked, values) -> None:
-        found = self.handle.get(*map(self.key, asked), values=values)
-        assert found == [self.stored(self.key(key), values) for key in asked]
+        entries = self.handle.get(*map(self.key, asked), values=values)
+        assert entries == [self.stored(self.key(key), values) for key in asked]
 
     @rule(ends=st.lists(keys, min_size=2, max_size=2), limit=st.integers(1, 9), values=st.booleans())
     def iterate(self, ends, limit, values) -> None:
@@ -121,8 +121,8 @@ class SegmentMachine(RuleBasedStateMachine):
         return StoredEntry(key, version, value if values else None)
 
     def teardown(self) -> None:
-        found = self.handle.entries(range_of_family(family_prefix(self.family)))
-        assert found == [self.stored(key, True) for key in sorted(self.expected)]
+        entries = self.handle.entries(range_of_family(family_prefix(self.family)))
+        assert entries == [self.stored(key, True) for key in sorted(self.expected)]
         assert None not in self.handle.get(*self.beside)
 
 

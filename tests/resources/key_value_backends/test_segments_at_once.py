@@ -71,12 +71,12 @@ def test_of_several_inserts_of_a_key_one_is_done_and_the_others_find_it(handle, 
 
 
 def test_counting_by_conditional_replaces_loses_nothing(handle, at_once):
-    count, each, conflicts = of(b"count"), 10, []
+    count, increments, conflicts = of(b"count"), 10, []
     handle.write(insert(count, b"0"))
 
     def work(handle: Handle, number: int) -> None:
         done = 0
-        while done < each:
+        while done < increments:
             [entry] = handle.get(count)
             try:
                 surely(handle, Request.of([replace(count, entry.version, b"%d" % (int(entry.value) + 1))]))
@@ -85,8 +85,8 @@ def test_counting_by_conditional_replaces_loses_nothing(handle, at_once):
                 conflicts.append((entry.version, error.found[0]))
 
     at_once(work)
-    assert all(found not in (None, expected) for expected, found in conflicts)
-    assert handle.value(count) == b"%d" % (WRITERS * each)
+    assert all(actual not in (None, expected) for expected, actual in conflicts)
+    assert handle.value(count) == b"%d" % (WRITERS * increments)
 
 
 def test_nobody_sees_a_part_of_a_request(handle, at_once):

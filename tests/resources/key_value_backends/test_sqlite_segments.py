@@ -251,12 +251,12 @@ def test_closing_gives_the_file_back(handle, path):
 
 def test_processes_that_are_forked_while_threads_write_lose_nothing(path, table):
     backend = SqliteSegments(path)
-    threads, forks, each = 2, 4, 30
+    threads, forks, increments = 2, 4, 30
 
     def count_up(key: bytes) -> None:
         mine = handle_of(backend, table)
         done = 0
-        while done < each:
+        while done < increments:
             [entry] = mine.get(key)
             try:
                 mine.write(
@@ -273,10 +273,10 @@ def test_processes_that_are_forked_while_threads_write_lose_nothing(path, table)
     children = [forked.Process(target=count_up, args=(APPLE,)) for _ in range(forks)]
     for child in children:
         child.start()
-    for each_one in (*writers, *children):
-        each_one.join(60)
+    for worker in (*writers, *children):
+        worker.join(60)
     assert [child.exitcode for child in children] == [0] * forks
-    assert handle_of(backend, table).value(APPLE) == b"%d" % ((threads + forks) * each)
+    assert handle_of(backend, table).value(APPLE) == b"%d" % ((threads + forks) * increments)
 
 
 # Commits that fail

@@ -60,11 +60,11 @@ def new_table(
 
 async def contents(table: KeyValueTable[Any, Any]) -> dict[tuple[str | None, Any], tuple[Any, bytes]]:
     """Return what the table says that it holds."""
-    found = {}
+    entries = {}
     async for page in table.all_entries():
         for entry in page.items:
-            found[(entry.key.family, entry.key.key)] = (entry.value, entry.version.to_bytes())
-    return found
+            entries[(entry.key.family, entry.key.key)] = (entry.value, entry.version.to_bytes())
+    return entries
 
 
 def stored(table: KeyValueTable[Any, Any]) -> dict[tuple[str | None, Any], Any]:
@@ -87,9 +87,9 @@ def test_a_frame_has_each_entry_once_with_its_version_and_a_spark_partition_for_
     frame = read_key_value_table(spark, table, page_size=7)
     assert frame.rdd.getNumPartitions() == 4
     rows = frame.collect()
-    found = {(row.family, row.key): (row.value, bytes(row.version)) for row in rows}
-    assert len(rows) == len(found) == 60
-    assert found == asyncio.run(contents(table))
+    by_key = {(row.family, row.key): (row.value, bytes(row.version)) for row in rows}
+    assert len(rows) == len(by_key) == 60
+    assert by_key == asyncio.run(contents(table))
     in_partitions = frame.selectExpr("spark_partition_id() AS p", "family").where("family IS NOT NULL").distinct()
     assert in_partitions.count() == 5  # one for each family
 
@@ -137,7 +137,7 @@ def test_what_each_serializer_writes_is_a_column_that_can_be_written_again(
     frame = read_key_value_table(spark, table)
     types = dict(frame.dtypes)
     assert (types["key"], types["value"]) == kinds
-    assert [tuple(each) for each in frame.where("family = 'f'").select("key", "value").collect()] == [row]
+    assert [tuple(read_row) for read_row in frame.where("family = 'f'").select("key", "value").collect()] == [row]
     assert write_key_value_table(frame, copy, family="family").entries == 2
     assert stored(copy) == stored(table) == {(None, entry[0]): entry[1], ("f", entry[0]): entry[1]}
 

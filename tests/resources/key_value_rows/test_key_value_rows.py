@@ -99,14 +99,14 @@ def putting(records: Mapping[str, dict[str, Any]]) -> Operation[str]:
 
 
 def send(function: KeyValueRows, *operations: Operation[str]) -> list[Outcomes]:
-    async def each() -> list[Outcomes]:
+    async def one_by_one() -> list[Outcomes]:
         await function.open()
         try:
             return [await function.send(operation) for operation in operations]
         finally:
             await function.close()
 
-    return asyncio.run(each())
+    return asyncio.run(one_by_one())
 
 
 def numbers(function: KeyValueRows, *keys: str) -> list[int | None]:

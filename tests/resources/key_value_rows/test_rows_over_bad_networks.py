@@ -77,7 +77,7 @@ def test_plain_increments_of_two_writers_count_once_though_requests_and_answers_
             proxy.calm()
             assert proxy.befallen
         async with table_over(direct) as table:
-            found = await table.get_all(keys)
-        return [found[key]["n"] for key in keys]  # type: ignore[index]
+            records = await table.get_all(keys)
+        return [records[key]["n"] for key in keys]  # type: ignore[index]
 
     assert asyncio.run(all_of()) == [2 * turns // 3, 4 * turns // 3, *[2 * turns] * 4]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.servers.s3 import S3Server
 
 
-IN_TABLES = [pytest.param(each, marks=pytest.mark.long) for each in ("postgres_server", "dynamodb", "objects")]
+IN_TABLES = [pytest.param(fixture, marks=pytest.mark.long) for fixture in ("postgres_server", "dynamodb", "objects")]
 
 
 @pytest.fixture(params=["memory", "local", "key_values", "versitygw", "moto_s3", *IN_TABLES])

@@ -78,7 +78,7 @@ def test_a_lake_is_probed_once_at_its_first_write_and_then_only_read(store: Obje
 def test_processes_that_write_to_a_new_lake_together_agree_on_it(store: ObjectStore) -> None:
     lakes = [lake_in(store) for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda each: each[1].store.put(f"x{each[0]}", b""), enumerate(lakes)))
+        list(pool.map(lambda numbered: numbered[1].store.put(f"x{numbered[0]}", b""), enumerate(lakes)))
     assert len({lake.id for lake in lakes}) == 1
 
 

@@ -208,9 +208,9 @@ def test_of_racing_replacers_exactly_one_wins(store: ObjectStore) -> None:
         for turn in range(8):
             contents = [b"%d-%d" % (turn, n) for n in range(8)]
             winners = [won for won in pool.map(replace, contents, [etag] * 8) if won]
-            found = store.get("m")
-            assert winners == [found.data]
-            etag = found.etag
+            stored = store.get("m")
+            assert winners == [stored.data]
+            etag = stored.etag
 
 
 def test_a_descriptor_opens_the_same_store_elsewhere(store: ObjectStore) -> None:

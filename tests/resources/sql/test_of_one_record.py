@@ -17,7 +17,7 @@ TYPES = {"n": "int", "s": "string", "b": "boolean", "d": "date", "xs": None}
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("explode(split(s, ',')) as item", "several records of one with explode()"),
         ("upper(s) || POSEXPLODE_OUTER(xs)", "several records of one with posexplode_outer()"),
@@ -30,10 +30,10 @@ TYPES = {"n": "int", "s": "string", "b": "boolean", "d": "date", "xs": None}
         ("row_number()", "one value of several records with row_number()"),
     ],
 )
-def test_what_is_not_of_one_record_is_refused(text: str, said: str) -> None:
+def test_what_is_not_of_one_record_is_refused(text: str, message: str) -> None:
     with pytest.raises(PlanningError, match="map-2: ") as raised:
         check_of_one_record("map-2", text)
-    assert said in raised.value.problem
+    assert message in raised.value.problem
     with pytest.raises(PlanningError):
         checked_condition(
             "filter-2", f"({text.removesuffix(' as item').removesuffix(' as total')}) is null", tuple(TYPES)
@@ -62,17 +62,17 @@ def test_a_condition_has_no_window() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("b and n", "takes 'n' for true or false, and it is int"),
         ("n > 1 or length(s)", "takes 'LENGTH(s)' for true or false, and it is int"),
         ("case when not d then 1 end", "takes 'd' for true or false, and it is date"),
     ],
 )
-def test_what_is_no_truth_is_refused(text: str, said: str) -> None:
+def test_what_is_no_truth_is_refused(text: str, message: str) -> None:
     with pytest.raises(PlanningError) as raised:
         checked_expression("map-2", text, tuple(TYPES), TYPES)
-    assert said in raised.value.problem
+    assert message in raised.value.problem
 
 
 @pytest.mark.parametrize("text", ["b and s", "b and xs", "exists(xs, n -> n or b)", "not (n in (1)) and n is not null"])

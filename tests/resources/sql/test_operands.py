@@ -44,8 +44,8 @@ def refused(text: str, types: dict[str, str | None] | None = None) -> str | None
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("each", [40, pytest.param(1, marks=pytest.mark.long)])
-def test_spark_refuses_every_pair_of_types_that_is_refused(spark: SparkSession, each: int) -> None:
+@pytest.mark.parametrize("step", [40, pytest.param(1, marks=pytest.mark.long)])
+def test_spark_refuses_every_pair_of_types_that_is_refused(spark: SparkSession, step: int) -> None:
     pairs = [shape.format(*names) for shape in shapes(OF_TWO) for names in product(TYPES, TYPES)]
     texts = [*pairs, *(shape.format(name) for shape in shapes(OF_ONE) for name in TYPES)]
     told = [text for text in texts if refused(text)]
@@ -55,13 +55,13 @@ def test_spark_refuses_every_pair_of_types_that_is_refused(spark: SparkSession, 
     try:
         for ansi in ("true", "false"):
             spark.conf.set("spark.sql.ansi.enabled", ansi)
-            assert [text for text in told[::each] if analysed(frame, text) is not None] == []
+            assert [text for text in told[::step] if analysed(frame, text) is not None] == []
     finally:
         spark.conf.set("spark.sql.ansi.enabled", str(before))
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("c > u", "compares 'c', which is int, with 'u', which is date"),
         ("u = 1", "compares 'u', which is date, with '1', which is int"),
@@ -75,8 +75,8 @@ def test_spark_refuses_every_pair_of_types_that_is_refused(spark: SparkSession, 
         ("split(s, ',') = 1", "which is array<string>, with '1', which is int"),
     ],
 )
-def test_what_is_wrong_with_an_operand_is_told(text: str, said: str) -> None:
-    assert said in str(refused(text))
+def test_what_is_wrong_with_an_operand_is_told(text: str, message: str) -> None:
+    assert message in str(refused(text))
 
 
 @pytest.mark.parametrize(

@@ -67,10 +67,10 @@ class World:
                 if task.demand is not None:
                     run.demands.withdraw(task.demand, self.now)
 
-    def pass_(self, seconds: float, each: Callable[[World], None] = lambda world: None) -> None:
+    def pass_(self, seconds: float, at_step: Callable[[World], None] = lambda world: None) -> None:
         for _ in range(round(seconds / STEP)):
             self.now += STEP
-            each(self)
+            at_step(self)
             for run in random.Random(int(self.now * 100)).sample(self.runs, len(self.runs)):
                 if run.alive:
                     self._step(run)

@@ -32,7 +32,7 @@ class Message:
 
 
 def messages(
-    seed: int, *, sources: int = 3, each: int = 60, keys: int = 7, times: int = 15
+    seed: int, *, sources: int = 3, per_source: int = 60, keys: int = 7, times: int = 15
 ) -> dict[str, list[Message]]:
     """By source, in its order. Times repeat and go back, within a source and between them."""
     random = Random(seed)
@@ -45,7 +45,7 @@ def messages(
                 random.randrange(times),
                 random.randint(1, 9),
             )
-            for offset in range(each)
+            for offset in range(per_source)
         ]
         for source in range(sources)
     }

@@ -65,8 +65,8 @@ def test_rows_of_arrow_are_put_and_set_as_records_are(store: Any, size: int) -> 
         assert table.get_all([row["id"] for row in ROWS]) == {row["id"]: row for row in ROWS}
         later = pa.Table.from_batches([batch.slice(0, 3), batch.slice(3, 2)]).select(["id", "n"])
         table.update_all(later.set_column(1, "n", pa.array([10 * n for n in range(5)])))
-        found = table.get_all(["k2", "k7"])
-        assert (found["k2"]["n"], found["k2"]["at"], found["k7"]["n"]) == (20, AT, 7)
+        records = table.get_all(["k2", "k7"])
+        assert (records["k2"]["n"], records["k2"]["at"], records["k7"]["n"]) == (20, AT, 7)
         assert (table.metrics.writes, table.metrics.updates) == (25, 5)
 
 

@@ -51,8 +51,8 @@ async def ask(table: RemoteTable[Any, Any, Any], call: Call) -> Any:
             case "get" if one:
                 return {call.entries[0]: await table.get(call.entries[0], *args)}
             case "get":
-                found = await table.get_all(call.entries, *args)
-                return {key: found.get(key) for key in call.entries}
+                records = await table.get_all(call.entries, *args)
+                return {key: records.get(key) for key in call.entries}
             case "put" if one:
                 await table.put(*call.entries[0], *args)
             case "put":

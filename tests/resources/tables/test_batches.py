@@ -270,9 +270,9 @@ def test_flush_waits_for_defaults_that_take_three_requests():
         message = [("a", UpdateMessage({"n": 1}, {"m": 2}))]
         task = asyncio.create_task(table.update_messages(message, UpdateContract.UPDATE_WITH_DEFAULTS))
         await table.flush()
-        found = dict(store.records)
+        stored = dict(store.records)
         await task
-        return found
+        return stored
 
     assert run(scenario) == {"a": {"n": 1, "m": 2}}
 

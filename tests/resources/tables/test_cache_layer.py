@@ -33,9 +33,9 @@ class Store:
         self.sent.append(operation)
         answer, self.answer = self.answer, None
         keys = operation.entries.keys
-        found = None
+        records = None
         if operation.kind is GET:
-            found = [self.records.get((key, str(operation.args)), self.records.get(key)) for key in keys]
+            records = [self.records.get((key, str(operation.args)), self.records.get(key)) for key in keys]
         elif operation.kind is PUT:
             self.records.update(zip(keys, operation.entries.values, strict=True))
         elif operation.kind is DELETE:
@@ -45,7 +45,7 @@ class Store:
             gate = asyncio.get_running_loop().create_future()
             self.gates.append(gate)
             await gate
-        return answer(operation) if answer else Outcomes(len(operation), found)
+        return answer(operation) if answer else Outcomes(len(operation), records)
 
     async def close(self) -> None:
         pass
@@ -377,9 +377,9 @@ def test_a_record_that_can_not_be_copied_is_not_kept():
     table = RemoteTable("t", key="id", read_function=function, write_function=function, cache=Cache())
 
     async def scenario():
-        found = await table.get("a")
+        opaque = await table.get("a")
         await table.put_all([("b", {"n": memoryview(b"x")}), ("c", {"n": 3})])
-        return found, await table.get("b"), await table.get("c")
+        return opaque, await table.get("b"), await table.get("c")
 
-    found, with_view, plain = asyncio.run(scenario())
-    assert (found["n"], bytes(with_view["n"]), plain) == (1, b"x", {"n": 3})
+    opaque, with_view, plain = asyncio.run(scenario())
+    assert (opaque["n"], bytes(with_view["n"]), plain) == (1, b"x", {"n": 3})

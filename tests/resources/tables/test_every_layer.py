@@ -598,7 +598,7 @@ def test_what_waits_behind_a_message_that_was_given_up_is_not_applied_so_sending
     function = FailsFirst(store)
     function.fails = 4 if "retry" in layers else 1
     table = made(function, idempotent=True, batches=BatchProvider(size=2))
-    sent = messages(3, sources=1, each=12, keys=2)["lake.clicks.0"]
+    sent = messages(3, sources=1, per_source=12, keys=2)["lake.clicks.0"]
 
     async def twice():
         answers = []
@@ -617,7 +617,7 @@ def test_counters_with_marks_are_exact_whatever_fails(made, layers):
     store = MemoryTable("marked")
     store.clear()
     troubled = TroubledFunction(store, 9, chance=0.6 if "retry" in layers else 0.2)
-    sent = messages(31, each=40)
+    sent = messages(31, per_source=40)
     retry = RetryPolicy(attempts=60, first_wait=0, max_wait=0) if "retry" in layers else RetryPolicy(attempts=1)
     table = made(troubled, idempotent=True, retry=retry)
 
@@ -643,7 +643,7 @@ def test_the_newest_stays_whatever_fails_and_in_whatever_order_it_comes(made):
     store = MemoryTable("latest")
     store.clear()
     troubled = TroubledFunction(store, 4, chance=0.6)
-    sent = [message for own in messages(32, each=40).values() for message in own]
+    sent = [message for own in messages(32, per_source=40).values() for message in own]
     table = made(troubled, newest_by="seen", retry=RetryPolicy(attempts=60, first_wait=0, max_wait=0))
 
     async def writer(seed):

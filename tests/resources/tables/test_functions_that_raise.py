@@ -47,7 +47,7 @@ def test_increments_whose_reply_was_lost_are_not_added_twice(error: Exception) -
         return await asyncio.gather(*changes, return_exceptions=True)
 
     told = asyncio.run(adding())
-    assert any(isinstance(each, Exception) for each in told)
+    assert any(isinstance(outcome, Exception) for outcome in told)
     assert max(record["n"] for record in function.content()[0].values()) <= 2
 
 
@@ -123,7 +123,7 @@ def test_a_pause_that_is_none_is_left_out(pause: object) -> None:
     function = Counters(busy(pause))
     assert gathered(function, retry=RetryPolicy(first_wait=0.001)) == [None, None, None]
     assert function.counts == {"good": 1, "bad": 1, "better": 1}
-    (told,) = [each for each in gathered(Counters(busy(pause)), retry=RetryPolicy(1)) if each is not None]
+    (told,) = [outcome for outcome in gathered(Counters(busy(pause)), retry=RetryPolicy(1)) if outcome is not None]
     notes = [note for cause in (told, told.__cause__) for note in getattr(cause, "__notes__", ())]
     assert any("retry_after is" in note for note in notes), notes
 

@@ -39,13 +39,13 @@ def test_rows_of_one_message_and_key_are_numbered_wherever_batches_end(rows: lis
         ordinal = seen[partition, offset, key]
         seen[partition, offset, key] += 1
         expected.append((source.name, position_of(source.epoch, offset, ordinal)))
-    marks, found, start, number = Marks(MARKING, ["k"], "sink"), [], 0, 0
+    marks, marked, start, number = Marks(MARKING, ["k"], "sink"), [], 0, 0
     while start < len(rows):
         size = sizes[number % len(sizes)]
         sources, positions = marks.of(batch(rows[start : start + size]))
-        found += list(zip(sources.to_pylist(), positions.to_pylist(), strict=True))
+        marked += list(zip(sources.to_pylist(), positions.to_pylist(), strict=True))
         start, number = start + size, number + 1
-    assert found == expected
+    assert marked == expected
 
 
 def test_a_tie_of_rows_that_may_be_others_next_time_is_refused() -> None:

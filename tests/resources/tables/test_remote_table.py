@@ -59,9 +59,9 @@ def test_a_declaration_travels_without_connections_or_counts(store):
 def test_calls_are_cut_into_batches_and_counted(store):
     table = table_over(store, batch_size=10)
     asyncio.run(table.put_all([(n, {"n": n}) for n in range(25)]))
-    found = asyncio.run(table.get_all([*range(20, 30), 20]))
+    records = asyncio.run(table.get_all([*range(20, 30), 20]))
     asyncio.run(table.delete_all([0, 1]))
-    assert found == {n: {"n": n} for n in range(20, 25)}
+    assert records == {n: {"n": n} for n in range(20, 25)}
     did = table.metrics
     assert (did.reads, did.found, did.writes, did.deletes, did.requests, did.successes) == (10, 5, 25, 2, 5, 5)
     assert (did.batch_sizes.count, did.batch_sizes.total, did.batch_sizes.greatest) == (5, 37, 10)

@@ -83,16 +83,16 @@ def test_a_frame_without_rows_writes_nothing_and_counts_nothing(
 
 
 @pytest.mark.parametrize(
-    ("contract", "ddl", "said"),
+    ("contract", "ddl", "message"),
     [
         (None, "a string, v string", r"records for table pairs have no 'b'; they have a, v\. The table's key is a, b"),
         (UpdateContract.UPDATE_ONLY, "a string, b int, v string", r"no 'update'.*update_message"),
     ],
 )
 def test_a_frame_without_the_columns_that_are_needed_says_which(
-    spark: SparkSession, table: RemoteTable[Any, Any, Any], contract: Any, ddl: str, said: str
+    spark: SparkSession, table: RemoteTable[Any, Any, Any], contract: Any, ddl: str, message: str
 ) -> None:
-    with pytest.raises(SchemaMismatchError, match=said):
+    with pytest.raises(SchemaMismatchError, match=message):
         write_table(spark.createDataFrame([], ddl), TableWrite(table, contract, "fail", 1), exchange=False, what="s")
 
 

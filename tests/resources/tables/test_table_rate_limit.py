@@ -117,7 +117,7 @@ def seconds_until(bucket: TokenBucket, cancelled: list[float], credits: float) -
     """How long `credits` take where waits for others before, and some behind, have been cancelled."""
 
     async def run() -> float:
-        others = [asyncio.create_task(bucket.acquire(each)) for each in cancelled]
+        others = [asyncio.create_task(bucket.acquire(wanted)) for wanted in cancelled]
         await asyncio.sleep(0.02)
         for task in others:
             task.cancel()

@@ -175,10 +175,10 @@ def test_what_a_subclass_keeps_for_itself_goes_with_it():
     store = MemoryTable("kept")
     table = Special("t", key="id", read_function=store, write_function=store, tenant="acme")
     paying = table.paying(LocalCredits())
-    for number, each in enumerate((pickle.loads(pickle.dumps(table)), paying, copy.copy(table), table)):
-        asyncio.run(each.put(f"k{number}", {"n": number}))
-        assert (each.tenant, each._prefix) == ("acme", "acme/")
-        assert each.metrics.writes == 1, "what it has done is its own"
+    for number, instance in enumerate((pickle.loads(pickle.dumps(table)), paying, copy.copy(table), table)):
+        asyncio.run(instance.put(f"k{number}", {"n": number}))
+        assert (instance.tenant, instance._prefix) == ("acme", "acme/")
+        assert instance.metrics.writes == 1, "what it has done is its own"
     assert sorted(store.records()) == [f"acme/k{number}" for number in range(4)]
 
 

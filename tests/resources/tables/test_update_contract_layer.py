@@ -78,9 +78,9 @@ def from_another(key):
     except RecordNotFoundError as missing:
         try:
             raise ValueError("what the driver said") from missing
-        except ValueError as said:
+        except ValueError as driver_error:
             error = RuntimeError("what our code made of it")
-            error.__cause__ = said
+            error.__cause__ = driver_error
             return error
 
 
