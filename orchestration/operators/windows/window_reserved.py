@@ -1,4 +1,4 @@
-"""Names of columns that windows keep things under: records that are to be added up can bring no others of them."""
+"""Names of columns that windows keep things under: records that are to be added up can not bring others of these."""
 
 from __future__ import annotations
 
