@@ -104,7 +104,10 @@ def test_plain_a_dataset_is_followed_while_its_records_are_joined(world: StepWor
     app = enriching(planes(bootstrap=False), limit=1)
     report = run(world, app, on_event=after_batch(1, lambda: world.send("planes", ("N1", 111))))
     assert found(world) == [(1, 100), (2, 111), (3, 111)]
-    assert [(each.dataset, each.action) for each in report.datasets] == [("planes", "applied"), ("planes", "applied")]
+    assert [(advanced.dataset, advanced.action) for advanced in report.datasets] == [
+        ("planes", "applied"),
+        ("planes", "applied"),
+    ]
     assert len(report.step.versions["planes"]) == 2
     assert set(map(str, report.step.state.checkpoint)) == {"lake.trips.0", "lake.trips.1"}, (
         "what it takes is not delivered"
@@ -330,18 +333,18 @@ def test_a_table_of_one_run_is_kept_current_between_batches_and_let_go_after(
         during.append(kept() - before)
         world.send("planes", ("N1", 111), deleted=[("N2", None)])
 
-    said: list[str] = []
+    summaries: list[str] = []
 
     def heard(event: StepEvent | AdvanceReport) -> None:
         after_batch(1, changed)(event)
         if isinstance(event, StepEvent) and event.what == "table":
-            said.append(event.summary())
+            summaries.append(event.summary())
 
     report = run(world, app, on_event=heard)
     joined = dict(found(world))
     assert joined in ({1: 100, 2: 111, 3: None}, {1: 111, 2: 111, 3: 200}), "the first batch met the first version"
     assert (during, kept()) == ([1], before)
-    assert [text.split(";")[0] for text in said] == ["dataset planes: bootstrapped", "dataset planes: applied"]
+    assert [text.split(";")[0] for text in summaries] == ["dataset planes: bootstrapped", "dataset planes: applied"]
     assert report.datasets == (), "nothing is stored, so nothing is advanced before"
     assert len(report.step.versions["planes"]) == 2
     assert StoredVersions(world.lake, "planes").manifest() is None

@@ -36,7 +36,7 @@ def send(world: StepWorld, chance: random.Random, now: int, count: int, keys: in
 def kept(world: StepWorld, name: str) -> tuple[int, int]:
     """Return the rows and the generations of a table of state."""
     generations = StoredVersions(world.lake, name).require_current().sealed.generations
-    return sum(each.rows for each in generations), sum(bool(each.files) for each in generations)
+    return sum(generation.rows for generation in generations), sum(bool(generation.files) for generation in generations)
 
 
 def test_each_result_comes_once_though_batches_die_and_are_given_up_and_state_goes(step_world: StepWorld) -> None:
