@@ -456,14 +456,14 @@ def test_an_iteration_keeps_the_lease_of_a_dataset_that_is_dropped_and_so_does_w
     assert planes.leased() == [first], "an engine reads it later"
 
 
-def test_a_reader_that_may_not_write_is_told_what_to_do(planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_may_not_write_is_told_what_to_do(planes: Planes) -> None:
     planes.publish(1)
 
-    def refuse(*_: object) -> str:
+    def refuse() -> None:
         raise ConfigurationError("PUT was answered 403 AccessDenied: these credentials may not do it.", "Check them.")
 
     with planes.open() as served:
-        monkeypatch.setattr(planes.store, "put_if_absent", refuse)
+        planes.store.plan = tuple(Fault("put_if_absent", nth, "meanwhile", refuse) for nth in range(1, 1_000))
         assert seats(served) == 1
         with pytest.raises(DatasetError, match=r"could not write its lease: PUT was answered 403.*lease=False"):
             served.get("N007")

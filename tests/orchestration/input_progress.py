@@ -39,7 +39,7 @@ class InputProgress:
 def input_progress(lake: Lake, systems: Mapping[str, StreamSystem], app: Application) -> InputProgress:
     """Return how far the application has come; a stream that does not exist yet counts for nothing."""
     state = followed_state(app, BatchLog(lake, app.name).read()[1])
-    found = [stream_progress(looked_at(systems, name), source, state) for name, source in app.inputs.items()]
+    inputs = [stream_progress(looked_at(systems, name), source, state) for name, source in app.inputs.items()]
     ends = {name: stream_ends(looked_at(systems, name), name) for name in feeding_streams(app)}
-    due = (*unfinished(state), *(each.due for each in found if each.due))
-    return InputProgress(sum(each.lag for each in found), {**position_of(app, state), "ends": ends}, due)
+    due = (*unfinished(state), *(progress.due for progress in inputs if progress.due))
+    return InputProgress(sum(progress.lag for progress in inputs), {**position_of(app, state), "ends": ends}, due)

@@ -40,13 +40,13 @@ class KafkaWorld(StepWorld):
         producer = self.server.producer()
         for time, key, value in records:
             stamp = {} if time is None else {"timestamp": round(time.timestamp() * 1000)}
-            said = json.dumps(value, default=datetime.isoformat)
-            producer.produce(self.topics[stream].topic, said, key, partition, **stamp)
+            document = json.dumps(value, default=datetime.isoformat)
+            producer.produce(self.topics[stream].topic, document, key, partition, **stamp)
         assert producer.flush(30) == 0
 
-    def mark(self, stream: str, partition: int, **said: Any) -> None:
+    def mark(self, stream: str, partition: int, **marker: Any) -> None:
         """End a version as any producer may: a record without key and value, whose header says it."""
         producer = self.server.producer()
-        header = {"adjunct-end-of-dataset": json.dumps(said)}
+        header = {"adjunct-end-of-dataset": json.dumps(marker)}
         producer.produce(self.topics[stream].topic, partition=partition, headers=header)
         assert producer.flush(30) == 0

@@ -20,12 +20,12 @@ def killed(world: StepWorld, app: Application, module: ModuleType, folder: Path,
     """Run `module` over the folder, and kill it some seconds after its first batch was begun; False if it had ended."""
     log = folder / "killed.log"
     first = world.state(app).batch
-    with log.open("w") as said:
+    with log.open("w") as output:
         child = subprocess.Popen(
             [sys.executable, "-m", module.__name__, str(folder)],
             env=without_kept_processes(os.environ),
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
             start_new_session=True,
         )
         try:

@@ -119,33 +119,35 @@ def check(world: StepWorld, app: Application, editions: int) -> None:
                 last[visitor] = shop
                 if (door, shop) == ("south", "shut"):
                     del last[visitor]
-        of_all = [each for door in DOORS for each in read[door]]
+        of_all = [visit for door in DOORS for visit in read[door]]
         seen += [(visitor, shop, last.get(visitor)) for visitor, shop in of_all]
         mine = []
         for visitor, shop in of_all:
             sold[shop] = sold.get(shop, 0) + 1
             mine.append((visitor, shop, sold[shop]))
-        numbered += [(*each, sold[each[1]]) for each in mine]
-    found = {name: world.rows(name) for name in ("seen", "numbered")}
-    of_seen = [(r["visitor"], r["shop"], r["last"]) for r in found["seen"]]
+        numbered += [(*sale, sold[sale[1]]) for sale in mine]
+    outputs = {name: world.rows(name) for name in ("seen", "numbered")}
+    of_seen = [(r["visitor"], r["shop"], r["last"]) for r in outputs["seen"]]
     assert sorted(of_seen, key=str) == sorted(seen, key=str)
-    rows = [(r["visitor"], r["shop"], r["sold"], r["newest"]) for r in found["numbered"]]
+    rows = [(r["visitor"], r["shop"], r["sold"], r["newest"]) for r in outputs["numbered"]]
     assert sorted(r[1:] for r in rows) == sorted(r[1:] for r in numbered)
     assert sorted(r[:2] for r in rows) == sorted(r[:2] for r in numbered)
-    said = {name: {r["token"]: (r["visitor"], r["shop"], r["price"]) for r in found[name]} for name in found}
-    assert said["seen"] == said["numbered"], "what was looked up and made was recorded, and is the same for both"
-    assert len(said["seen"]) == len(seen)
-    for _, shop, price in said["seen"].values():
+    by_token = {name: {r["token"]: (r["visitor"], r["shop"], r["price"]) for r in outputs[name]} for name in outputs}
+    assert by_token["seen"] == by_token["numbered"], (
+        "what was looked up and made was recorded, and is the same for both"
+    )
+    assert len(by_token["seen"]) == len(seen)
+    for _, shop, price in by_token["seen"].values():
         assert (price is None) == (shop == "shut")
         assert price is None or (price % 100 == PRICED.index(shop) and 1 <= price // 100 <= editions)
     with open_dataset(world.lake, "sold") as table:
         entries = dict(table.items())
     assert {key: entry["sold"] for key, entry in entries.items()} == sold
-    newest = {r["shop"]: r for r in found["numbered"] if r["sold"] == sold[r["shop"]]}
+    newest = {r["shop"]: r for r in outputs["numbered"] if r["sold"] == sold[r["shop"]]}
     assert {key: (e["token"], e["price"]) for key, e in entries.items()} == {
         key: (r["token"], r["price"]) for key, r in newest.items()
     }
-    for row in found["numbered"]:
+    for row in outputs["numbered"]:
         if row["sold"] == row["newest"]:
             assert row["token"] == row["newest_token"]
     with open_dataset(world.lake, "last") as table:

@@ -106,5 +106,5 @@ def results_of(left: Sequence[Row], right: Sequence[Row], how: str, end: float |
     return results
 
 
-def found(world: StepWorld, how: str) -> Counter[Result]:
+def joined_rows(world: StepWorld, how: str) -> Counter[Result]:
     return Counter((row["k"], row["n"], row["paid"]) for row in world.rows(how))

@@ -210,8 +210,8 @@ def _copied(number: int) -> Callable[[dict[str, Any]], list[dict[str, Any]]]:
 
 def _named(number: int) -> Callable[[dict[str, Any], dict[str, Any] | None], dict[str, Any] | None]:
     def more(record: dict[str, Any], place: dict[str, Any] | None) -> dict[str, Any] | None:
-        found = number if place is None else place["more"]
-        return {"more": found} if found else None
+        value = number if place is None else place["more"]
+        return {"more": value} if value else None
 
     return more
 
@@ -239,9 +239,9 @@ def records(chosen: random.Random, count: int) -> list[Record]:
     ]
 
 
-def differing(found: list[dict[str, Any]], expected: list[Record]) -> dict[Record, int]:
+def differing(rows: list[dict[str, Any]], expected: list[Record]) -> dict[Record, int]:
     """Return of which records there are more (or fewer, below 0) than expected."""
-    difference = Counter((row["k"], row["g"], row["v"]) for row in found)
+    difference = Counter((row["k"], row["g"], row["v"]) for row in rows)
     difference.subtract(Counter(expected))
     return {record: count for record, count in difference.items() if count}
 

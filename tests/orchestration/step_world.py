@@ -111,9 +111,9 @@ class StepWorld:
 
     def rows(self, stream: str) -> list[dict[str, Any]]:
         """Return the records of a stream, by partition and offset, without their position."""
-        found = self.streams.read_arrow(self.streams.whole(stream))
-        rows: list[dict[str, Any]] = found.drop_columns(
-            [name for name in RECORD_META if name in found.column_names]
+        table = self.streams.read_arrow(self.streams.whole(stream))
+        rows: list[dict[str, Any]] = table.drop_columns(
+            [name for name in RECORD_META if name in table.column_names]
         ).to_pylist()
         return rows
 

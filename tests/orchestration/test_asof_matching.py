@@ -129,11 +129,11 @@ def test_each_record_meets_the_entry_that_was_valid_at_its_own_time(
     ]
     known_from, oldest = moment(20), before_history == "oldest"
     batch = FakeBatch(stored(spark, history, known_from))
-    found = {row["__offset"]: row for row in joined(
+    by_offset = {row["__offset"]: row for row in joined(
         join(how=how, before_history=before_history), sent(spark, records), batch
     ).collect()}  # fmt: skip
     told = [expected(history, record, known_from, oldest) for record in records]
-    assert {at: row["price"] for at, row in found.items()} == {
+    assert {at: row["price"] for at, row in by_offset.items()} == {
         number: price for number, (price, _) in enumerate(told) if how == "left" or price is not None
     }
     assert batch.counts[0].result() == {
@@ -142,23 +142,23 @@ def test_each_record_meets_the_entry_that_was_valid_at_its_own_time(
         "before_history": sum(early for _, early in told),
         "null_times": sum(at is None for _, at in records),
     }
-    assert all(not name.startswith("__met") for name in found[next(iter(found))].asDict())
+    assert all(not name.startswith("__met") for name in by_offset[next(iter(by_offset))].asDict())
 
 
 def test_a_date_is_its_midnight_in_utc(spark: SparkSession) -> None:
     history: History = {"a": [(moment(0), 1), (moment(24), 2), (moment(25), 3)]}
     days = [("a", dt.date(2026, 1, number)) for number in (1, 2, 3)]
     frame = sent(spark, cast("list[Record]", days), "date")
-    found = joined(join(), frame, FakeBatch(stored(spark, history))).orderBy("__offset").collect()
-    assert [row["price"] for row in found] == [1, 2, 3]
+    rows = joined(join(), frame, FakeBatch(stored(spark, history))).orderBy("__offset").collect()
+    assert [row["price"] for row in rows] == [1, 2, 3]
 
 
 def test_a_batch_that_reads_what_is_current_meets_that_whatever_the_times_are(spark: SparkSession) -> None:
     history: History = {"a": [(moment(1), 1), (moment(5), 2)], "b": [(moment(1), 7), (moment(2), None)]}
     records: list[Record] = [("a", moment(2)), ("a", None), ("b", moment(1))]
     batch = FakeBatch(stored(spark, history), reading="current")
-    found = joined(join(), sent(spark, records), batch).orderBy("__offset").collect()
-    assert [row["price"] for row in found] == [2, 2, None]
+    rows = joined(join(), sent(spark, records), batch).orderBy("__offset").collect()
+    assert [row["price"] for row in rows] == [2, 2, None]
 
 
 HISTORY: History = {"a": [(moment(10), 1)], "b": [(moment(10), 1)]}
@@ -198,8 +198,8 @@ def test_values_that_nobody_may_see_are_masked(spark: SparkSession) -> None:
 def test_nothing_fails_where_nothing_is_wrong(spark: SparkSession) -> None:
     batch = FakeBatch(stored(spark, HISTORY, moment(3)))
     records: list[Record] = [("a", moment(11)), ("x", moment(3)), (None, moment(1))]
-    found = joined(join(before_history="error", on_null_time="fail"), sent(spark, records), batch)
-    assert sorted(row["price"] or 0 for row in found.collect()) == [0, 0, 1]
+    frame = joined(join(before_history="error", on_null_time="fail"), sent(spark, records), batch)
+    assert sorted(row["price"] or 0 for row in frame.collect()) == [0, 0, 1]
 
 
 def test_a_time_that_is_none_is_refused_in_the_applications_own_words(spark: SparkSession) -> None:

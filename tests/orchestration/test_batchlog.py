@@ -67,7 +67,7 @@ def test_a_closed_batch_moves_the_checkpoint_and_adds_up_its_counters(lake: Lake
     assert stored is not None
     assert stored.body["checkpoint"] == {"lake.trips.0": "9", "lake.trips.1": "7"}
     assert (state.batch, state.records, state.open, state.totals) == (2, 4, None, {"out": {"rows": 4}})
-    assert [found.batch for _, found in log.history(10)] == [2, 1, 1, 0, 0]
+    assert [earlier.batch for _, earlier in log.history(10)] == [2, 1, 1, 0, 0]
 
 
 def test_whoever_commits_second_is_fenced_and_told_by_whom(lake: Lake) -> None:

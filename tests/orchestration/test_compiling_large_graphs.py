@@ -63,14 +63,14 @@ def steps(folder: Path, kind: type[Batch], count: int) -> int:
     context, inputs = described(folder, count)
     seen = 0
 
-    def each(frame: FrameType, event: str, argument: object) -> Any:
+    def count_opcodes(frame: FrameType, event: str, argument: object) -> Any:
         nonlocal seen
         frame.f_trace_opcodes = True
         seen += event == "opcode"
-        return each
+        return count_opcodes
 
     before = sys.gettrace()
-    sys.settrace(each)
+    sys.settrace(count_opcodes)
     try:
         kind(context, inputs, lambda name: None).run()
     finally:

@@ -44,7 +44,7 @@ def test_a_crashed_batch_is_run_again_with_the_version_it_was_begun_with(step_wo
     world.lake.store.delete_many([item.key for item in lease])  # of the run that died; it would expire
 
     report = forget(world.lake, "planes", ["N1"], **because)  # type: ignore[arg-type]
-    assert {each.reason for each in report.pending} == {"open batch 1 of application app"}
+    assert {pending.reason for pending in report.pending} == {"open batch 1 of application app"}
     assert StoredVersions(world.lake, "planes").require_current().get("N1") is None
     world.run(app)
     assert sorted((row["v"], row["seats"]) for row in world.rows("out")) == [(1, 100), (2, 200)]

@@ -93,8 +93,8 @@ def test_times_by_arrow_are_those_that_spark_makes_of_them(step_world: StepWorld
     assert time.column_name(dict(records.dtypes)) == "ts"
     made = records.withColumn("time", unix_micros(time.column("input clicks", records)))
     rows = made.select("__partition", "__offset", "k", "time").collect()
-    found = times_of(step_world.streams.read_arrow(ranges, ["ts"]), "ts").to_pylist()
-    assert sorted(tuple(row.values()) for row in found) == sorted((row[0], row[1], row["time"]) for row in rows)
+    times = times_of(step_world.streams.read_arrow(ranges, ["ts"]), "ts").to_pylist()
+    assert sorted(tuple(row.values()) for row in times) == sorted((row[0], row[1], row["time"]) for row in rows)
     kept = {f"k{number}": end if end is not None and FIRST <= end <= LAST else None for number, end in enumerate(ends)}
     assert all(row["time"] == kept[row["k"]] for row in rows)
     assert {row["k"] for row in rows} == set(kept)
@@ -142,9 +142,9 @@ def test_arrival_is_the_time_of_the_record_also_behind_a_function_and_where_read
         app.output_stream("lake.seen", partitions=1)
     )
     step_world.run(app)
-    found = step_world.streams.read_arrow(step_world.streams.whole("clicks"))["__timestamp"].to_pylist()
-    assert [row["at"] for row in step_world.rows("seen")] == found
-    assert step_world.state(app).times.operators == {"seen": max(found)}
+    arrivals = step_world.streams.read_arrow(step_world.streams.whole("clicks"))["__timestamp"].to_pylist()
+    assert [row["at"] for row in step_world.rows("seen")] == arrivals
+    assert step_world.state(app).times.operators == {"seen": max(arrivals)}
 
 
 def ask(world: StepWorld, app: Application, until: str | None = None) -> None:
@@ -182,11 +182,11 @@ def test_records_that_are_read_again_say_so_and_move_no_time(step_world: StepWor
     assert step_world.state(app).times == times
     written = step_world.rows("seen")
     step_world.run(app, run="run-2")
-    found = step_world.rows("seen")
-    assert found == written
-    assert [(row["n"], row["again"]) for row in found[6:]] == [(n, n < 4) for n in range(6)]
-    assert [row["behind"] for row in found[6:] if not row["again"]] == [at(85), None]
-    assert [row["before"] for row in found[6:]] == [at(85)] * 6
+    rows = step_world.rows("seen")
+    assert rows == written
+    assert [(row["n"], row["again"]) for row in rows[6:]] == [(n, n < 4) for n in range(6)]
+    assert [row["behind"] for row in rows[6:] if not row["again"]] == [at(85), None]
+    assert [row["before"] for row in rows[6:]] == [at(85)] * 6
     last = step_world.state(app).times.partitions[SystemStreamPartition("lake", "clicks", 0)]
     assert (last.newest, last.watermark, last.read_to) == (at(90), at(85), 6)
 

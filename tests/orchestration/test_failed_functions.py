@@ -84,8 +84,8 @@ def failing(world: StepWorld, describe: Callable[[Any, Application], Any]) -> Op
 def is_of(world: StepWorld, error: OperatorFailedError, key: str) -> bool:
     """Whether the position that is told is that of the record with this key."""
     streams = world.streams
-    found = streams.read_arrow(streams.whole("s")).to_pylist()
-    (row,) = [row for row in found if row["k"] == key]
+    records = streams.read_arrow(streams.whole("s")).to_pylist()
+    (row,) = [row for row in records if row["k"] == key]
     return (error.stream, error.partition, error.offset) == ("lake.s", row["__partition"], str(row["__offset"]))
 
 
@@ -128,22 +128,23 @@ SINK = (lambda s, app: s.sink(together), "", "")
 
 # What overflows is told as what is divided by zero is: by Spark's error class, from an expression.
 @pytest.mark.parametrize(
-    ("describe", "said", "key"), [pytest.param(*case, marks=[pytest.mark.long] * (case[2] == "k38")) for case in CASES]
+    ("describe", "message", "key"),
+    [pytest.param(*case, marks=[pytest.mark.long] * (case[2] == "k38")) for case in CASES],
 )
 def test_what_failed_is_told_by_operator_line_and_record(
-    world: StepWorld, describe: Callable[[Any, Application], Any], said: str, key: str
+    world: StepWorld, describe: Callable[[Any, Application], Any], message: str, key: str
 ) -> None:
     error = failing(world, describe)
     assert error.operator == re.split(r":| raised ", error.problem)[0]
     assert is_of(world, error, key) or key == "k38"  # 38 and 39 both overflow
     assert error.record is not None
     assert f"k: '{key}'" in error.record
-    assert re.search(said, error.problem), error.problem
+    assert re.search(message, error.problem), error.problem
     assert "Traceback" not in str(error)
     assert "\n" not in str(error)
     assert error.file == __file__
-    if "() raised" in said.replace("\\", ""):
-        assert error.line == line_with("# the line of the UDF" if "udf" in said else "# the line that fails")
+    if "() raised" in message.replace("\\", ""):
+        assert error.line == line_with("# the line of the UDF" if "udf" in message else "# the line that fails")
 
 
 def test_an_update_of_a_table_that_fails_is_told_with_its_record_and_its_batch_is_given_up(world: StepWorld) -> None:

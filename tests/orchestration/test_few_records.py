@@ -59,19 +59,19 @@ def tasks_of(world: StepWorld, app: Application, *, few: int) -> int:
 
     So many batches say that they took one task a stage: in their events and in the run's report.
     """
-    said: list[str] = []
+    summaries: list[str] = []
     tracker = world.spark().sparkContext.statusTracker()
     world.advance(*app.datasets)
     before = set(tracker.getJobIdsForGroup(None))
-    report = world.run(app, on_event=lambda event: said.append(event.summary()))
-    assert report.few_batches == few == sum(text.endswith("; one task a stage, as they are few") for text in said)
+    report = world.run(app, on_event=lambda event: summaries.append(event.summary()))
+    assert report.few_batches == few == sum(text.endswith("; one task a stage, as they are few") for text in summaries)
     stages = {
         stage
         for job in set(tracker.getJobIdsForGroup(None)) - before
         if (info := tracker.getJobInfo(job)) is not None
         for stage in info.stageIds
     }
-    return sum(found.numTasks for stage in stages if (found := tracker.getStageInfo(stage)) is not None)
+    return sum(stage_info.numTasks for stage in stages if (stage_info := tracker.getStageInfo(stage)) is not None)
 
 
 @pytest.mark.spark

@@ -86,8 +86,8 @@ def test_the_commands_know_a_local_table_as_any_dataset(world: World) -> None:
     shown = document(world, "dataset", "show", "counts")
     assert (shown["declaration"]["owner"], shown["declaration"]["input"]) == ("app", "application app")
     assert "application app" in printed(world, "dataset", "show", "counts")
-    (found,) = document(world, "dataset", "get", "counts", "a")
-    assert found["entry"] == {"k": "a", "v": 2}
+    (answer,) = document(world, "dataset", "get", "counts", "a")
+    assert answer["entry"] == {"k": "a", "v": 2}
     history = document(world, "dataset", "history", "counts")
     assert [entry["reason"] for entry in history if entry.get("reason")][:2] == [
         "batch 2 of application app",

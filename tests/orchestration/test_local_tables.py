@@ -245,7 +245,7 @@ def test_only_what_is_written_to_a_table_moves_for_it_and_the_records_go_on_from
     met = app.input_stream("lake.s").join(kept, on="k", select=["n as m"])
     met.send_to(app.output_stream("lake.met", partitions=4, key="k"))
     step_world.run(app)
-    moved = [(each.operator, each.reason) for each in step_world.context(app).plan.exchanges]
+    moved = [(exchange.operator, exchange.reason) for exchange in step_world.context(app).plan.exchanges]
     assert ("send-to-table-2-kept", "auto_repartition") in moved
     assert sorted(row["n"] for row in step_world.rows("out")) == list(range(30))
     assert [row["m"] for row in step_world.rows("met")] == [row["n"] for row in step_world.rows("met")]

@@ -71,13 +71,13 @@ STREAMS: list[tuple[Callable[[Any], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("describe", "said"), STREAMS)
+@pytest.mark.parametrize(("describe", "message"), STREAMS)
 def test_a_mistake_is_told_with_its_operator_and_leaves_no_batch(
-    step_world: StepWorld, describe: Callable[[Any], Any], said: str
+    step_world: StepWorld, describe: Callable[[Any], Any], message: str
 ) -> None:
     app = world_of(step_world)
     describe(app.input_stream("lake.numbers")).send_to(app.output_stream("lake.out", partitions=2, key="k"))
-    with pytest.raises((PlanningError, SchemaMismatchError), match=said) as caught:
+    with pytest.raises((PlanningError, SchemaMismatchError), match=message) as caught:
         step_world.run(app)
     assert "Relation" not in str(caught.value)
     assert "\n" not in caught.value.problem
@@ -126,10 +126,10 @@ def test_records_that_a_table_can_not_take_are_told_before_a_batch(step_world: S
         (lambda s, app: s.send_to(app.table(absent)), TableAccessError, "^send-to-table-2-absent: "),
     ]
     world_of(step_world)
-    for describe, kind, said in cases:
+    for describe, kind, message in cases:
         app = Application("app")
         describe(app.input_stream("lake.numbers"), app)
-        with pytest.raises(kind, match=said):
+        with pytest.raises(kind, match=message):
             step_world.run(app)
         assert application_state(step_world.lake, "app").open is None
 
@@ -153,12 +153,12 @@ def test_types_that_no_column_takes_are_told_before_a_batch(step_world: StepWorl
     store = SqliteTable(tmp_path / "typed.sqlite", "typed", "k", columns=columns, create=True)
     typed = RemoteTable("typed", key="k", write_function=store)
     world_of(step_world)
-    for column, expression, said in UNFIT:
+    for column, expression, problem in UNFIT:
         app = Application("app")
         part = "append" if column == "tags" else "set"
         stream = app.input_stream("lake.numbers").map(partial(with_made, expression=expression))
         stream.update(app.table(typed), if_missing=[], **{part: {column: "made"}})  # type: ignore[arg-type]
-        with pytest.raises(PlanningError, match=f"send-to-table-3-typed: table typed has the column {said}"):
+        with pytest.raises(PlanningError, match=f"send-to-table-3-typed: table typed has the column {problem}"):
             step_world.run(app)
         assert application_state(step_world.lake, "app").open is None
     app = Application("app")

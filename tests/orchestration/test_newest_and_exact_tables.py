@@ -60,10 +60,10 @@ def read_again(world: StepWorld, app: Application, *, until: str | None = None, 
     Startpoints(world.lake, app).request("lake.scans", start, until=bound, by="test", reason="a test")
 
 
-def wrong(found: dict[str, datetime], scans: Sequence[Scan]) -> int:
+def wrong(times: dict[str, datetime], scans: Sequence[Scan]) -> int:
     expected = newest(scans)
-    assert found.keys() == expected.keys()
-    return sum(found[tag] != at for tag, at in expected.items())
+    assert times.keys() == expected.keys()
+    return sum(times[tag] != at for tag, at in expected.items())
 
 
 def test_last_seen_is_wrong_without_newest_by_as_the_plan_says_and_right_with_it(

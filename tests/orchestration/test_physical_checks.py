@@ -42,9 +42,9 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     seen: list[set[str]] = []
 
     def counted(operator: str, frame: DataFrame, joins: Any) -> SparkPlan:
-        found = plan_of(operator, frame, joins)
-        seen.append(set(found.joins))
-        return found
+        physical_plan = plan_of(operator, frame, joins)
+        seen.append(set(physical_plan.joins))
+        return physical_plan
 
     monkeypatch.setattr(rehearsal, "plan_of", counted)
     return seen
@@ -88,14 +88,14 @@ def with_its_own_exchange(frame: DataFrame) -> DataFrame:
 
 
 @pytest.mark.parametrize(
-    ("dataset", "said"),
+    ("dataset", "message"),
     [
         pytest.param("planes", "join-2-planes: Spark shuffles dataset planes", marks=pytest.mark.long),
         ("crews", "join-3-crews: Spark shuffles dataset crews, which the plan proved to be partitioned alike"),
     ],
 )
 def test_a_shuffled_dataset_is_told_with_the_join_that_it_is_of(
-    world: StepWorld, monkeypatch: pytest.MonkeyPatch, dataset: str, said: str
+    world: StepWorld, monkeypatch: pytest.MonkeyPatch, dataset: str, message: str
 ) -> None:
     """Any join's dataset is moved, as it would be if Spark saw no buckets."""
 
@@ -110,7 +110,7 @@ def test_a_shuffled_dataset_is_told_with_the_join_that_it_is_of(
     enriched = app.input_stream("lake.trips").join(app.table(PLANES), on="tailnum").join(app.table(CREWS), on="tailnum")
     enriched.send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
     monkeypatch.setattr(compiling.Batch, "entries", shuffled)
-    with pytest.raises(PlanningError, match=said):
+    with pytest.raises(PlanningError, match=message):
         world.run(app)
     assert "out" not in world.streams.list_streams()
     assert world.state(app).open is None
@@ -120,7 +120,7 @@ def test_a_shuffled_dataset_is_told_with_the_join_that_it_is_of(
 
 
 @pytest.mark.parametrize(
-    ("describe", "said"),
+    ("describe", "message"),
     [
         (
             lambda stream: stream.filter(moved, keeps_partitioning=True),
@@ -138,11 +138,11 @@ def test_a_shuffled_dataset_is_told_with_the_join_that_it_is_of(
     ],
 )
 def test_records_that_would_be_written_in_other_partitions_are_refused_before_a_batch(
-    world: StepWorld, describe: Callable[[Any], Any], said: str
+    world: StepWorld, describe: Callable[[Any], Any], message: str
 ) -> None:
     app = Application("app")
     describe(app.input_stream("lake.trips")).send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
-    with pytest.raises(PlanningError, match=said):
+    with pytest.raises(PlanningError, match=message):
         world.run(app)
     assert world.state(app).open is None
     assert "out" not in world.streams.list_streams()

@@ -67,8 +67,8 @@ class Story:
         for name, expected in streams.items():
             assert differing(self.world.rows(name), expected) == {}, (name, self.graph)
         with sqlite3.connect(self.world.folder / "counted.sqlite") as connection:
-            found = {k: [n, total] for k, n, total in connection.execute("SELECT k, n, total FROM counted")}
-        assert found == counted, self.graph
+            stored = {k: [n, total] for k, n, total in connection.execute("SELECT k, n, total FROM counted")}
+        assert stored == counted, self.graph
 
 
 @pytest.fixture
@@ -107,9 +107,9 @@ def test_a_run_that_is_killed_within_a_batch_leaves_what_python_makes(
     story.send(chosen, 60)
     command = [sys.executable, "-m", random_applications.__name__, str(tmp_path), str(seed), "8"]
     log = tmp_path / "killed.log"
-    with log.open("w") as said:
+    with log.open("w") as output:
         environment = without_kept_processes(os.environ)
-        child = subprocess.Popen(command, env=environment, stdout=said, stderr=said, start_new_session=True)
+        child = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
         try:
             app = described(story.graph, world)
             deadline = time.monotonic() + 240

@@ -58,7 +58,7 @@ def test_an_open_batch_keeps_its_version_until_it_is_closed(planes: World) -> No
     old, _, _ = publish(planes, 1, 2, 3)
     intent = begin(planes.lake, "delays", {NAME: old, "other": None})
     (report,) = discard_all(planes.lake, AT_ONCE, by="test")
-    assert {each.name: each.reason for each in report.kept}["v1"] == "open batch 1 of application delays"
+    assert {version.name: version.reason for version in report.kept}["v1"] == "open batch 1 of application delays"
     assert retained(planes) == ["v1", "v3"]
     assert content(StoredVersions(planes.lake, NAME).version_of_batch(old)) == whole(1)
     end(planes.lake, "delays", intent)
@@ -72,7 +72,7 @@ def test_discarding_one_dataset_from_python_spares_open_batches_and_goes_by_what
     assert discard(planes.lake, NAME, by="test").discarded == (), "three are kept, and nothing young"
     policy = DiscardPolicy(keep=1, grace=timedelta(0))
     told = discard(planes.lake, NAME, policy, by="test", dry_run=True)
-    assert [each.name for each in told.discarded] == ["v2"]
+    assert [version.name for version in told.discarded] == ["v2"]
     discard(planes.lake, NAME, policy, by="test")
     assert retained(planes) == ["v1", "v3"]
     end(planes.lake, "delays", intent)
@@ -156,7 +156,7 @@ def test_datasets_go_by_their_own_policy_and_by_the_default_one_where_none_is_de
     publish(planes, 1, 2, 3, 4, 5)
     assert [report.discarded for report in discard_all(planes.lake, by="test")] == [()], "all are younger than a day"
     (told,) = discard_all(planes.lake, AT_ONCE, by="test", dry_run=True)
-    assert [each.name for each in told.discarded] == ["v1", "v2", "v3", "v4"]
+    assert [version.name for version in told.discarded] == ["v1", "v2", "v3", "v4"]
     assert len(retained(planes)) == 5
     assert discard_all(planes.lake, AT_ONCE, by="test", datasets=[]) == []
     (done,) = discard_all(planes.lake, AT_ONCE, by="test", datasets=[NAME])

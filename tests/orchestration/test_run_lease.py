@@ -68,10 +68,10 @@ def holder(process: Process, **more: object) -> Holder:
     return Holder.model_validate({"id": "x", "run": "r", "process": process, "since": BEGAN, "ttl": 120.0, **more})
 
 
-def why_over(found: Holder | None, seconds: float, *ended: str) -> str:
+def why_over(held_by: Holder | None, seconds: float, *ended: str) -> str:
     """Return why a lease is over that was written so many seconds ago, by the store's clock."""
     return over(
-        StoredLease(KEY, "e", BEGAN, found), lambda: BEGAN + timedelta(seconds=seconds), lambda run: run in ended
+        StoredLease(KEY, "e", BEGAN, held_by), lambda: BEGAN + timedelta(seconds=seconds), lambda run: run in ended
     )
 
 
@@ -131,13 +131,13 @@ def test_a_second_run_is_refused_and_told_for_whom_since_when_and_where(lake: La
 
 
 def test_a_second_run_waits_for_the_end_of_the_first_and_says_so_once(lake: Lake) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     first = lease(lake, "first").__enter__()
     ending = threading.Timer(0.6, first.__exit__, (None, None, None))
     ending.start()
-    with lease(lake, "second", Claim(wait=timedelta(seconds=20), say=said.append)):
+    with lease(lake, "second", Claim(wait=timedelta(seconds=20), say=messages.append)):
         ending.join()
-    (text,) = said
+    (text,) = messages
     assert text.startswith("application delays is being run by run first on host ")
     assert text.endswith("waiting for its end, up to 0:00:20")
 
@@ -152,11 +152,11 @@ def test_a_run_that_was_killed_is_taken_over_at_once(lake: Lake, other_process: 
         lease(lake).__enter__()
     other_process.kill()
     other_process.wait()
-    said: list[str] = []
-    with lease(lake, claim=Claim(wait=timedelta(0), say=said.append)):
+    messages: list[str] = []
+    with lease(lake, claim=Claim(wait=timedelta(0), say=messages.append)):
         pass
-    assert said[0].startswith("application delays is taken over from run killed-run on host ")
-    assert said[0].endswith(": its process has ended")
+    assert messages[0].startswith("application delays is taken over from run killed-run on host ")
+    assert messages[0].endswith(": its process has ended")
 
 
 def test_what_is_alive_is_taken_over_only_when_told_and_stops_at_its_next_check(
@@ -242,10 +242,10 @@ def test_of_many_that_want_to_run_one_runs_at_a_time(lake: Lake) -> None:
         for done in [threads.submit(work, number) for number in range(4)]:
             done.result()
     assert most == 1
-    found = read_lease(lake.store, KEY)
-    assert found is not None
-    assert found.holder is not None
-    assert found.holder.ended
+    stored = read_lease(lake.store, KEY)
+    assert stored is not None
+    assert stored.holder is not None
+    assert stored.holder.ended
 
 
 @pytest.mark.parametrize("wait", [-1, True, float("nan")])

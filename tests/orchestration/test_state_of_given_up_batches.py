@@ -84,6 +84,6 @@ def test_the_first_commit_of_a_table_of_state_is_refused_when_it_arrives_after_i
     world.run(app, run="next")
     world.send("hits", ("a", at(200)))
     world.run(app, run="last")
-    found = Counter({row["k"]: row["hits"] for row in world.rows("minutes")})
-    assert found == Counter(key for key, _ in sent), "each record counts once"
+    counted = Counter({row["k"]: row["hits"] for row in world.rows("minutes")})
+    assert counted == Counter(key for key, _ in sent), "each record counts once"
     assert refused[0] is not None

@@ -42,7 +42,7 @@ def enriching(*, bootstrap: bool = True, limit: int = 100, offset: str | None = 
     return app
 
 
-def found(world: StepWorld) -> list[tuple[int, int | None]]:
+def enriched(world: StepWorld) -> list[tuple[int, int | None]]:
     return sorted((row["v"], row["seats"]) for row in world.rows("out"))
 
 
@@ -65,7 +65,7 @@ def test_a_step_reads_nothing_while_a_dataset_it_must_wait_for_has_no_version(st
     assert BatchLog(step_world.lake, "app").read()[0] is None
     step_world.streams.append_markers("planes", "v1", producer="marks", sequence=2, partitions=[0])
     step_world.run(app)
-    assert found(step_world) == [(1, 100)]
+    assert enriched(step_world) == [(1, 100)]
 
 
 def test_a_dataset_that_holds_nothing_back_may_be_empty_at_first(step_world: StepWorld) -> None:
@@ -73,7 +73,7 @@ def test_a_dataset_that_holds_nothing_back_may_be_empty_at_first(step_world: Ste
     step_world.send("trips", ("N1", 1))
     app = enriching(bootstrap=False)
     step_world.run(app)
-    assert found(step_world) == [(1, None)]
+    assert enriched(step_world) == [(1, None)]
 
 
 @pytest.mark.parametrize("crash", ["intent", pytest.param("output", marks=pytest.mark.long), "outputs"])
@@ -95,7 +95,7 @@ def test_an_open_intent_is_run_again_as_written_whatever_has_arrived_since(step_
     assert again.detail["versions"] == written.versions
     assert again.detail["records"] == 2
     assert new.detail["versions"] != written.versions
-    assert found(step_world) == [(1, 100), (2, None), (3, 999), (4, 222)]
+    assert enriched(step_world) == [(1, 100), (2, None), (3, 999), (4, 222)]
     history = [state.last for _, state in BatchLog(step_world.lake, "app").history(20) if state.last]
     first = next(done.intent for done in history if done.intent.batch == 1)
     assert first.model_copy(update={"run": written.run}) == written
@@ -114,7 +114,7 @@ def test_a_second_run_takes_over_and_the_first_stops_before_it_writes(step_world
 
     with pytest.raises(CommitConflictError, match=r"'app' was taken over by another run \(last commit by second"):
         step_world.run(app, run="first", on_event=overtaken)
-    assert found(step_world) == [(1, 100)]
+    assert enriched(step_world) == [(1, 100)]
     assert step_world.state(app).batch == 1
 
 
@@ -130,7 +130,7 @@ def test_a_run_that_is_overtaken_after_its_outputs_can_not_close_the_batch(step_
 
     with pytest.raises(CommitConflictError, match="second"):
         step_world.run(app, run="first", on_event=overtaken)
-    assert found(step_world) == [(1, 100)]
+    assert enriched(step_world) == [(1, 100)]
     last = step_world.state(app).last
     assert last is not None
     assert last.intent.run == "second"
@@ -148,7 +148,7 @@ def test_where_a_reader_begins_is_stored_before_it_reads(step_world: StepWorld) 
     assert stored == dict(upcoming)
     step_world.send("trips", ("N1", 3), ("N2", 4))
     step_world.run(app)
-    assert found(step_world) == [(3, 100), (4, None)]
+    assert enriched(step_world) == [(3, 100), (4, None)]
 
 
 def test_batches_keep_to_the_limit_of_records_and_a_run_to_its_limit_of_batches(step_world: StepWorld) -> None:
@@ -161,7 +161,7 @@ def test_batches_keep_to_the_limit_of_records_and_a_run_to_its_limit_of_batches(
     rest = step_world.run(app)
     assert (rest.batches, rest.caught_up, rest.state.records) == (1, True, 10)
     assert rest.versions["planes"] == first.versions["planes"]
-    assert [value for value, _ in found(step_world)] == list(range(10))
+    assert [value for value, _ in enriched(step_world)] == list(range(10))
     assert step_world.run(app).batches == 0
 
 
@@ -178,7 +178,7 @@ def test_a_checkpoint_that_retention_has_passed_is_refused_before_an_intent_is_w
     with pytest.raises(OffsetOutOfRangeError, match="retention has passed the checkpoint"):
         step_world.run(app)
     assert step_world.state(app).open is None
-    assert found(step_world) == [(1, 100)]
+    assert enriched(step_world) == [(1, 100)]
 
 
 def test_a_malformed_batch_log_is_named_and_nothing_is_run(step_world: StepWorld) -> None:

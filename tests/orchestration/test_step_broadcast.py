@@ -93,8 +93,10 @@ def test_startpoints_and_replays_go_to_all_tasks_in_an_epoch_of_their_own(world:
     read = world.streams.read_arrow(world.streams.whole("rules")).to_pylist()
     again = [(row["rule"], row["limit"]) for row in read if row["__partition"] == 0 or row["__offset"] == 0]
     world.run(app)
-    found = world.streams.read_arrow(world.streams.whole("alike")).to_pylist()
-    replayed = [{name: row[name] for name in ("rule", "name", "made", "task")} for row in found if row["__epoch"] == 1]
+    records = world.streams.read_arrow(world.streams.whole("alike")).to_pylist()
+    replayed = [
+        {name: row[name] for name in ("rule", "name", "made", "task")} for row in records if row["__epoch"] == 1
+    ]
     assert order(replayed) == order(expected(again))
 
 
@@ -133,8 +135,8 @@ def test_a_stream_is_broadcast_in_the_middle_of_a_graph(world: StepWorld) -> Non
         world.run(app, on_event=died)
     report = world.run(app)
     assert report.counters["lake.both"]["duplicate_batches"] == 1
-    found = sorted((row["rule"], row["limit"], row["task"]) for row in world.rows("told"))
-    assert found == sorted((rule, limit, task) for rule, limit in RULES if limit > 1 for task in range(TASKS))
+    rows = sorted((row["rule"], row["limit"], row["task"]) for row in world.rows("told"))
+    assert rows == sorted((rule, limit, task) for rule, limit in RULES if limit > 1 for task in range(TASKS))
     copies = [(rule, a * 10 + b) for rule, limit in RULES if limit > 1 for a in range(TASKS) for b in range(TASKS)]
     both = [(row["k"], row["v"]) for row in world.rows("both")]
     assert sorted(both) == sorted([*copies, *((f"k{number}", number) for number in range(6))])

@@ -33,7 +33,7 @@ def replay(world: StepWorld, app: Application, batch: int, epochs: dict[int, int
     run_batch(world.context(app), BatchInputs(batch, ranges, views, given), lambda output: None)
 
 
-def found(world: StepWorld, stream: str) -> list[tuple[int, int]]:
+def values_and_epochs(world: StepWorld, stream: str) -> list[tuple[int, int]]:
     """Return (value, epoch) of a stream's records, by partition and offset."""
     table = world.streams.read_arrow(world.streams.whole(stream))
     return list(zip(table.column("v").to_pylist(), table.column("__epoch").to_pylist(), strict=True))
@@ -58,14 +58,15 @@ def test_outputs_carry_the_sum_of_epochs_along_a_chain_of_applications(step_worl
     replay(step_world, first, 1, {})
     replay(step_world, first, 2, {1: 3, 3: 1})
     epochs = {v: {1: 3, 3: 1}.get(p, 0) for v, p in at.items()}
-    assert sorted(found(step_world, "doubled")) == sorted(
+    assert sorted(values_and_epochs(step_world, "doubled")) == sorted(
         [(v + 100, 0) for v in at] + [(v + 100, epoch) for v, epoch in epochs.items()]
     )
     replay(step_world, second, 1, {})
-    assert found(step_world, "end") == found(step_world, "doubled")
+    assert values_and_epochs(step_world, "end") == values_and_epochs(step_world, "doubled")
     replay(step_world, second, 2, {0: 5, 1: 5})
-    assert sorted(found(step_world, "end")) == sorted(
-        found(step_world, "doubled") + [(v, epoch + 5) for v, epoch in found(step_world, "doubled")]
+    assert sorted(values_and_epochs(step_world, "end")) == sorted(
+        values_and_epochs(step_world, "doubled")
+        + [(v, epoch + 5) for v, epoch in values_and_epochs(step_world, "doubled")]
     )
 
 
@@ -87,7 +88,7 @@ def test_joins_keep_the_record_s_epoch_and_entries_have_none(step_world: StepWor
     trips = app.input_stream("lake.trips").join(app.table(planes), on="k", select=["seats"])
     trips.join(app.table(weather), on="k", select=["temp"]).send_to(out)
     replay(step_world, app, 1, {0: 2, 1: 2})
-    assert sorted(found(step_world, "out")) == [(1, 2), (2, 2)]
+    assert sorted(values_and_epochs(step_world, "out")) == [(1, 2), (2, 2)]
     for dataset in (planes, weather):
         view = StoredVersions(step_world.lake, dataset).require_current()
         assert "__epoch" not in view.frame(step_world.spark()).columns
@@ -114,4 +115,4 @@ def test_an_epoch_of_a_partition_that_the_batch_does_not_read_adds_nothing(step_
     other = {SystemStreamPartition("lake", "other", 0): 4}
     ranges = step_world.streams.whole("numbers")
     run_batch(step_world.context(app), BatchInputs(1, ranges, {}, other), lambda output: None)
-    assert {epoch for _, epoch in found(step_world, "out")} == {0}
+    assert {epoch for _, epoch in values_and_epochs(step_world, "out")} == {0}

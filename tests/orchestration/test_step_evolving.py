@@ -107,8 +107,10 @@ def test_columns_that_an_input_gets_between_batches_are_looked_at_before_the_nex
     planes = bounded_dataset("planes", input="lake.planes", key="k", partitions=2)
     numbers(step_world)
     app = Application("app", max_batch_records=2)
-    found = app.input_stream("lake.s").map(lambda frame: frame, keeps_partitioning=True).join(app.table(planes), on="k")
-    found.send_to(app.output_stream("lake.out", partitions=2, key="k"))
+    joined = (
+        app.input_stream("lake.s").map(lambda frame: frame, keeps_partitioning=True).join(app.table(planes), on="k")
+    )
+    joined.send_to(app.output_stream("lake.out", partitions=2, key="k"))
     step_world.advance(planes)
     context = step_world.context(app)
 

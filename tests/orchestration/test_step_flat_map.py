@@ -67,10 +67,10 @@ def test_records_are_made_of_records_in_order_and_again_the_same(step_world: Ste
     expected = [
         {"k": k, "word": word, "line": v * 10, "loud": word.upper()} for k, text, v in LINES for word in words_of(text)
     ]
-    found = step_world.rows("words")
+    rows = step_world.rows("words")
     for k in {k for k, _, _ in LINES}:
-        assert [row for row in found if row["k"] == k] == [row for row in expected if row["k"] == k]
-    assert len(found) == len(expected)
+        assert [row for row in rows if row["k"] == k] == [row for row in expected if row["k"] == k]
+    assert len(rows) == len(expected)
     single = [(row["k"], letter, place, letter.upper()) for row in expected for place, letter in enumerate(row["word"])]
     made = [(row["k"], row["letter"], row["place"], row["big"]) for row in step_world.rows("letters")]
     assert sorted(made) == sorted(single)
@@ -111,19 +111,19 @@ def one_only(record: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         (nothing_named_so, "result of nothing_named_so.. has the columns k, letter; its schema says k, letter, place"),
         (no_number, "gave column 'place' a value that is no int"),
         (one_only, "returned dict for a record: expected any number of dictionaries"),
     ],
 )
-def test_results_that_are_not_as_declared_are_refused(step_world: StepWorld, function: Any, said: str) -> None:
+def test_results_that_are_not_as_declared_are_refused(step_world: StepWorld, function: Any, message: str) -> None:
     lines(step_world)
     app = Application("app")
     made = app.input_stream("lake.lines").flat_map(function, schema=MADE)
     made.send_to(app.output_stream("lake.out", partitions=1))
-    with pytest.raises(OperatorFailedError, match=said) as refused:
+    with pytest.raises(OperatorFailedError, match=message) as refused:
         step_world.run(app)
     assert "flat-map-2" in refused.value.problem
 

@@ -53,8 +53,8 @@ def test_it_adds_what_the_function_returns_for_records_and_entries(step_world: S
         joined.send_to(app.output_stream(f"lake.{name}", partitions=2, key="k"))
     report = step_world.run(app)
     for how in ("left", "inner"):
-        found = [(row["k"], row["n"], row["cost"], row["level"]) for row in step_world.rows(how)]
-        assert sorted(found, key=str) == expected(how)
+        rows = [(row["k"], row["n"], row["cost"], row["level"]) for row in step_world.rows(how)]
+        assert sorted(rows, key=str) == expected(how)
     counted = {name.split("-")[2]: counts for name, counts in report.counters.items() if name.startswith("join-")}
     assert counted == {"lying": {"rows": 6, "unmatched": 2}, "everywhere": {"rows": 6, "unmatched": 2}}
 

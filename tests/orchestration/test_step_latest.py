@@ -63,19 +63,19 @@ def ask(
 def latest(world: StepWorld, stream: str) -> Counter[int]:
     """Return how often each number is among the latest, by Spark and by Arrow, which have to agree."""
     ranges = world.streams.whole(stream)
-    found = Counter(world.streams.read_arrow(ranges, ["v"], epochs="latest")["v"].to_pylist())
+    counts = Counter(world.streams.read_arrow(ranges, ["v"], epochs="latest")["v"].to_pylist())
     rows = world.streams.read(world.spark(), ranges, epochs="latest").collect()
-    assert Counter(row.v for row in rows) == found
-    return found
+    assert Counter(row.v for row in rows) == counts
+    return counts
 
 
 def placed(world: StepWorld) -> list[dict[int, int]]:
     """Return the numbers of the input by partition and offset."""
     table = world.streams.read_arrow(world.streams.whole("numbers"))
-    found: list[dict[int, int]] = [{}, {}]
+    numbers: list[dict[int, int]] = [{}, {}]
     for row in table.select(["v", "__partition", "__offset"]).to_pylist():
-        found[row["__partition"]][row["__offset"]] = row["v"]
-    return found
+        numbers[row["__partition"]][row["__offset"]] = row["v"]
+    return numbers
 
 
 def test_the_latest_results_agree_with_what_the_application_would_make_of_each_record_when_it_last_read_it(

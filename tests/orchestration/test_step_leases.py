@@ -68,9 +68,9 @@ class Reading(StubEngine):
 
     def run(self, context: StepContext, inputs: Any, before_output: Callable[[str], None]) -> Counted:
         self.meanwhile()
-        found = {name: {entry["n"] for _, entry in view.items()} for name, view in inputs.views.items()}
-        assert all(len(numbers) == 1 for numbers in found.values()), f"not whole: {found}"
-        self.seen.append({name: numbers.pop() for name, numbers in found.items()})
+        met = {name: {entry["n"] for _, entry in view.items()} for name, view in inputs.views.items()}
+        assert all(len(numbers) == 1 for numbers in met.values()), f"not whole: {met}"
+        self.seen.append({name: numbers.pop() for name, numbers in met.items()})
         before_output("out")
         return Counted({}, {})
 
@@ -94,7 +94,7 @@ class Trips:
                 self.world.advance(dataset)
 
     def discard(self) -> None:
-        discard_all(self.world.lake, {each.name: each for each in self.datasets}, by="test")
+        discard_all(self.world.lake, {dataset.name: dataset for dataset in self.datasets}, by="test")
 
     def run(self, lake: Lake | None = None, still_ours: Callable[[], None] | None = None) -> StepReport:
         app = Application("app")
@@ -181,7 +181,7 @@ def test_a_step_whose_lease_was_lost_fails_before_it_writes(new_trips, monkeypat
     now = renewal_module._clock
 
     def sleep() -> None:
-        monkeypatch.setattr(renewal_module, "_clock", lambda: tuple(each + 601 for each in now()))
+        monkeypatch.setattr(renewal_module, "_clock", lambda: tuple(seconds + 601 for seconds in now()))
 
     trips.reading.meanwhile = sleep
     with pytest.raises(LeaseLostError, match="by me was lost: it lives for 0:10:00 and was not renewed in time"):

@@ -53,13 +53,13 @@ def out(world: StepWorld) -> list[dict[str, Any]]:
 
 def joined(rows: list[tuple[str, str | None]], how: str) -> list[dict[str, Any]]:
     """What a lookup join leaves, in plain Python."""
-    found = []
+    records = []
     for k, plane in rows:
         record: dict[str, Any] | None = PLANES.get(plane) if plane is not None else None
         if record is not None or how == "left":
             record = record or {}
-            found.append({"k": k, "plane": plane, "seats": record.get("seats"), "model": record.get("model")})
-    return sorted(found, key=lambda row: row["k"])
+            records.append({"k": k, "plane": plane, "seats": record.get("seats"), "model": record.get("model")})
+    return sorted(records, key=lambda row: row["k"])
 
 
 @pytest.mark.parametrize("how", [pytest.param("inner", marks=pytest.mark.long), "left"])
@@ -211,8 +211,8 @@ def test_a_service_and_a_dataset_are_looked_up_in_as_other_tables(step_world: St
         )
         step_world.run(app)
         assert sorted(path for _, path, _ in service.seen) == ["/a%2Fb", "/gone", "/n1", "/n2"]
-    found = {row["plane"]: (row["seats"], row["tags"], row["maker"]) for row in out(step_world)}
-    assert found == {
+    by_plane = {row["plane"]: (row["seats"], row["tags"], row["maker"]) for row in out(step_world)}
+    assert by_plane == {
         "n1": (None, None, "Airbus"),
         "n2": (200, '["x", 1]', None),
         "gone": (None, None, None),
@@ -224,8 +224,8 @@ def test_a_service_and_a_dataset_are_looked_up_in_as_other_tables(step_world: St
 def test_records_can_be_spread_by_what_was_looked_up(step_world: StepWorld) -> None:
     flights(step_world, *FLIGHTS)
     app = Application("app")
-    found = app.input_stream("lake.flights").join(app.table(table(AskedTable(PLANES, COLUMNS))), on="plane")
-    found.partition_by("seats", partitions=2).send_to(app.output_stream("lake.out", partitions=2, key="seats"))
+    stream = app.input_stream("lake.flights").join(app.table(table(AskedTable(PLANES, COLUMNS))), on="plane")
+    stream.partition_by("seats", partitions=2).send_to(app.output_stream("lake.out", partitions=2, key="seats"))
     step_world.run(app)
     assert out(step_world) == joined(FLIGHTS, "inner")
 
@@ -241,8 +241,8 @@ def test_a_store_is_asked_in_tasks_where_there_are_many_keys_and_under_its_rate(
     things.rate_limit = RateLimit(reads_per_second=2_000)
     flights(step_world, *[(f"f{i}", f"n{i % 8}") for i in range(20)])
     app = Application("app")
-    found = app.input_stream("lake.flights").join(app.table(things), on={"plane": "k"}, how="left", select=["v"])
-    found.send_to(app.output_stream("lake.out", partitions=2, key="k"))
+    stream = app.input_stream("lake.flights").join(app.table(things), on={"plane": "k"}, how="left", select=["v"])
+    stream.send_to(app.output_stream("lake.out", partitions=2, key="k"))
     report = step_world.run(app)
     expected = {f"f{i}": i % 8 if i % 8 < 5 else None for i in range(20)}
     assert {row["k"]: row["v"] for row in out(step_world)} == expected

@@ -91,12 +91,12 @@ def test_records_of_one_stream_keep_their_order_and_columns_are_found_by_name(wo
     merged = old.merge(new.select("v", "k"))
     merged.send_to(app.output_stream("lake.out", partitions=2, key="k"))
     world.run(app)
-    found = [(row["k"], row["v"]) for row in world.rows("out")]
+    rows = [(row["k"], row["v"]) for row in world.rows("out")]
     for name in ("old", "new"):
         for key in SEATS:
             came = [trip for trip in trips(name) if trip[0] == key]
-            assert [trip for trip in found if trip in came] == came
-    assert len(found) == 40
+            assert [trip for trip in rows if trip in came] == came
+    assert len(rows) == 40
 
 
 def test_types_that_only_spark_knows_are_compared_before_a_batch_begins(world: StepWorld) -> None:

@@ -103,9 +103,9 @@ def test_joins_select_rename_prefix_and_count_what_they_did_not_find(step_world:
         .send_to(out)
     )
     report = step_world.run(app)
-    found = sorted(step_world.rows("out"), key=lambda row: row["hour"])
+    rows = sorted(step_world.rows("out"), key=lambda row: row["hour"])
     trip = {"dest": "LAX", "origin": "EWR", "year": 2013, "dest_name": "Los Angeles"}
-    assert found == [
+    assert rows == [
         {**trip, "tailnum": "N1", "hour": 5, "built": 1999, "plane_seats": 100, "temp": 1.5},
         {
             **trip, "tailnum": "N9", "dest": "SFO", "hour": 6, "built": None, "plane_seats": None, "temp": 9.0,
@@ -139,12 +139,12 @@ def test_records_with_a_null_key_go_through_streams_joins_and_outputs(step_world
     matched = inner.output_stream("lake.matched", partitions=2, key="tailnum")
     inner.input_stream("lake.trips").join(inner.table(PLANES), on="tailnum").send_to(matched)
     counters = step_world.run(inner).counters
-    assert [found for name, found in counters.items() if name.startswith("join-")] == [{"rows": 3, "unmatched": 2}]
+    assert [counts for name, counts in counters.items() if name.startswith("join-")] == [{"rows": 3, "unmatched": 2}]
     assert step_world.rows("matched") == [{"tailnum": "N1", "v": 2, "seats": 1}]
 
 
 @pytest.mark.parametrize(
-    ("mapped", "select", "said"),
+    ("mapped", "select", "message"),
     [
         ("cast(hash(tailnum) as bigint) as tailnum", ["seats"], r"'tailnum' is bigint and 'tailnum' .* is string"),
         ("tailnum as tail", ["seats"], r"no column 'tailnum'"),
@@ -155,7 +155,7 @@ def test_records_with_a_null_key_go_through_streams_joins_and_outputs(step_world
 )
 @pytest.mark.parametrize("hidden", [False, True], ids=["planned", "seen-by-the-step"])
 def test_a_join_that_can_not_be_says_which_column_and_why(
-    step_world: StepWorld, mapped: str, select: list[str], said: str, hidden: bool
+    step_world: StepWorld, mapped: str, select: list[str], message: str, hidden: bool
 ) -> None:
     step_world.stream("trips", "tailnum", 2, tailnum="string", v="int")
     step_world.stream("planes", "tailnum", 2, tailnum="string", seats="int")
@@ -169,7 +169,7 @@ def test_a_join_that_can_not_be_says_which_column_and_why(
         stream = stream.partition_by("tailnum") if "tail" not in mapped.split() else stream
     else:
         stream = stream.map(mapped, "v")
-    with pytest.raises(PlanningError, match=said):  # noqa: PT012 - some are found while describing, some later
+    with pytest.raises(PlanningError, match=message):  # noqa: PT012 - some are found while describing, some later
         joined = stream.join(app.table(PLANES), on="tailnum", how="left", select=select)
         joined.send_to(app.output_stream("lake.out", partitions=2, key="v"))
         step_world.run(app)

@@ -74,10 +74,10 @@ def test_a_function_gets_the_records_of_each_partition_in_order_and_they_go_on_c
     app = Application("app")
     app.input_stream("lake.numbers").sink(noting(folder)).send_to(app.output_stream("lake.out", partitions=2, key="k"))
     report = step_world.run(app)
-    found = calls(folder)
-    assert sorted((row["k"], row["v"]) for call in found for row in call["rows"]) == sorted(ROWS)
-    assert [call["context"] for call in found] == [["app", 1, 0, 0], ["app", 1, 1, 0]]
-    assert all(call["offsets"] == sorted(call["offsets"]) for call in found)
+    noted = calls(folder)
+    assert sorted((row["k"], row["v"]) for call in noted for row in call["rows"]) == sorted(ROWS)
+    assert [call["context"] for call in noted] == [["app", 1, 0, 0], ["app", 1, 1, 0]]
+    assert all(call["offsets"] == sorted(call["offsets"]) for call in noted)
     assert report.counters["sink-2"] == {"rows": 12, "calls": 2}
     assert sorted(row["k"] for row in step_world.rows("out")) == sorted(k for k, _ in ROWS)
 
@@ -144,7 +144,7 @@ def fails(records: Any, context: SinkContext) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("result", "said"),
+    ("result", "problem"),
     [
         (None, "returned NoneType: expected a pyarrow Table"),
         (pa.table({"k": ["a"], "score": [1]}), "returned 1 rows for 2 records"),
@@ -152,10 +152,10 @@ def fails(records: Any, context: SinkContext) -> Any:
         (pa.table({"k": ["a", "b"], "score": ["x", "y"]}), "returned 'score' as string, which is no bigint"),
     ],
 )
-def test_results_that_are_not_as_declared_are_told_with_the_functions_name(result: Any, said: str) -> None:
+def test_results_that_are_not_as_declared_are_told_with_the_functions_name(result: Any, problem: str) -> None:
     with pytest.raises(OperatorFailedError) as caught:
         as_declared("sink-2", "score()", result, 2, SCORES)
-    assert caught.value.problem.startswith(f"sink-2: score() {said}")
+    assert caught.value.problem.startswith(f"sink-2: score() {problem}")
 
 
 def test_values_that_are_not_as_declared_are_not_told_where_columns_are_sensitive() -> None:

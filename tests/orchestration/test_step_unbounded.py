@@ -74,7 +74,7 @@ def run(world: StepWorld, app: Application, *, run: str = "run-1", on_event: Hea
     return run_application(world.lake, world.systems, app, world.spark, run=run, on_event=on_event)
 
 
-def found(world: StepWorld) -> list[tuple[int, int | None]]:
+def enriched(world: StepWorld) -> list[tuple[int, int | None]]:
     return sorted((row["v"], row["seats"]) for row in world.rows("out"))
 
 
@@ -103,8 +103,11 @@ def test_plain_a_dataset_is_followed_while_its_records_are_joined(world: StepWor
     world.send("trips", ("N1", 1), ("N1", 2), ("N1", 3))
     app = enriching(planes(bootstrap=False), limit=1)
     report = run(world, app, on_event=after_batch(1, lambda: world.send("planes", ("N1", 111))))
-    assert found(world) == [(1, 100), (2, 111), (3, 111)]
-    assert [(each.dataset, each.action) for each in report.datasets] == [("planes", "applied"), ("planes", "applied")]
+    assert enriched(world) == [(1, 100), (2, 111), (3, 111)]
+    assert [(advanced.dataset, advanced.action) for advanced in report.datasets] == [
+        ("planes", "applied"),
+        ("planes", "applied"),
+    ]
     assert len(report.step.versions["planes"]) == 2
     assert set(map(str, report.step.state.checkpoint)) == {"lake.trips.0", "lake.trips.1"}, (
         "what it takes is not delivered"
@@ -116,7 +119,7 @@ def test_plain_a_dataset_that_is_marked_is_advanced_once_before_the_batches(worl
     world.send("trips", ("N1", 1), ("N1", 2))
     app = enriching(planes(), limit=1)
     run(world, app, on_event=after_batch(1, lambda: world.send("planes", ("N1", 111))))
-    assert found(world) == [(1, 100), (2, 100)]
+    assert enriched(world) == [(1, 100), (2, 100)]
 
 
 def test_plain_a_stream_that_the_application_reads_itself_is_delivered_and_feeds_its_dataset(world: StepWorld) -> None:
@@ -151,7 +154,7 @@ def test_bootstrap_no_record_of_the_main_input_is_read_before_the_snapshot(world
     assert events == ["bootstrapped" if persistent else "table", "intent", "output", "outputs", "batch", "caught-up"]
     expected: dict[int, int | None] = {i: i for i in range(20)}
     expected |= {1: 111, 2: None}
-    assert found(world) == sorted(expected.items())
+    assert enriched(world) == sorted(expected.items())
 
 
 @pytest.mark.parametrize("persistent", [True, False], ids=["stored", "one run"])
@@ -204,7 +207,7 @@ def test_failover_another_run_goes_on_with_the_versions_of_the_one_that_was_kill
     report = run(world, app, run="run-2", on_event=heard)
     assert intents[0] == written.versions != intents[1]
     assert report.step.counters["lake.out"]["duplicate_batches"] == (1 if crash == "outputs" else 0)
-    assert found(world) == [(1, 100), (2, None), (3, 333), (4, 999), (5, None)]
+    assert enriched(world) == [(1, 100), (2, None), (3, 333), (4, 999), (5, None)]
 
 
 def test_failover_a_batch_whose_changes_the_stream_does_not_hold_any_more_is_refused_by_name(world: StepWorld) -> None:
@@ -270,7 +273,7 @@ def test_a_batch_does_not_begin_with_a_table_that_is_staler_than_is_allowed(worl
     world.send("planes", ("N1", 111))
     world.send("trips", ("N1", 2))
     run_step(world.context(app))
-    assert found(world) == [(1, 100), (2, 100)], "what is missing then is young enough"
+    assert enriched(world) == [(1, 100), (2, 100)], "what is missing then is young enough"
 
 
 def test_an_open_batch_is_run_as_it_was_written_however_stale_its_table_is(world: StepWorld) -> None:
@@ -285,7 +288,7 @@ def test_an_open_batch_is_run_as_it_was_written_however_stale_its_table_is(world
     with pytest.raises(StaleDatasetError):
         run_step(world.context(app, run="run-2"))
     assert world.state(app).batch == 1
-    assert found(world) == [(1, None)]
+    assert enriched(world) == [(1, None)]
 
 
 def test_a_table_that_has_taken_in_nothing_is_not_fresh(world: StepWorld) -> None:
@@ -330,18 +333,18 @@ def test_a_table_of_one_run_is_kept_current_between_batches_and_let_go_after(
         during.append(kept() - before)
         world.send("planes", ("N1", 111), deleted=[("N2", None)])
 
-    said: list[str] = []
+    summaries: list[str] = []
 
     def heard(event: StepEvent | AdvanceReport) -> None:
         after_batch(1, changed)(event)
         if isinstance(event, StepEvent) and event.what == "table":
-            said.append(event.summary())
+            summaries.append(event.summary())
 
     report = run(world, app, on_event=heard)
-    joined = dict(found(world))
+    joined = dict(enriched(world))
     assert joined in ({1: 100, 2: 111, 3: None}, {1: 111, 2: 111, 3: 200}), "the first batch met the first version"
     assert (during, kept()) == ([1], before)
-    assert [text.split(";")[0] for text in said] == ["dataset planes: bootstrapped", "dataset planes: applied"]
+    assert [text.split(";")[0] for text in summaries] == ["dataset planes: bootstrapped", "dataset planes: applied"]
     assert report.datasets == (), "nothing is stored, so nothing is advanced before"
     assert len(report.step.versions["planes"]) == 2
     assert StoredVersions(world.lake, "planes").manifest() is None
@@ -355,7 +358,7 @@ def test_a_table_of_one_run_that_is_not_marked_goes_on_where_the_last_batch_ende
     world.send("planes", ("N2", 200))
     world.send("trips", ("N1", 2), ("N2", 3))
     run(world, app)
-    assert found(world) == [(1, 100), (2, None), (3, 200)]
+    assert enriched(world) == [(1, 100), (2, None), (3, 200)]
 
 
 @pytest.mark.parametrize("broadcast", [False, True], ids=["partitioned", "broadcast"])
@@ -389,7 +392,7 @@ def test_a_join_with_a_table_of_one_run_moves_neither_side(
 def test_an_empty_table_of_one_run_needs_no_exchange_either(world: StepWorld) -> None:
     world.send("trips", ("N1", 1))
     run(world, enriching(planes(persistent=False)))
-    assert found(world) == [(1, None)]
+    assert enriched(world) == [(1, None)]
 
 
 def test_a_run_with_nothing_to_read_does_not_build_it(world: StepWorld) -> None:
@@ -434,10 +437,10 @@ def test_a_batch_that_was_begun_with_another_kind_of_table_is_run_with_that(worl
         run(world, stored, run="run-2", on_event=crash_at("intent"))
     assert world.state(stored).batch == 0, "the open batch was taken over, with its ranges"
     run(world, stored, run="run-3")
-    assert found(world) == [(1, 100), (2, 111)]
+    assert enriched(world) == [(1, 100), (2, 111)]
     world.send("trips", ("N1", 3))
     with pytest.raises(Crash):
         run(world, stored, run="run-4", on_event=crash_at("intent"))
     world.send("planes", ("N1", 122))
     run(world, enriching(planes(persistent=False)), run="run-5")
-    assert found(world) == [(1, 100), (2, 111), (3, 111)]
+    assert enriched(world) == [(1, 100), (2, 111), (3, 111)]

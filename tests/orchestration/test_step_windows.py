@@ -61,7 +61,9 @@ def clicks_app(results: Mapping[str, str], without: Sequence[str] = ()) -> Appli
     app = Application("clicks", max_batch_records=10_000)
     clicks = app.input_stream("lake.clicks", event_time="time", delay=dt.timedelta(seconds=DELAY))
     for name, given in results.items():
-        made = {each: one for each, one in AGGREGATES.items() if name not in without or each != "texts"}
+        made = {
+            column: aggregate for column, aggregate in AGGREGATES.items() if name not in without or column != "texts"
+        }
         windows = clicks.window(
             KINDS[name],
             by="key",
@@ -99,7 +101,7 @@ def whole(told: Expected, limit: float) -> list[tuple[Any, ...]]:
 
 def shown(row: Mapping[str, Any]) -> tuple[Any, ...]:
     times = (row[name].replace(tzinfo=None) for name in ("window_start", "window_end"))
-    return (row["key"], *times, *(row[each] for each in AGGREGATES if each in row))
+    return (row["key"], *times, *(row[column] for column in AGGREGATES if column in row))
 
 
 def as_long(rows: Sequence[tuple[Any, ...]], of: Sequence[tuple[Any, ...]]) -> list[str]:
@@ -146,13 +148,13 @@ def test_windows_are_whole_across_runs_and_come_out_once(
         told = expected(sent, KINDS[name], DELAY, LATE)
         rows = [row for row in step_world.rows(name) if row["window_end"] is not None]
         closed = whole(told, mark - LATE)
-        found = [shown(row) for row in rows if given == "final" or row["final"]]
+        final_rows = [shown(row) for row in rows if given == "final" or row["final"]]
         assert len(closed) > 20
-        assert as_long(found, found) == as_long(closed, found), name
+        assert as_long(final_rows, final_rows) == as_long(closed, final_rows), name
         late = sorted((row["why"], row["record"]) for row in step_world.rows(f"{name}-late"))
         assert [why for why, _ in late] == sorted(why for _, why in told.late)
         if given == "updates":
-            assert as_long(latest(step_world, name), found) == as_long(whole(told, float("inf")), found)
+            assert as_long(latest(step_world, name), final_rows) == as_long(whole(told, float("inf")), final_rows)
 
 
 def latest(world: StepWorld, stream: str) -> list[tuple[Any, ...]]:
@@ -173,7 +175,7 @@ def test_a_stream_of_one_partition_has_windows_with_functions(step_world: StepWo
     send(step_world, [Click("a", 1.0, 1, None, "x", None), Click("b", 2.0, 2, None, "y", None)])
     step_world.run(app)
     told = CliRunner().invoke(root, ["checkpoint", "show", "one", "--lake", step_world.lake.url, "--json"])
-    (state,) = [each for name, each in json.loads(told.output)["state"].items() if name == "one-w"]
+    (state,) = [facts for name, facts in json.loads(told.output)["state"].items() if name == "one-w"]
     assert state["rows"] == 2
     assert state["bytes"] > 0
     assert str(dt.timedelta(seconds=10 if kind == "tumbling" else 6)) in state["kept_for"], "the bound that is declared"

@@ -19,7 +19,7 @@ from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard
 from dagster_adjunct.resources.errors import DatasetNotFoundError
 from dagster_adjunct.resources.objects import Lake
 from tests.faulty_store import Crash, Fault, FaultyStore
-from tests.orchestration.meeting_streams import KINDS, create, drawn, expected, found, meeting
+from tests.orchestration.meeting_streams import KINDS, create, drawn, expected, joined_rows, meeting
 from tests.orchestration.step_world import StepWorld
 
 pytestmark = pytest.mark.spark
@@ -36,7 +36,7 @@ def send(world: StepWorld, chance: random.Random, now: int, count: int, keys: in
 def kept(world: StepWorld, name: str) -> tuple[int, int]:
     """Return the rows and the generations of a table of state."""
     generations = StoredVersions(world.lake, name).require_current().sealed.generations
-    return sum(each.rows for each in generations), sum(bool(each.files) for each in generations)
+    return sum(generation.rows for generation in generations), sum(bool(generation.files) for generation in generations)
 
 
 def test_each_result_comes_once_though_batches_die_and_are_given_up_and_state_goes(step_world: StepWorld) -> None:
@@ -47,7 +47,7 @@ def test_each_result_comes_once_though_batches_die_and_are_given_up_and_state_go
         step_world.run(app, run="dies", on_event=dying("outputs"))  # its output and its state are in, and it is open
     step_world.run(app, run="goes on")
     first = expected(step_world, "full")[0]
-    assert found(step_world, "full") == first
+    assert joined_rows(step_world, "full") == first
     before = kept(step_world, "meeting-full-left")[0]
 
     send(step_world, chance, 100, 60)
@@ -56,7 +56,7 @@ def test_each_result_comes_once_though_batches_die_and_are_given_up_and_state_go
     BatchLog(step_world.lake, app.name).abandon(reason="a mistake", by="me", skip=False)
     step_world.run(app, run="later")
     wanted, counts = expected(step_world, "full")
-    assert found(step_world, "full") == wanted + (wanted - first), "what the one given up has sent comes twice"
+    assert joined_rows(step_world, "full") == wanted + (wanted - first), "what the one given up has sent comes twice"
     assert sum(result[2] is None for result in wanted) > 5
     assert sum(result[1] is None for result in wanted) > 5
     rows, generations = kept(step_world, "meeting-full-left")
@@ -78,7 +78,7 @@ def test_pairs_alone_move_no_more_than_the_plan_lists(step_world: StepWorld) -> 
     for round in range(2):  # the second with state
         send(step_world, random.Random(round), 30 * round, 30)
         step_world.run(app, run=f"{round}")  # strict: what is not in the plan is an error
-    assert found(step_world, "inner") == expected(step_world, "inner")[0]
+    assert joined_rows(step_world, "inner") == expected(step_world, "inner")[0]
 
 
 def dying(what: str) -> Callable[[StepEvent], None]:
@@ -110,12 +110,12 @@ def test_all_kinds_are_what_plain_python_makes_however_batches_are_cut_and_die(s
             discard(step_world.lake, f"meeting-{how}-left", DiscardPolicy(1, timedelta(0)), by="test")
         if chance.random() < 0.5:
             step_world.run(app, run=f"b-{now}")
-            assert found(step_world, how) == expected(step_world, how)[0]
+            assert joined_rows(step_world, how) == expected(step_world, how)[0]
     step_world.run(app, run="last")
     assert died > 1
     results = expected(step_world, how)[0]
     assert len(results) > 70
-    assert found(step_world, how) == results
+    assert joined_rows(step_world, how) == results
 
 
 def give_up(world: StepWorld, app: Application, stream: str) -> None:
@@ -132,4 +132,4 @@ def test_streams_of_one_partition_meet(step_world: StepWorld) -> None:
         send(step_world, chance, now, 60)
         step_world.run(app, run=f"run-{now}")
     for how in ("full", "inner"):
-        assert found(step_world, how) == expected(step_world, how)[0]
+        assert joined_rows(step_world, how) == expected(step_world, how)[0]

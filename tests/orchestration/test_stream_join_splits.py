@@ -17,7 +17,7 @@ from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
 from tests.clocks import Clock, on_clock
 from tests.faulty_store import Crash
-from tests.orchestration.meeting_streams import KINDS, create, drawn, expected, found, meeting
+from tests.orchestration.meeting_streams import KINDS, create, drawn, expected, joined_rows, meeting
 from tests.orchestration.seen_times import at
 from tests.orchestration.step_world import Row, StepWorld
 
@@ -70,7 +70,7 @@ def rounds(world: StepWorld, seed: int, *, count: int, sizes: list[int], how: st
         world.run(app, run=f"round-{number}")
         if number in (1, len(sizes) - 2):
             wanted = expected(world, how, idle=True)[0]
-            assert found(world, how) == wanted
+            assert joined_rows(world, how) == wanted
     return world
 
 
@@ -84,7 +84,7 @@ def dying(what: str) -> Callable[[StepEvent], None]:
 
 def check(world: StepWorld, how: str, least: int) -> None:
     wanted, counts = expected(world, how, idle=True)
-    assert found(world, how) == wanted
+    assert joined_rows(world, how) == wanted
     (totals,) = (of for name, of in world.state(meeting(1, how)).totals.items() if name.startswith("stream-join"))
     assert {name: totals[name] for name in counts} == counts
     assert len(wanted) >= least
@@ -104,7 +104,7 @@ def test_any_split_with_restarts_makes_what_one_batch_over_everything_makes(step
     sizes = [chance.choice([25, 60, 110, 1000]) for _ in range(5)]
     world = rounds(step_world, seed, count=20, sizes=sizes, how=how, crashes=True)
     check(world, how, 100)
-    cut = found(world, how)
+    cut = joined_rows(world, how)
     whole = meeting(10_000, how, name="whole", partitions=PARTITIONS, idle_after=IDLE_AFTER)
     world.run(whole)
-    assert found(world, how) == cut + cut, "one batch has made what all of them have"
+    assert joined_rows(world, how) == cut + cut, "one batch has made what all of them have"

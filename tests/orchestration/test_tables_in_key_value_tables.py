@@ -67,12 +67,12 @@ def test_the_newest_is_kept_and_looked_up_by_another_application_and_by_the_comm
 
     seen = Application("seen")
     out = seen.output_stream("lake.out", partitions=2, key="tag")
-    found = (
+    joined = (
         seen.input_stream("lake.scans")
         .map("tag")
         .join(seen.table(RemoteTable("tags", key="tag", read_function=function)), on="tag", select={"at": "timestamp"})
     )
-    found.send_to(out)
+    joined.send_to(out)
     step_world.run(seen)
     assert {row["tag"]: row["at"] for row in step_world.rows("out")} == newest(scans)
 

@@ -148,14 +148,14 @@ def test_as_of_joins_at_the_edges(step_world: StepWorld) -> None:
             app.table(PRICES), on="item", how="left", select=["price"], as_of="at", **options
         ).send_to(app.output_stream(f"lake.{name}", key="item", partitions=1))
         world.run(app)
-        found = {row["n"]: row["price"] for row in world.rows(name)}
+        prices = {row["n"]: row["price"] for row in world.rows(name)}
         told = dict(expected)
         if name == "oldest":
             for n, item, at in sales:
                 firsts = [since for one, since in rows if one == item]
                 if firsts and at is not None and at < min(firsts):
                     told[n] = rows[item, min(firsts)]
-        assert {n: (sales[n], found[n], told[n]) for n in told if found[n] != told[n]} == {}
+        assert {n: (sales[n], prices[n], told[n]) for n in told if prices[n] != told[n]} == {}
     app = Application("error")
     app.input_stream("lake.sales").join(
         app.table(PRICES), on="item", how="left", select=["price"], as_of="at", before_history="error"
@@ -172,8 +172,8 @@ def test_as_of_joins_at_the_edges(step_world: StepWorld) -> None:
         app.output_stream("lake.pruned", key="item", partitions=1)
     )
     world.run(app)
-    found = {row["n"]: row["price"] for row in world.rows("pruned")}
-    wrong = {n: (s, found[n], expected[n]) for n, *s in sales if s[1] and s[1] >= edge and found[n] != expected[n]}
+    prices = {row["n"]: row["price"] for row in world.rows("pruned")}
+    wrong = {n: (s, prices[n], expected[n]) for n, *s in sales if s[1] and s[1] >= edge and prices[n] != expected[n]}
     assert wrong == {}
     with open_dataset(world.lake, PRICES) as served:
         spark = world.spark()
@@ -226,8 +226,8 @@ def test_versions_over_time_at_the_edges(step_world: StepWorld) -> None:
     ).send_to(app.output_stream("lake.flown", key="item", partitions=1))
     counted = world.run(app).counters["join-2-planes"]
     assert (counted["before_history"], counted["null_times"]) == (6, 1)
-    found = {row["n"]: row["seats"] for row in world.rows("flown")}
-    assert found == {n: valid(item, day.day) for n, item, day in trips} | {99: None}
+    seats = {row["n"]: row["seats"] for row in world.rows("flown")}
+    assert seats == {n: valid(item, day.day) for n, item, day in trips} | {99: None}
     with open_dataset(world.lake, planes) as served:
         told = {
             item: [
@@ -265,7 +265,7 @@ def test_an_idle_partition_wakes(step_world: StepWorld) -> None:
         world.send("hits", *[(k, second(at), 1) for k, at in rows])
         counts.append(world.run(app).counters["window-2-w"])
         time.sleep(0.7)
-    assert [each["late"] for each in counts] == [0, 0, 2, 0]
+    assert [counters["late"] for counters in counts] == [0, 0, 2, 0]
     assert sorted(row["event_time"] for row in world.rows("late")) == [second(5), second(6)]
     final = sorted((row["k"], row["window_start"].second, row["n"]) for row in world.rows("made") if row["final"])
     assert final == sorted([(one, 0, 1), (one, 40, 1), (one, 50, 2), (other, 50, 1)])

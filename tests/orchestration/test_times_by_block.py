@@ -38,8 +38,8 @@ def batch(records: list[Record]) -> pa.RecordBatch:
 def told(tasks: list[list[list[Record]]], stood: dict[int, Stood], delay: int) -> pa.Table:
     look = BlocksOfTimes(stood, delay, LENGTH)
     schema = pa.schema([(name, pa.int32() if name == "partition" else pa.int64()) for name in COLUMNS])
-    found = [part for task in tasks for part in look(iter([batch(each) for each in task]))]
-    return pa.Table.from_batches(found, schema)
+    parts = [part for task in tasks for part in look(iter([batch(records) for records in task]))]
+    return pa.Table.from_batches(parts, schema)
 
 
 @st.composite
@@ -69,7 +69,7 @@ def test_whoever_reads_which_records_in_whatever_order_the_same_are_behind(
     drawn: random.Random,
     lying: str,
 ) -> None:
-    stood = {number: Stood(*each) for number, each in enumerate(before)}
+    stood = {number: Stood(*times) for number, times in enumerate(before)}
     floors = [(NEVER if new is None else new, NEVER if mark is None else mark) for new, mark in before]
     expected = {}
     for number, records in enumerate(made):
@@ -77,9 +77,9 @@ def test_whoever_reads_which_records_in_whatever_order_the_same_are_behind(
     tasks: list[list[list[Record]]]
     if lying == "in order":
         cuts = [drawn.randint(1, 9) for _ in made]
-        tasks = [[each[at : at + cut] for at in range(0, len(each), cut)] for each, cut in zip(made, cuts, strict=True)]
+        tasks = [[rows[at : at + cut] for at in range(0, len(rows), cut)] for rows, cut in zip(made, cuts, strict=True)]
     else:
-        records = [record for each in made for record in each]
+        records = [record for rows in made for record in rows]
         if lying == "all over":
             drawn.shuffle(records)
         parts = [records[at : at + 5] for at in range(0, len(records), 5)]
@@ -87,20 +87,20 @@ def test_whoever_reads_which_records_in_whatever_order_the_same_are_behind(
         tasks = [parts[::2], parts[1::2]]
 
     looked = put_together(told(tasks, stood, delay), stood, delay, LENGTH)
-    found = {(row["__partition"], row["__offset"]): microseconds(row["__behind"]) for row in looked.behind.to_pylist()}
+    behind = {(row["__partition"], row["__offset"]): microseconds(row["__behind"]) for row in looked.behind.to_pylist()}
     again = looked.unsure.to_pylist()
     for row in again:
         number, begin = row["__partition"], row["block"]
         inside = [record for record in made[number] if begin <= record[1] < begin + LENGTH]
-        assert not any(begin <= offset < begin + LENGTH for partition, offset in found if partition == number)
-        found |= walked(inside, row["begun"], row["floor"], delay)
-    assert found == expected
+        assert not any(begin <= offset < begin + LENGTH for partition, offset in behind if partition == number)
+        behind |= walked(inside, row["begun"], row["floor"], delay)
+    assert behind == expected
     if lying == "in order":
         assert not again, "a task that has read a whole partition in its order is sure of it"
     newest = {
         number: time
-        for number, each in enumerate(made)
-        if each and (time := max([floors[number][0], *(at for *_, at in each if at is not None)])) > NEVER
+        for number, rows in enumerate(made)
+        if rows and (time := max([floors[number][0], *(at for *_, at in rows if at is not None)])) > NEVER
     }
     assert looked.measured.newest == newest
-    assert looked.measured.read_to == {number: each[-1][1] + 1 for number, each in enumerate(made) if each}
+    assert looked.measured.read_to == {number: rows[-1][1] + 1 for number, rows in enumerate(made) if rows}

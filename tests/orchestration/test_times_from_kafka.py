@@ -195,8 +195,8 @@ def test_versions_are_dated_by_their_markers_on_kafka_and_met_as_of_each_records
         for number, (item, seats) in enumerate(fleet.items()):
             world.produce("planes", number % 2, [(None, item, {"seats": seats})])
         for partition, time in enumerate(times):
-            said = {} if time is None else {"valid_from": time.isoformat()}
-            world.mark("planes", partition, version=version, rows=len(list(fleet)[partition::2]), **said)
+            dated = {} if time is None else {"valid_from": time.isoformat()}
+            world.mark("planes", partition, version=version, rows=len(list(fleet)[partition::2]), **dated)
         return advance_dataset(world.lake, world.systems, planes, world.spark, by="test")
 
     for day in (5, 3):

@@ -31,14 +31,16 @@ def test_tasks_read_the_times_of_exactly_the_records_that_are_asked_for(step_wor
         reads = step_world.streams.task_reads(asked, [] if name == ARRIVAL else [name])
         times: TimesInTasks = pickle.loads(pickle.dumps(TimesInTasks(reads, [0, 1], name)))
         for ssp, span in asked.items():
-            found = [tuple(row.values()) for part in times.of(ssp.partition) for row in part.to_pylist()]
+            rows_read = [tuple(row.values()) for part in times.of(ssp.partition) for row in part.to_pylist()]
             offsets = range(int(span.start), int(span.end))
-            assert [(number, offset) for number, offset, _ in found] == [(ssp.partition, offset) for offset in offsets]
+            assert [(number, offset) for number, offset, _ in rows_read] == [
+                (ssp.partition, offset) for offset in offsets
+            ]
             mine = {row["__offset"]: row for row in rows if row["__partition"] == ssp.partition}
             if name == ARRIVAL:
                 arrived = [pa.scalar(mine[offset][ARRIVAL]).cast(pa.int64()).as_py() for offset in offsets]
-                assert [time for *_, time in found] == arrived
+                assert [time for *_, time in rows_read] == arrived
             else:
                 written = [ends[int(mine[offset]["k"][1:])] for offset in offsets]
                 kept = [time if time is not None and FIRST <= time <= LAST else None for time in written]
-                assert [time for *_, time in found] == kept
+                assert [time for *_, time in rows_read] == kept

@@ -49,7 +49,10 @@ def stood(times: TimeState) -> dict[int, Stood]:
     def micros(moment: datetime | None) -> int | None:
         return None if moment is None else microseconds(moment)
 
-    return {one.partition: Stood(micros(each.newest), micros(each.watermark)) for one, each in times.partitions.items()}
+    return {
+        one.partition: Stood(micros(partition_times.newest), micros(partition_times.watermark))
+        for one, partition_times in times.partitions.items()
+    }
 
 
 Record = tuple[int, float | None]  # its offset, and its time in seconds
@@ -94,11 +97,11 @@ def test_any_split_into_batches_finds_the_same_behind_and_ends_with_the_same_wat
                 ),
             }
         )
-        found = look_at_each(table, stood(times), delay * 1_000_000)
-        for row in found.behind.to_pylist() if found.behind is not None else ():
+        looked = look_at_each(table, stood(times), delay * 1_000_000)
+        for row in looked.behind.to_pylist() if looked.behind is not None else ():
             behind[row["__partition"], row["__offset"]] = row["__behind"]
-        moved = moved_times(app, times, {"lake.clicks": found.measured}, at(batch))
-        assert moved == moved_times(app, times, {"lake.clicks": found.measured}, at(batch))
+        moved = moved_times(app, times, {"lake.clicks": looked.measured}, at(batch))
+        assert moved == moved_times(app, times, {"lake.clicks": looked.measured}, at(batch))
         state = state.model_copy(update={"times": moved})
 
     expected: dict[tuple[int, int], datetime] = {}
@@ -123,7 +126,10 @@ def partition(active: float, watermark: float | None = None) -> PartitionTimes:
 
 
 def state_of(times: Mapping[int, PartitionTimes], operators: Mapping[str, datetime] | None = None) -> TimeState:
-    return TimeState(partitions={ssp(number): each for number, each in times.items()}, operators=dict(operators or {}))
+    return TimeState(
+        partitions={ssp(number): partition_times for number, partition_times in times.items()},
+        operators=dict(operators or {}),
+    )
 
 
 def test_a_partition_without_records_holds_back_until_it_is_idle_and_nothing_goes_back() -> None:

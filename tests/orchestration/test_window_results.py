@@ -175,7 +175,7 @@ AT_LENGTH = [("tumbling", "final"), ("session", "final"), ("tumbling", "updates"
     [
         ("sliding", "final"),
         ("session", "updates"),
-        *(pytest.param(*each, marks=pytest.mark.long) for each in AT_LENGTH),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in AT_LENGTH),
     ],
 )
 def test_any_split_gives_the_windows_of_the_whole_input_once(spark: SparkSession, name: str, results: Any) -> None:
@@ -193,8 +193,8 @@ def test_any_split_gives_the_windows_of_the_whole_input_once(spark: SparkSession
     }
     assert len(closed) > 50
     for batches, seed in ((1, 0), (3, 1)):
-        found = run(spark, window, clicks, delay, batches, seed)
-        every = [row for batch in found for row in batch]
+        rows_by_batch = run(spark, window, clicks, delay, batches, seed)
+        every = [row for batch in rows_by_batch for row in batch]
         if results == "final":
             assert sorted(map(str, (shown(row, AGGREGATES) for row in every))) == sorted(map(str, closed))
             continue

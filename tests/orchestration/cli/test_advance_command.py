@@ -90,7 +90,7 @@ def test_a_member_of_a_version_set_is_advanced_with_all_members(world: World) ->
     assert "waits for the markers of lake.fees" in printed(world, "dataset", "advance", "items", "shop:full")
     world.send("fees", [("a", 1)], version="v1")
     reports = json.loads(printed(world, "dataset", "advance", "fees", "shop:full", "--json"))
-    assert [(each["dataset"], each["action"]) for each in reports] == [("items", "sealed"), ("fees", "sealed")]
+    assert [(advance["dataset"], advance["action"]) for advance in reports] == [("items", "sealed"), ("fees", "sealed")]
 
 
 def test_a_partition_is_built_beside_a_later_one_unless_it_is_to_be_current(world: World) -> None:
@@ -118,7 +118,7 @@ def test_a_run_of_an_application_with_datasets_only_advances_them(world: World) 
     for stream in ("items", "fees", "stock"):
         world.send(stream, [("a", 1)], version="v1")
     report = json.loads(printed(world, "run", "shop:alone", "--json"))
-    assert [each["dataset"] for each in report["datasets"]] == ["items", "fees", "stock"]
+    assert [advance["dataset"] for advance in report["datasets"]] == ["items", "fees", "stock"]
     assert report["step"] is None
     assert [served(world, name) for name in ("items", "fees", "stock", "daily")] == ["v1", "v1", "v1", None]
     text = printed(world, "run", "shop:alone")

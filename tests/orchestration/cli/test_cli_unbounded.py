@@ -63,12 +63,12 @@ def test_the_lag_is_shown_by_partition_with_the_bootstrap(world: World) -> None:
     facts = json.loads(printed(world, "dataset", "lag", "rates", "--json"))
     assert (facts["dataset"], facts["bootstrap"]["per_cent"]) == ("rates", 100)
     assert facts["decision"]["action"] == "bootstrap"
-    assert sum(each["offsets"] for each in facts["partitions"].values()) == 0
+    assert sum(lag["offsets"] for lag in facts["partitions"].values()) == 0
     world.send("rates", [("a", 5), ("b", 6)])
     behind = json.loads(printed(world, "dataset", "lag", "rates", "--json"))["partitions"]
-    assert sum(each["records"] for each in behind.values()) == 2
-    for each in behind.values():
-        assert each["offsets"] == int(each["end"]) - int(each["next"])
+    assert sum(lag["records"] for lag in behind.values()) == 2
+    for lag in behind.values():
+        assert lag["offsets"] == int(lag["end"]) - int(lag["next"])
     text = printed(world, "dataset", "lag", "rates")
     assert "lake.rates.0" in text
     assert re.search(r"0:0\d:\d\d", text), "time behind"
@@ -138,7 +138,7 @@ def test_a_startpoint_on_its_stream_is_applied_before_the_dataset_advances(world
     why = ("--oldest", "--reason", "built anew", "--by", "ada")
     printed(world, "startpoint", "set", "shop:app", "lake.rates", *why)
     applied = json.loads(printed(world, "dataset", "advance", "rates", "shop:app", "--json"))
-    assert [each["action"] for each in applied] == ["bootstrapped", "up-to-date"], applied
+    assert [report["action"] for report in applied] == ["bootstrapped", "up-to-date"], applied
     waiting = json.loads(printed(world, "startpoint", "list", "shop:app", "--json"))
     assert (waiting["waiting"], waiting["handed"]) == ([], [])
     assert json.loads(printed(world, "dataset", "advance", "rates", "shop:app", "--json"))[0]["action"] == "up-to-date"

@@ -46,9 +46,9 @@ def test_a_stream_is_deleted_after_a_question(world: World) -> None:
 
 def test_a_dataset_is_deleted_with_a_report_for_programs(world: World) -> None:
     done = run(world, "dataset", "delete", NAME, *WHY, "--yes", "--json")
-    said = json.loads(done.stdout)
-    assert (said["kind"], said["name"], said["repeated"]) == ("dataset", NAME, False)
-    assert said["objects"] > 3
+    report = json.loads(done.stdout)
+    assert (report["kind"], report["name"], report["repeated"]) == ("dataset", NAME, False)
+    assert report["objects"] > 3
     assert json.loads(run(world, "dataset", "list", "--json").stdout) == []
 
 

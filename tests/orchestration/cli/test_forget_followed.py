@@ -25,7 +25,11 @@ def test_a_key_is_erased_from_every_generation_after_asking(tmp_path: Path) -> N
     assert entries(world, spec) == {"a": 3, "b": 2}
     done = CliRunner().invoke(root, [*command, "--yes", "--json"])
     report = json.loads(done.output)
-    assert (done.exit_code, report["complete"], [each["rows"] for each in report["rewritten"]]) == (0, True, [1, 1])
+    assert (done.exit_code, report["complete"], [generation["rows"] for generation in report["rewritten"]]) == (
+        0,
+        True,
+        [1, 1],
+    )
     assert report["retained_from"] == 4
     assert "lake.table, whose records hold the keys" in report["not_erased"][0]
     assert entries(world, spec) == {"b": 2}

@@ -84,7 +84,7 @@ def test_a_table_lies_in_objects_of_the_lake_and_is_found_there(world: World) ->
     put = document(world, "kvt", "put", "plant/in-objects", "k", "v", "--family", "f")
     (entry,) = document(world, "kvt", "iterate", "plant/in-objects")["entries"]
     assert (entry["value"], entry["version"]) == ("v", put["version"])
-    assert any("key-values" in found.key for found in world.lake.store.list("key-values"))
+    assert any("key-values" in item.key for item in world.lake.store.list("key-values"))
     assert document(world, "kvt", "delete", "plant/in-objects", "--yes")["deleted"] is True
 
 
@@ -134,8 +134,8 @@ def test_entries_are_written_read_and_removed_on_conditions(world: World) -> Non
     second = document(world, "kvt", "put", TABLE, "m1", "21", "--version", first)["version"]
     assert second != first
     assert f"found version {second}" in refused(world, "kvt", "remove", TABLE, "m1", "--version", first)
-    found = document(world, "kvt", "get", TABLE, "m1", "m2")["entries"]
-    assert found == [{"family": None, "key": "m1", "value": "21", "version": second}, None]
+    entries = document(world, "kvt", "get", TABLE, "m1", "m2")["entries"]
+    assert entries == [{"family": None, "key": "m1", "value": "21", "version": second}, None]
     told = printed(world, "kvt", "get", TABLE, "m1", "m2")
     assert second in told
     assert re.search(r"m2 +no entry", re.sub(r"[│┃|]", " ", told)), "it stands where a version does, not a value"
@@ -260,9 +260,9 @@ def test_a_range_of_a_family_is_iterated(world: World) -> None:
         printed(world, "kvt", "put", TABLE, key, "v", "--family", "f")
 
     def keys(*options: str) -> list[str]:
-        found = document(world, "kvt", "iterate", TABLE, "--family", "f", "--keys-only", *options)["entries"]
-        assert all("value" not in entry for entry in found)
-        return [entry["key"] for entry in found]
+        entries = document(world, "kvt", "iterate", TABLE, "--family", "f", "--keys-only", *options)["entries"]
+        assert all("value" not in entry for entry in entries)
+        return [entry["key"] for entry in entries]
 
     assert keys("--prefix", "a") == ["a1", "a2"]
     assert keys("--start", "a2", "--end", "b2") == ["a2", "b1"]

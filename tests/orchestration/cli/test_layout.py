@@ -49,7 +49,7 @@ def test_no_id_and_no_time_is_folded_in_80_columns(world: World, command: str) -
     cells = [cell.strip() for line in tables for cell in line.strip("│").split("│")]
     named = [cell for cell in cells if cell.startswith("v0")]
     assert named
-    assert all(cell in ids or any(each.startswith(f"{cell}-") for each in ids) for cell in named)
+    assert all(cell in ids or any(version_id.startswith(f"{cell}-") for version_id in ids) for cell in named)
     if command.startswith(("versions", "history")):
         assert any(cell == f"{datetime.now(UTC):%Y-%m-%d %H}:{cell[-2:]}" for cell in cells)
         assert any("min_rows: 1 rows, expected 2 or more" in line for line in lines)

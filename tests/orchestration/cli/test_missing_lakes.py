@@ -67,8 +67,8 @@ def test_a_command_that_finds_no_lake_says_where_it_looked_and_makes_none(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("sys.dont_write_bytecode", True)
     assert guarded(lambda: root.main(command, prog_name="adjunct", standalone_mode=False)) == 1
-    said = capfd.readouterr().err
-    assert all(len(line) <= 80 for line in said.splitlines()), "the error's name counts, too"
-    said = said.replace("\n", "")
-    assert f"{tmp_path}/.adjunct/lake".replace("\n", "") in said
+    error = capfd.readouterr().err
+    assert all(len(line) <= 80 for line in error.splitlines()), "the error's name counts, too"
+    error = error.replace("\n", "")
+    assert f"{tmp_path}/.adjunct/lake".replace("\n", "") in error
     assert [path.name for path in tmp_path.iterdir()] == ["missing_lakes.py"]

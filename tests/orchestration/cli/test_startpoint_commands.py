@@ -54,17 +54,17 @@ def ask(*arguments: str) -> list[str]:
 def listed(world: OffsetsWorld) -> dict[str, list[str]]:
     """Return the partitions of everything that `startpoint list` lists."""
     facts = document(world, "startpoint", "list", "shop:app")
-    return {what: sorted(each["partition"] for each in rows) for what, rows in facts.items() if rows}
+    return {what: sorted(row["partition"] for row in rows) for what, rows in facts.items() if rows}
 
 
 def first_since(world: OffsetsWorld, moment: datetime) -> dict[str, int]:
     """Return, by partition, the offset of the first record at or after a time: from the records themselves."""
     streams: Any = world.systems()["lake"]
     records = streams.read_arrow(streams.whole("orders")).to_pylist()
-    late = [each for each in records if each["__timestamp"] >= moment]
+    late = [record for record in records if record["__timestamp"] >= moment]
     return {
-        f"lake.orders.{number}": min(each["__offset"] for each in late if each["__partition"] == number)
-        for number in {each["__partition"] for each in late}
+        f"lake.orders.{number}": min(record["__offset"] for record in late if record["__partition"] == number)
+        for number in {record["__partition"] for record in late}
     }
 
 
@@ -85,7 +85,7 @@ def crash_in_a_batch(world: OffsetsWorld, app: Application) -> None:
 def test_two_partitions_are_replayed_from_a_time_and_from_exactly_there(world: OffsetsWorld, app: Application) -> None:
     expected = first_since(world, DAY + timedelta(hours=10))
     asked = document(world, *ask("lake.orders.1,3", "--timestamp", "2026-01-01T10:00Z"))
-    starts = {each["partition"]: each["start"] for each in asked["partitions"]}
+    starts = {partition["partition"]: partition["start"] for partition in asked["partitions"]}
     assert starts == {name: str(expected[name]) for name in ("lake.orders.1", "lake.orders.3")}
     assert "the sensor order_totals_startpoints" in asked["next"]
     assert "adjunct run shop:app" in asked["next"]
@@ -165,7 +165,7 @@ def test_a_startpoint_is_listed_from_its_request_to_its_end(world: OffsetsWorld,
     with pytest.raises(Crash):
         world.run(app)
     facts = document(world, "startpoint", "list", "shop:app")
-    assert [(each["partition"], each["task"], each["offset"]) for each in facts["handed"]] == [
+    assert [(startpoint["partition"], startpoint["task"], startpoint["offset"]) for startpoint in facts["handed"]] == [
         ("lake.orders.0", "Partition 0", "0")
     ]
     world.output.before = lambda batch: None
@@ -272,10 +272,12 @@ def rates(world: OffsetsWorld, app: Application) -> None:
 def test_a_startpoint_on_a_datasets_stream_is_for_the_dataset(world: OffsetsWorld) -> None:
     asked = document(world, *ask("lake.rates.0", "--offset", "1"))["partitions"]
     taken = int(asked[0]["checkpoint"])
-    assert [(each["tasks"], each["start"], each["moved"]) for each in asked] == [(["dataset rates"], "1", 1 - taken)]
+    assert [(partition["tasks"], partition["start"], partition["moved"]) for partition in asked] == [
+        (["dataset rates"], "1", 1 - taken)
+    ]
     assert listed(world) == {"waiting": ["lake.rates.0"]}
     whole = document(world, *ask("lake.rates", "--oldest", "--dry-run"))
-    assert sum(each["offsets"] for each in whole["partitions"]) == 8
+    assert sum(partition["offsets"] for partition in whole["partitions"]) == 8
     assert len(whole["replaced"]) == 1
 
 

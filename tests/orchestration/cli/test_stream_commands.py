@@ -44,9 +44,9 @@ def run(lake: Lake, *arguments: str) -> str:
 
 
 def test_the_latest_results_are_exported_in_files(lake: Lake, tmp_path: Path) -> None:
-    said = run(lake, "export", "s", "--to", str(tmp_path / "s"), "--records-per-file", "3", "--epochs", "latest")
-    assert "4 records of s written to" in said
-    assert "in 2 files" in said
+    output = run(lake, "export", "s", "--to", str(tmp_path / "s"), "--records-per-file", "3", "--epochs", "latest")
+    assert "4 records of s written to" in output
+    assert "in 2 files" in output
     paths = sorted((tmp_path / "s").iterdir())
     assert [pq.read_table(path)["v"].to_pylist() for path in paths] == [[0, 3, 11], [12]]
     run(lake, "export", "lake.s", "--to", str(tmp_path / "all.parquet"), "--positions")

@@ -180,14 +180,14 @@ def test_abandon_ends_a_version_whose_marker_never_comes(world: World) -> None:
 
 
 def test_diff_counts_and_samples_what_changed(world: World) -> None:
-    found = document(world, "diff", "planes", "v1", "v2")
-    assert {what: found[what] for what in ("added", "removed", "changed", "unchanged")} == {
+    difference = document(world, "diff", "planes", "v1", "v2")
+    assert {what: difference[what] for what in ("added", "removed", "changed", "unchanged")} == {
         "added": 1,
         "removed": 0,
         "changed": 1,
         "unchanged": 1,
     }
-    assert found["added_sample"] == [{"tailnum": "N3"}]
+    assert difference["added_sample"] == [{"tailnum": "N3"}]
     text = printed(world, "diff", "planes", "v1", "v2")
     assert "2 -> 20" in text
     assert document(world, "diff", "planes", "v2", "v3", "--sample", "1")["removed_sample"] == [{"tailnum": "N2"}]
@@ -215,7 +215,7 @@ def test_discard_goes_by_what_is_declared_or_told_and_lists_before_it_acts(world
     assert plan["discarded"] == [], "the declared policy keeps three, and nothing younger than a day goes"
     (plan,) = document(world, "discard", "planes", "--keep", "1", "--grace", "0m", "--dry-run")
     assert plan["dry_run"] is True
-    assert sorted(each["name"] for each in plan["discarded"]) == ["v1", "v3"]
+    assert sorted(version["name"] for version in plan["discarded"]) == ["v1", "v3"]
     assert set(ids(world)) == {"v1", "v2", "v3"}
     assert "not among the newest 1" in printed(world, "discard", "--keep", "1", "--grace", "0m", "--dry-run")
     document(world, "discard", "planes", "--keep", "1", "--grace", "0m", "--by", "ada")
@@ -247,7 +247,7 @@ def test_forget_erases_keys_from_every_version_after_asking(world: World, tmp_pa
     assert document(world, "get", "planes", "N2")[0]["entry"] is not None
     report = document(world, "forget", "planes", "N2", "--yes", *WHY)
     assert report["complete"] is True
-    assert sorted(each["name"] for each in report["rewritten"]) == ["v1", "v2"]
+    assert sorted(version["name"] for version in report["rewritten"]) == ["v1", "v2"]
     assert document(world, "get", "planes", "N2")[0]["entry"] is None
     assert document(world, "get", "planes", "N2", "--version", "v1")[0]["entry"] is None
 
@@ -298,8 +298,8 @@ def test_what_was_served_at_a_time_or_after_a_commit_is_read_by_as_of(world: Wor
     first, second = (entries[version] for version in sorted(entries)[:2])
     assert [entry["readable"] for entry in document(world, "history", "planes")] == [True, True, True]
     for as_of in (first["at"], str(first["number"])):
-        found = document(world, "get", "planes", "N2", "--as-of", as_of)
-        assert (found[0]["version"], found[0]["entry"]["seats"]) == (first["served"], 2)
+        answers = document(world, "get", "planes", "N2", "--as-of", as_of)
+        assert (answers[0]["version"], answers[0]["entry"]["seats"]) == (first["served"], 2)
     assert document(world, "items", "planes", "--as-of", second["at"])["version"] == second["served"]
     assert document(world, "show", "planes", "--as-of", first["at"])["id"] == first["served"]
     assert "nothing was served at 2000-01-01" in refused(world, "get", "planes", "N2", "--as-of", "2000-01-01T00:00Z")

@@ -94,9 +94,9 @@ def taking_part(app: Application, begins: set[str]) -> list[set[str]]:
     for stream in begins:
         seen, waiting = set(), [stream]
         while waiting:
-            for each in after[waiting.pop()] - seen - begins:
-                seen.add(each)
-                waiting.append(each)
+            for operator_id in after[waiting.pop()] - seen - begins:
+                seen.add(operator_id)
+                waiting.append(operator_id)
         for join in seen & set(joins):
             joins[join].add(stream)
     return list(joins.values())
@@ -106,15 +106,15 @@ def searched(app: Application, counts: dict[str, int | None]) -> dict[str, int] 
     """Return the counts of all streams, None where no assignment satisfies every join."""
     groups = taking_part(app, set(counts))
     unknown = [stream for stream, count in counts.items() if count is None]
-    found: dict[str, set[int]] = {stream: set() for stream in counts}
+    satisfying: dict[str, set[int]] = {stream: set() for stream in counts}
     for tried in product(POSSIBLE, repeat=len(unknown)):
         assigned = counts | dict(zip(unknown, tried, strict=True))
         if all(len({assigned.get(member, TABLES.get(member)) for member in group}) == 1 for group in groups):
             for stream, count in assigned.items():
-                found[stream].add(count)
-    if not all(found.values()):
+                satisfying[stream].add(count)
+    if not all(satisfying.values()):
         return None
-    return {stream: min(possible) if len(possible) == 1 else DEFAULT for stream, possible in found.items()}
+    return {stream: min(possible) if len(possible) == 1 else DEFAULT for stream, possible in satisfying.items()}
 
 
 @settings(max_examples=60, deadline=None)

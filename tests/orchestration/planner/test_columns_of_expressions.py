@@ -167,7 +167,7 @@ SHOPS = StreamFacts("lake.shops", 4, ("shop",), SPARK, Schema.of(shop="string", 
 
 
 @pytest.mark.parametrize(
-    ("validator", "column", "said"),
+    ("validator", "column", "problem"),
     [
         (no_nulls("shop", "citty"), "citty", "the dataset has no column 'citty'; its columns are shop, city, size."),
         (values_in("Sizes", [1]), "Sizes", "no column 'Sizes'"),
@@ -180,13 +180,13 @@ SHOPS = StreamFacts("lake.shops", 4, ("shop",), SPARK, Schema.of(shop="string", 
         (values_in("size", [True]), "size", "it allows True in column 'size', which is int."),
     ],
 )
-def test_columns_that_validators_name_are_proven(validator, column: str | None, said: str) -> None:
+def test_columns_that_validators_name_are_proven(validator, column: str | None, problem: str) -> None:
     def describe(app, visits):
         shops = bounded_dataset("shops", input="lake.shops", key="shop", validators=[validator], broadcast=True)
         visits.join(app.table(shops), on="shop", select=["city"])
 
     error = refusal(describe, SHOPS)
-    assert said in error.problem
+    assert problem in error.problem
     assert (error.dataset, error.column) == ("shops", column)
     assert str(error.declared_at).startswith("tests/orchestration/planner/test_columns_of_expressions.py:")
 
@@ -209,7 +209,7 @@ def test_validators_that_may_hold_are_planned(validator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("declared", "said"),
+    ("declared", "unproven"),
     [
         ({"validators": [sql_check("rows", "SELECT * FROM versions")]},
          "validator 'rows' of dataset 'shops': 'SELECT * FROM versions' (a SELECT is left to Spark)"),
@@ -222,16 +222,16 @@ def test_validators_that_may_hold_are_planned(validator) -> None:
          "the projection of dataset 'shops': uper() is none of Spark's functions (upper?)"),
     ],
 )  # fmt: skip
-def test_what_of_a_dataset_is_left_to_spark_is_noted(declared: dict[str, Any], said: str) -> None:
+def test_what_of_a_dataset_is_left_to_spark_is_noted(declared: dict[str, Any], unproven: str) -> None:
     def describe(app, visits):
         app.table(bounded_dataset("shops", input="lake.shops", key="shop", broadcast=True, **declared))
 
     notes = [note for note in planned(describe, SHOPS).notes if "Unproven" in note]
-    assert notes == [f"Unproven, asked of Spark when the dataset is advanced: {said}."]
+    assert notes == [f"Unproven, asked of Spark when the dataset is advanced: {unproven}."]
 
 
 @pytest.mark.parametrize(
-    ("projection", "said"),
+    ("projection", "problem"),
     [
         (Projection("shop string, city string", {"city": "upper(citty)"}), "the record has no column 'citty'"),
         (Projection("shop string, city int", {"city": "upper(city)"}), "city as int, and 'upper(city)' gives string"),
@@ -243,16 +243,16 @@ def test_what_of_a_dataset_is_left_to_spark_is_noted(declared: dict[str, Any], s
         (Projection("shop string, city bigint", {"city": "size + 1"}, where="exists (select 1)"), None),
     ],
 )
-def test_what_projections_of_datasets_name_is_proven(projection: Projection, said: str | None) -> None:
+def test_what_projections_of_datasets_name_is_proven(projection: Projection, problem: str | None) -> None:
     def describe(app, visits):
         shops = bounded_dataset("shops", input="lake.shops", key="shop", extractor=projection, broadcast=True)
         visits.join(app.table(shops), on="shop", select=["city"])
 
-    if said is None:
+    if problem is None:
         planned(describe, SHOPS)
         return
     error = refusal(describe, SHOPS)
-    assert said in error.problem
+    assert problem in error.problem
     assert error.dataset == "shops"
     assert str(error.declared_at).startswith("tests/orchestration/planner/test_columns_of_expressions.py:")
 

@@ -46,12 +46,14 @@ def boxes(drawn: str) -> Iterator[tuple[float, float, float, float]]:
 
 
 def test_a_drawing_has_every_operator_stream_dataset_and_table_by_name() -> None:
-    for found in (nasty(), planned(last_seen(tags()))):
-        drawn = texts(found.to_svg())
-        outside = {edge.dataset or edge.name for edge in found.streams if edge.role != "intermediate"}
-        names = {item.id for item in found.operators} | outside | {table.table for table in found.tables}
+    for execution_plan in (nasty(), planned(last_seen(tags()))):
+        drawn = texts(execution_plan.to_svg())
+        outside = {edge.dataset or edge.name for edge in execution_plan.streams if edge.role != "intermediate"}
+        names = (
+            {item.id for item in execution_plan.operators} | outside | {table.table for table in execution_plan.tables}
+        )
         assert names <= set(drawn)
-        assert all(name in found.to_mermaid() for name in names)
+        assert all(name in execution_plan.to_mermaid() for name in names)
 
 
 def test_texts_are_escaped_and_nothing_is_fetched_or_run() -> None:
@@ -68,7 +70,7 @@ def test_mermaid_sees_no_sign_of_its_own_in_a_text() -> None:
     label = re.fullmatch(r'  n\d+\["(.*)"\]:::transform', line)
     assert label is not None
     assert not set(re.sub(r"#\d+;|<br/>", "", label[1])) & set("<>\"'`|[]{}&#;%")
-    decoded = re.sub(r"#(\d+);", lambda found: chr(int(found[1])), label[1])
+    decoded = re.sub(r"#(\d+);", lambda match: chr(int(match[1])), label[1])
     assert "k <> '<b>&\"]]-->|' and x = `#;`" in decoded
 
 
@@ -76,11 +78,14 @@ def test_exchanges_are_marked_on_the_way_that_moves() -> None:
     app = application()
     stream = app.input_stream("lake.s").partition_by("x", partitions=6)
     stream.send_to(app.output_stream("lake.out", partitions=4, key="k"))
-    found = plan(app, catalog(s=8))
-    lines = found.to_mermaid().splitlines()
+    execution_plan = plan(app, catalog(s=8))
+    lines = execution_plan.to_mermaid().splitlines()
     marked = [line.strip() for line in lines if "==>" in line]
     assert marked == ['n1 ==>|"exchange: 6 by x"| n2', 'n3 ==>|"exchange: 4 by k"| n4']
-    assert [text for text in texts(found.to_svg()) if "exchange:" in text] == ["exchange: 6 by x", "exchange: 4 by k"]
+    assert [text for text in texts(execution_plan.to_svg()) if "exchange:" in text] == [
+        "exchange: 6 by x",
+        "exchange: 4 by k",
+    ]
     assert "exchange:" not in plan(application_without(), catalog(s=8)).to_svg()
 
 
@@ -119,8 +124,8 @@ def test_hundreds_of_branches_are_drawn() -> None:
     for _ in range(700):
         stream = stream.filter("k > 0")
         stream.send_to(app.output_stream(f"lake.out-{len(app.outputs)}", partitions=8, key="k"))
-    found = plan(app, catalog(s=8))
-    assert len(list(boxes(found.to_svg()))) == 2_102
+    execution_plan = plan(app, catalog(s=8))
+    assert len(list(boxes(execution_plan.to_svg()))) == 2_102
 
 
 def test_the_drawing_of_the_example_in_the_documentation_is_the_one_of_its_plan(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_case_1_two_inputs_must_be_equal():
     planned = plan(fed(False, False, 8), catalog(s1=8, s2=8, t=8))
     assert planned.taking_part("join-4-t") == ("lake.s1", "lake.s2", "lake.t")
     assert planned.join_groups[0].streams == ("lake.s2", "lake.t")
-    assert [(each.dataset, each.streams, each.sinks) for each in planned.fed] == [
+    assert [(fed_dataset.dataset, fed_dataset.streams, fed_dataset.sinks) for fed_dataset in planned.fed] == [
         ("t", ("lake.s1",), ("send-to-table-2-t",))
     ]
     with pytest.raises(PartitionCountMismatchError) as caught:

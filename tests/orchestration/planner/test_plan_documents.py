@@ -41,16 +41,22 @@ def everything() -> ExecutionPlan:
     return plan(app, catalog(*facts))
 
 
-def stored(found: ExecutionPlan) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(json.dumps(found.to_json()))
+def stored(execution_plan: ExecutionPlan) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(json.dumps(execution_plan.to_json()))
     return document
 
 
-@pytest.mark.parametrize("found", [several(), planned(last_seen(tags())), everything()], ids=["joins", "tables", "all"])
-def test_a_plan_is_what_was_written_of_it(found: ExecutionPlan) -> None:
-    again = ExecutionPlan.from_json(stored(found))
-    assert again == found
-    assert (again.render(), again.to_svg(), again.to_mermaid()) == (found.render(), found.to_svg(), found.to_mermaid())
+@pytest.mark.parametrize(
+    "execution_plan", [several(), planned(last_seen(tags())), everything()], ids=["joins", "tables", "all"]
+)
+def test_a_plan_is_what_was_written_of_it(execution_plan: ExecutionPlan) -> None:
+    again = ExecutionPlan.from_json(stored(execution_plan))
+    assert again == execution_plan
+    assert (again.render(), again.to_svg(), again.to_mermaid()) == (
+        execution_plan.render(),
+        execution_plan.to_svg(),
+        execution_plan.to_mermaid(),
+    )
 
 
 def test_what_is_asked_and_remembered_is_drawn() -> None:
@@ -81,15 +87,15 @@ def test_the_document_of_a_plan_is_what_it_was_in_earlier_versions() -> None:
 
 
 def test_what_a_later_version_adds_is_ignored_and_what_an_earlier_one_lacks_has_its_default() -> None:
-    found = several()
-    document = stored(found)
+    execution_plan = several()
+    document = stored(execution_plan)
     document["colour"] = "green"
     for item in document["operators"]:
         item["mood"] = "calm"
         del item["reads"], item["looks_up"], item["writes"]
     del document["tables"]
     again = ExecutionPlan.from_json(document)
-    assert again.streams == found.streams
+    assert again.streams == execution_plan.streams
     assert {item.reads for item in again.operators} == {None}
 
 

@@ -31,13 +31,13 @@ NODES = st.dictionaries(st.sampled_from("abcdefgh"), st.none() | COUNTS, min_siz
 def test_assigned_counts_are_those_of_whole_connected_components(counts, data):
     members = st.lists(st.sampled_from(sorted(counts)), min_size=1, max_size=3)
     groups = {f"j{i}": tuple(group) for i, group in enumerate(data.draw(st.lists(members, max_size=8)))}
-    found = assign(counts, groups, default=9)
+    assignment = assign(counts, groups, default=9)
     wanted, conflict = components(counts, list(groups.values()), default=9)
-    assert bool(found.conflicts) == conflict
+    assert bool(assignment.conflicts) == conflict
     if not conflict:
-        assert found.partitions == wanted
+        assert assignment.partitions == wanted
         for group in groups.values():
-            assert len({found.partitions[member] for member in group}) == 1
+            assert len({assignment.partitions[member] for member in group}) == 1
 
 
 def components(counts, groups, default):
@@ -152,8 +152,8 @@ def test_the_planner_agrees_with_brute_force_on_random_applications(program):
         assert type(caught.value) is verdict
         return
     planned = plan(app, STREAMS)
-    found = {edge.operator: edge.partitions for edge in planned.streams if edge.operator}
-    assert found == {name: count for name, count in wanted.items() if not name.startswith("dataset")}
+    assigned = {edge.operator: edge.partitions for edge in planned.streams if edge.operator}
+    assert assigned == {name: count for name, count in wanted.items() if not name.startswith("dataset")}
     check_joins(app, planned)
 
 

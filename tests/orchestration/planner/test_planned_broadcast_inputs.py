@@ -17,16 +17,16 @@ def test_each_task_reads_all_of_it_beside_its_own_partition() -> None:
     app = application()
     app.input_stream("lake.s")
     app.input_stream("lake.rules", broadcast=True).send_to(app.output_stream("lake.out", partitions=9, key="rule"))
-    found = plan(app, catalog(RULES, s=4))
+    execution_plan = plan(app, catalog(RULES, s=4))
     everywhere = ("lake.rules.0", "lake.rules.1")
-    assert [tuple(map(str, task.ssps)) for task in found.tasks] == [
+    assert [tuple(map(str, task.ssps)) for task in execution_plan.tasks] == [
         (f"lake.s.{number}", *everywhere) for number in range(4)
     ]
-    assert found.partitions_at("input-2") == 4
-    assert found.operator("input-2").columns == ("rule", "limit", "task")
-    said = found.render()
-    assert "Partition 0 to 3: input lake.s; all of lake.rules" in said
-    assert ["lake.rules", "broadcast-input", "2", "rule"] in [line.split()[:4] for line in said.splitlines()]
+    assert execution_plan.partitions_at("input-2") == 4
+    assert execution_plan.operator("input-2").columns == ("rule", "limit", "task")
+    rendered = execution_plan.render()
+    assert "Partition 0 to 3: input lake.s; all of lake.rules" in rendered
+    assert ["lake.rules", "broadcast-input", "2", "rule"] in [line.split()[:4] for line in rendered.splitlines()]
 
 
 def test_it_constrains_no_count_and_is_no_member_of_a_join_group() -> None:
@@ -35,9 +35,9 @@ def test_it_constrains_no_count_and_is_no_member_of_a_join_group() -> None:
     app.input_stream("lake.s").join(app.table(wide), on="k")
     rules = app.input_stream("lake.rules", broadcast=True)
     rules.map("*", "rule as k").partition_by("k").join(app.table(dataset("other", 16)), on="k")
-    found = plan(app, catalog(RULES, s=16, wide=16, other=16))
-    assert all("lake.rules" not in group.streams for group in found.join_groups)
-    assert found.partitions_at("input-3") == 16  # as many as there are tasks
+    execution_plan = plan(app, catalog(RULES, s=16, wide=16, other=16))
+    assert all("lake.rules" not in group.streams for group in execution_plan.join_groups)
+    assert execution_plan.partitions_at("input-3") == 16  # as many as there are tasks
     with pytest.raises(PartitionCountMismatchError):
         plan(app, catalog(RULES, s=8, wide=16, other=16))
 
@@ -53,7 +53,7 @@ def test_a_partitioned_dataset_is_not_met_without_moving_first() -> None:
             with pytest.raises(PlanningError, match=r"it is broadcast: every task gets all of it.*partition_by"):
                 plan(app, facts)
         else:
-            assert [each.operator for each in plan(app, facts).exchanges] == ["join-4-d"]
+            assert [exchange.operator for exchange in plan(app, facts).exchanges] == ["join-4-d"]
 
 
 def test_a_broadcast_dataset_is_met_as_it_is() -> None:
@@ -71,7 +71,7 @@ def test_the_copies_of_a_task_stay_together_in_an_output_of_as_many_partitions()
     rules.send_to(app.output_stream("kafka.alike", partitions=4))
     rules.send_to(app.output_stream("kafka.fewer", partitions=3))
     rules.send_to(app.output_stream("lake.keyed", partitions=4, key="number"))
-    moved = {each.operator: each.partitioned_by for each in plan(app, catalog(RULES, s=4)).exchanges}
+    moved = {exchange.operator: exchange.partitioned_by for exchange in plan(app, catalog(RULES, s=4)).exchanges}
     assert moved == {"send-to-4": (), "send-to-5": ("number",)}
 
 

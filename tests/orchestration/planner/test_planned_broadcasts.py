@@ -24,7 +24,7 @@ def test_there_are_as_many_copies_as_tasks() -> None:
     assert len(planned.tasks) == 6
     assert planned.operator(kept.operator).partitions == 6
     assert planned.operator(kept.operator).columns == ("k", "v", "task", "name")
-    assert [(each.operator, each.reason, each.partitions) for each in planned.exchanges][-1] == (
+    assert [(exchange.operator, exchange.reason, exchange.partitions) for exchange in planned.exchanges][-1] == (
         told.operator, "broadcast", 6
     )  # fmt: skip
     assert re.search(r"app-broadcast-5 +broadcast +6 +task +task number +one for each task", planned.render())

@@ -110,8 +110,8 @@ REFUSED: dict[str, tuple[Callable[[MessageStream], MessageStream], type[AdjunctE
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_can_not_be_is_refused(case: str) -> None:
-    make, kind, said = REFUSED[case]
-    with pytest.raises(AdjunctError, match=said) as refused:
+    make, kind, message = REFUSED[case]
+    with pytest.raises(AdjunctError, match=message) as refused:
         after(make)
     assert type(refused.value) is kind
     assert refused.value.next_step

@@ -34,10 +34,10 @@ def planned(dataset: AdjunctDataset, *streams: StreamFacts, **join: Any):
 
 @pytest.mark.parametrize("source", [FILES, QUERY])
 def test_a_dataset_without_a_stream_is_co_partitioned_by_its_declaration(source: FileSource | QuerySource) -> None:
-    found = planned(planes(source))
-    assert found.operators[-1].columns == ("tailnum", "origin", "seats", "model")
-    assert found.exchanges == ()
-    (side,) = [edge for edge in found.streams if edge.role == "side-input"]
+    execution_plan = planned(planes(source))
+    assert execution_plan.operators[-1].columns == ("tailnum", "origin", "seats", "model")
+    assert execution_plan.exchanges == ()
+    (side,) = [edge for edge in execution_plan.streams if edge.role == "side-input"]
     assert (side.name, side.partitions, side.partitioned_by) == (str(source), 8, ("tailnum",))
 
 
@@ -55,7 +55,7 @@ def test_a_column_that_neither_files_nor_query_have_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("declared", "said"),
+    ("declared", "message"),
     [
         ({"key": "tail"}, "dataset 'planes' .* has no column 'tail': it has tailnum, seats, model"),
         ({"columns": ["tailnum", "engines"]}, "dataset 'planes' .* has no column 'engines'"),
@@ -67,7 +67,7 @@ def test_a_column_that_neither_files_nor_query_have_is_named() -> None:
 )
 @pytest.mark.parametrize("use", ["declared", "fed"])
 def test_a_dataset_that_could_not_be_made_is_refused_whether_it_is_joined_or_not(
-    use: str, declared: dict[str, Any], said: str
+    use: str, declared: dict[str, Any], message: str
 ) -> None:
     app = application()
     made = {"key": "tailnum", "partitions": 8} | declared
@@ -75,7 +75,7 @@ def test_a_dataset_that_could_not_be_made_is_refused_whether_it_is_joined_or_not
     flights = app.input_stream("lake.flights").map("*", "1 as seats", "'x' as model", "'x' as tail")
     if use == "fed":
         flights.send_to(table)
-    with pytest.raises(PlanningError, match=said) as caught:
+    with pytest.raises(PlanningError, match=message) as caught:
         plan(app, catalog(FLIGHTS, StreamFacts("lake.planes", 2, ("tailnum",), SPARK, PLANES)))
     assert caught.value.dataset == "planes"
     assert str(caught.value.declared_at).startswith("tests/orchestration/planner/test_planned_datasets.py:")
@@ -98,8 +98,8 @@ def test_a_dataset_keyed_by_offset_has_the_records_position_as_its_key() -> None
     flights.map("*", "0 as at", "1L as number").join(
         app.table(notes), on={"at": "source_partition", "number": "source_offset"}
     )
-    found = plan(app, catalog(FLIGHTS, StreamFacts("lake.notes", 1, (), SPARK, Schema.of(text="string"))))
-    assert found.operators[-1].columns == ("tailnum", "origin", "at", "number", "text")
+    execution_plan = plan(app, catalog(FLIGHTS, StreamFacts("lake.notes", 1, (), SPARK, Schema.of(text="string"))))
+    assert execution_plan.operators[-1].columns == ("tailnum", "origin", "at", "number", "text")
 
 
 def test_an_application_does_not_send_to_a_dataset_that_has_no_stream() -> None:

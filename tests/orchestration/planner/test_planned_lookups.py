@@ -67,14 +67,14 @@ def test_records_stay_where_they_lie_and_get_the_tables_columns() -> None:
 
 
 def test_a_plan_says_what_is_asked_how_often_and_that_it_is_recorded() -> None:
-    found = planned(looked_up(table(cache=Cache()), how="left", select=["seats as places"]))
-    (call,) = found.calls
+    execution_plan = planned(looked_up(table(cache=Cache()), how="left", select=["seats as places"]))
+    (call,) = execution_plan.calls
     assert (call.operator, call.kind, call.of, call.recorded) == ("join-2-planes", "lookup", "planes", True)
     assert "cache" in call.guarantee
-    assert "left lookup in table planes on plane" in found.render()
-    assert "\nCalls\n" in found.render()
-    assert ExecutionPlan.from_json(found.to_json()) == found
-    assert "not used" not in " ".join(found.notes)
+    assert "left lookup in table planes on plane" in execution_plan.render()
+    assert "\nCalls\n" in execution_plan.render()
+    assert ExecutionPlan.from_json(execution_plan.to_json()) == execution_plan
+    assert "not used" not in " ".join(execution_plan.notes)
     (plain,) = planned(looked_up(table())).calls
     assert "cache" not in plain.guarantee
 

@@ -110,14 +110,14 @@ REFUSED: dict[str, tuple[Callable[[Inputs], MessageStream], type[AdjunctError], 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_does_not_agree_is_refused_by_name(case: str) -> None:
-    make, kind, said = REFUSED[case]
+    make, kind, message = REFUSED[case]
     app, stream = application()
 
     def planned() -> None:
         make(stream)
         plan(app, ALL)
 
-    with pytest.raises(AdjunctError, match=said) as refused:
+    with pytest.raises(AdjunctError, match=message) as refused:
         planned()
     assert type(refused.value) is kind
 

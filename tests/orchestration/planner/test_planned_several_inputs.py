@@ -37,8 +37,8 @@ def test_counts_travel_across_joins_of_streams_to_those_that_are_open() -> None:
     moved = [app.input_stream(f"lake.s{number}").partition_by("k") for number in range(3)]
     both = moved[0].apply(BY_K, moved[1])
     both.apply(BY_K, moved[2].join(app.table(dataset("t", 12)), on="k", select=[]))
-    found = plan(app, catalog(s0=3, s1=4, s2=7, t=1))
-    assert [edge.partitions for edge in found.streams if edge.role == "intermediate"] == [12, 12, 12]
+    execution_plan = plan(app, catalog(s0=3, s1=4, s2=7, t=1))
+    assert [edge.partitions for edge in execution_plan.streams if edge.role == "intermediate"] == [12, 12, 12]
     alone = application(intermediate_partitions=5)
     streams = [alone.input_stream(f"lake.s{number}").partition_by("k") for number in range(2)]
     streams[0].apply(BY_K, streams[1])
@@ -110,8 +110,8 @@ def test_a_count_that_comes_from_what_is_together_is_told_by_one_of_its_streams(
 def test_what_lies_in_other_counts_is_together_in_none_that_is_known() -> None:
     app = application()
     app.input_stream("lake.s1").apply(Together(), app.input_stream("lake.s2"))
-    found = plan(app, catalog(s1=4, s2=5))
-    assert (found.operator("together-3").partitioned_by, found.operator("together-3").partitions) == ((), 5)
+    together = plan(app, catalog(s1=4, s2=5)).operator("together-3")
+    assert (together.partitioned_by, together.partitions) == ((), 5)
     assert plan(app, catalog(s1=4, s2=4)).operator("together-3").partitioned_by == ("k",)
 
 

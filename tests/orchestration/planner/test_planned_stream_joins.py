@@ -35,7 +35,7 @@ def joining(auto: bool = False, **options: Any) -> Application:
 
 def test_both_sides_lie_by_the_key_and_so_does_what_leaves() -> None:
     plan = assert_plannable(joining(), given())
-    joined = next(each for each in plan.operators if each.kind == "stream-join")
+    joined = next(operator for operator in plan.operators if operator.kind == "stream-join")
     assert (joined.partitions, joined.partitioned_by) == (2, ("k",))
     assert joined.columns == ("k", "n", "at", "right_other", "right_paid", "right_at")
     assert not plan.exchanges, "not even what is sent moves"
@@ -45,7 +45,7 @@ def test_both_sides_lie_by_the_key_and_so_does_what_leaves() -> None:
 def test_streams_that_lie_by_a_part_of_the_key_meet_where_they_are_where_the_join_says_so() -> None:
     two = {"on": {"k": "k", "n": "paid"}}
     plan = assert_plannable(joining(**two, partition_by="k"), given())
-    joined = next(each for each in plan.operators if each.kind == "stream-join")
+    joined = next(operator for operator in plan.operators if operator.kind == "stream-join")
     assert joined.partitioned_by == ("k",)
     assert not plan.exchanges
     with pytest.raises(PlanningError, match=r"needed is \(k, n\)") as caught:
@@ -100,7 +100,7 @@ _KEPT = "Streams that meet and windows, whose state needs no exchange"
 
 def test_names_that_differ_on_both_sides_are_the_left_ones_after_it() -> None:
     plan = assert_plannable(joining(on={"k": "other"}), given(key="other"))
-    joined = next(each for each in plan.operators if each.kind == "stream-join")
+    joined = next(operator for operator in plan.operators if operator.kind == "stream-join")
     assert joined.partitioned_by == ("k",)
     assert not plan.exchanges
 

@@ -50,14 +50,14 @@ class Service(OnlyPuts):
 
 
 def test_a_table_by_another_key_than_its_streams_has_order_per_source_partition_only() -> None:
-    found = planned(last_seen(tags()))
-    (table,) = found.tables
+    execution_plan = planned(last_seen(tags()))
+    (table,) = execution_plan.tables
     assert (table.order, table.streams) == ("per source partition", ("lake.scans",))
     assert "its key is (tag), and lake.scans is partitioned by (gate)" in table.why
-    assert any("order holds per source partition only" in note and "newest_by" in note for note in found.notes)
-    assert "per source partition" in found.render()
+    assert any("order holds per source partition only" in note and "newest_by" in note for note in execution_plan.notes)
+    assert "per source partition" in execution_plan.render()
     assert "may stay so" in table.replay
-    (document,) = found.to_json()["tables"]
+    (document,) = execution_plan.to_json()["tables"]
     assert document["order"] == "per source partition"
 
 
@@ -85,9 +85,9 @@ def two_ways(*updates: dict[str, Any] | None, **more: Any) -> Application:
     ],
 )
 def test_records_that_come_to_a_table_by_two_ways_have_no_order_between_them(updates: Any) -> None:
-    found = planned(two_ways(*updates), scans(("tag",)))
-    assert [table.order for table in found.tables] == ["per source partition"] * 2
-    first, second = found.tables
+    execution_plan = planned(two_ways(*updates), scans(("tag",)))
+    assert [table.order for table in execution_plan.tables] == ["per source partition"] * 2
+    first, second = execution_plan.tables
     assert f"{second.operator} write to it, too" in first.why
     assert f"{first.operator} write to it, too" in second.why
     with pytest.raises(PlanningError, match=r"write to it, too.* is strict"):
@@ -103,8 +103,8 @@ def test_records_that_come_to_a_table_by_two_ways_have_no_order_between_them(upd
     ],
 )
 def test_ways_that_change_different_columns_or_only_add_are_in_order(updates: Any) -> None:
-    found = planned(two_ways(*updates, strict=True), scans(("tag",)))
-    assert [table.order for table in found.tables] == ["per key"] * 2
+    execution_plan = planned(two_ways(*updates, strict=True), scans(("tag",)))
+    assert [table.order for table in execution_plan.tables] == ["per key"] * 2
 
 
 @pytest.mark.parametrize(
@@ -165,9 +165,9 @@ def test_a_strict_application_is_refused_where_order_does_not_hold() -> None:
 def test_order_holds_where_the_columns_that_choose_the_partition_are_in_the_tables_key(
     facts: StreamFacts, order: str
 ) -> None:
-    found = planned(last_seen(tags()), facts)
-    assert [table.order for table in found.tables] == [order]
-    assert bool(found.notes) is (order != "per key")
+    execution_plan = planned(last_seen(tags()), facts)
+    assert [table.order for table in execution_plan.tables] == [order]
+    assert bool(execution_plan.notes) is (order != "per key")
 
 
 def test_a_partition_column_that_was_computed_is_another_and_a_repartitioning_brings_no_order() -> None:
@@ -176,7 +176,11 @@ def test_a_partition_column_that_was_computed_is_another_and_a_repartitioning_br
     moved.input_stream("lake.scans").partition_by("tag").map("tag", "place").send_to(moved.table(tags()))
     renamed.input_stream("lake.scans").map("gate as tag", "place").send_to(renamed.table(tags()))
     orders = [planned(computed, scans(("tag",))), planned(moved), planned(renamed)]
-    assert [found.tables[0].order for found in orders] == ["per source partition", "per source partition", "per key"]
+    assert [execution_plan.tables[0].order for execution_plan in orders] == [
+        "per source partition",
+        "per source partition",
+        "per key",
+    ]
 
 
 @pytest.mark.parametrize(

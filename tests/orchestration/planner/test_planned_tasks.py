@@ -34,21 +34,21 @@ def test_each_partition_number_is_a_task_unless_said_otherwise():
 
 @pytest.mark.parametrize("count", [1, 2, 4, 5])
 def test_a_task_owns_several_partitions_and_the_buckets_that_go_with_them(count):
-    found = planned(count)
-    assert [task.name for task in found.tasks] == [f"Task {number}" for number in range(count)]
-    owned = [str(ssp) for task in found.tasks for ssp in task.ssps if ssp.stream != "rules"]
+    execution_plan = planned(count)
+    assert [task.name for task in execution_plan.tasks] == [f"Task {number}" for number in range(count)]
+    owned = [str(ssp) for task in execution_plan.tasks for ssp in task.ssps if ssp.stream != "rules"]
     assert sorted(owned) == sorted([f"lake.s.{n}" for n in range(6)] + [f"lake.r.{n}" for n in range(4)])
-    for task in found.tasks:
+    for task in execution_plan.tasks:
         numbers = {ssp.partition for ssp in task.ssps if ssp.stream == "s"}
         assert {int(name.rpartition(".")[2]) for name in task.buckets if name.startswith("d.")} == numbers
         assert {ssp.partition for ssp in task.ssps if ssp.stream == "rules"} == {0, 1}
-    assert found.partitions_at("input-5") == count  # one copy of what all tasks read for each of them
-    assert found.partitions_by_task()["Task 0"] == frozenset(found.tasks[0].ssps)
+    assert execution_plan.partitions_at("input-5") == count  # one copy of what all tasks read for each of them
+    assert execution_plan.partitions_by_task()["Task 0"] == frozenset(execution_plan.tasks[0].ssps)
 
 
 def test_the_plan_says_which_task_owns_what():
-    said = planned(4).render().split("Tasks\n")[1]
-    assert said.splitlines()[:2] == [
+    rendered = planned(4).render().split("Tasks\n")[1]
+    assert rendered.splitlines()[:2] == [
         "  partition i, and bucket i of a dataset, is of task i modulo 4",
         "  Task 0 to 3: input lake.s; input lake.r; dataset d; dataset small; all of lake.rules",
     ]

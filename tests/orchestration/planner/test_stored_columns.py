@@ -42,7 +42,7 @@ def test_more_and_wider_columns_in_any_order_are_planned(expressions: tuple[str,
 
 
 @pytest.mark.parametrize(
-    ("expressions", "said"),
+    ("expressions", "message"),
     [
         (("k",), r"map|send-to-3: stream lake\.out .*v \(int\) is removed"),
         (("k", "v as w"), r"v \(int\) is removed"),
@@ -53,11 +53,13 @@ def test_more_and_wider_columns_in_any_order_are_planned(expressions: tuple[str,
         (("cast(v as bigint) as k", "v"), "k is bigint, was string, and is a column of the key"),
     ],
 )
-def test_what_records_that_are_there_can_not_be_read_with_is_refused(expressions: tuple[str, ...], said: str) -> None:
+def test_what_records_that_are_there_can_not_be_read_with_is_refused(
+    expressions: tuple[str, ...], message: str
+) -> None:
     if expressions == ("k", "x as v"):
         plan(sending(*expressions), world(k="string", v="int"))  # every int is a double: it is widened
-        expressions, said = ("k", "cast(x as string) as v"), "v is string, was int"
-    with pytest.raises(PlanningError, match=said) as caught:
+        expressions, message = ("k", "cast(x as string) as v"), "v is string, was int"
+    with pytest.raises(PlanningError, match=message) as caught:
         plan(sending(*expressions), world(k="string", v="int"))
     assert "adjunct stream delete out" in str(caught.value)
 
@@ -106,17 +108,17 @@ def test_columns_of_unknown_types_that_a_table_declares_are_unproven() -> None:
                 records.map("nth_of(k) as key").join(table, on={"key": "k"})
             if number == 3:
                 records.map("k", "nth_of(k) as n").send_to(local)
-            said = (
+            unproven = (
                 r"type of 'n' \(to be int\), as table t declares, is not known",
                 r"types of 'n' \(to be int\), 'words' \(to be array<string>\), as table t declares, are not known",
                 r"type of 'key' \(to be string\), as table t declares, is not known",
                 r"type of 'n' \(to be int\), as local table own declares, is not known",
             )[number]
             if strict:
-                with pytest.raises(PlanningError, match=said):
+                with pytest.raises(PlanningError, match=unproven):
                     plan(app, {"lake.s": INPUT})
             else:
-                assert re.search(said, " ".join(plan(app, {"lake.s": INPUT}).notes))
+                assert re.search(unproven, " ".join(plan(app, {"lake.s": INPUT}).notes))
 
 
 @pytest.mark.parametrize(("made", "kind"), [("array(v)", "array<int>"), ("struct(v)", "struct"), ("map(k, v)", "map")])

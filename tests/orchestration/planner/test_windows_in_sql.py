@@ -23,7 +23,7 @@ def described(*expressions: str, of: str = "lake.s", **options: object) -> Appli
 
 
 @pytest.mark.parametrize(
-    ("expression", "said", "mended"),
+    ("expression", "problem", "mended"),
     [
         ("sum(n) over (partition by n) as t", "the records of one (n) together, and they lie by (k)", '("n") before'),
         ("1 + max(n) over (partition by n, day) as t", "the records of one (n, day)", '("n", "day") before'),
@@ -33,11 +33,11 @@ def described(*expressions: str, of: str = "lake.s", **options: object) -> Appli
         ("lag(n) over (order by day) as t", "takes all records together", "Partition the window by columns"),
     ],
 )
-def test_a_window_over_records_that_lie_apart_is_refused(expression: str, said: str, mended: str):
+def test_a_window_over_records_that_lie_apart_is_refused(expression: str, problem: str, mended: str):
     app = described(expression)
     with pytest.raises(PlanningError) as caught:
         plan(app, FACTS)
-    assert said in caught.value.problem
+    assert problem in caught.value.problem
     assert mended in caught.value.next_step
     assert caught.value.operator == "map-2"
     assert "test_windows_in_sql.py:" in str(caught.value.declared_at)
@@ -46,10 +46,10 @@ def test_a_window_over_records_that_lie_apart_is_refused(expression: str, said: 
 @pytest.mark.parametrize("columns", ["k", "K", "n, k", "(k)", "`k`, upper(k)"])
 def test_a_window_over_records_that_lie_together_is_planned_with_a_note_and_refused_where_strict(columns: str):
     expression = f"sum(n) over (partition by {columns}) as t"
-    found = plan(described(expression), FACTS)
-    (note,) = (note for note in found.notes if "one batch" in note)
+    execution_plan = plan(described(expression), FACTS)
+    (note,) = (note for note in execution_plan.notes if "one batch" in note)
     assert note.startswith("map-2: sum() over (…) is over the records of one batch: how the input is cut into batches")
-    assert found.operators[-1].partitioned_by == ("k",)
+    assert execution_plan.operators[-1].partitioned_by == ("k",)
     with pytest.raises(PlanningError, match=r"map-2: sum\(\) over .* The application is strict\."):
         plan(described(expression, strict=True), FACTS)
 
@@ -87,5 +87,5 @@ def test_the_time_of_a_record_is_its_own():
 
 
 def test_a_column_that_is_called_over_is_no_window():
-    found = plan(described("n as over", "over + 1 as more", "'over ()' as text"), FACTS)
-    assert not [note for note in found.notes if "one batch" in note]
+    execution_plan = plan(described("n as over", "over + 1 as more", "'over ()' as text"), FACTS)
+    assert not [note for note in execution_plan.notes if "one batch" in note]

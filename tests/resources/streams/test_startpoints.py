@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import FrozenInstanceError
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -327,13 +328,21 @@ def test_what_is_no_startpoint_is_not_resolved(filled: LakeStreams, value: Any) 
         resolve_startpoint_to_offset(filled, SSP, value)
 
 
+class Answering(LakeStreams):
+    """The streams of a lake, with given answers to what the oldest offsets are."""
+
+    answers: Mapping[SystemStreamPartition, Any]
+
+    def oldest(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
+        return {ssp: self.answers[ssp] for ssp in ssps if ssp in self.answers}
+
+
 @pytest.mark.parametrize("answer", [None, "", 3])
-def test_an_answer_that_is_no_offset_is_refused(
-    filled: LakeStreams, monkeypatch: pytest.MonkeyPatch, answer: Any
-) -> None:
-    monkeypatch.setattr(filled, "oldest", lambda ssps: dict.fromkeys(ssps, answer))
+def test_an_answer_that_is_no_offset_is_refused(filled: LakeStreams, answer: Any) -> None:
+    answering = Answering(filled.lake)
+    answering.answers = {SSP: answer}
     with pytest.raises(ConfigurationError, match=rf"lake\.s\.0: stream system 'lake'.*has answered {answer!r}"):
-        resolve_startpoint_to_offset(filled, SSP, StartpointOldest())
-    monkeypatch.setattr(filled, "oldest", lambda ssps: {})
+        resolve_startpoint_to_offset(answering, SSP, StartpointOldest())
+    answering.answers = {}
     with pytest.raises(ConfigurationError, match="has answered None"):
-        resolve_startpoint_to_offset(filled, SSP, StartpointOldest())
+        resolve_startpoint_to_offset(answering, SSP, StartpointOldest())
