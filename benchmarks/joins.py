@@ -28,7 +28,7 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.application.runtime import Runtime
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
-from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import Batch
+from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import CompiledBatch
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.spark_proof.rehearsal import rehearse
 from dagster_adjunct.orchestration.step.step_context import StepContext
@@ -140,7 +140,7 @@ class Joins:
         return StepContext(self._runtime, app, plan, FanOut()), dict.fromkeys(names, self._view)
 
 
-class Compiled(Batch):
+class Compiled(CompiledBatch):
     """A batch that hands its outputs' records out, and writes none."""
 
     sent: tuple[DataFrame, ...] = ()

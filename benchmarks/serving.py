@@ -18,7 +18,7 @@ from dagster_adjunct import Lake, open_dataset, open_lake
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, VersionRef, layout_of
-from dagster_adjunct.assets.versions.stored_declaration import Declaration
+from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
 from dagster_adjunct.resources.bucketing.bucket_files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
 from dagster_adjunct.resources.objects import lake_in
@@ -115,7 +115,7 @@ def publish(lake: Lake) -> None:
         id=version.id, number=1, name="one", rows=ROWS, sealed_at=now, document=log.write_version(version),
         folders=(folder,),
     )  # fmt: skip
-    declaration = Declaration(
+    declaration = DatasetDeclaration(
         kind="bounded", input="benchmark", key=("k",), key_types=("string",), input_partitions=0, **partitions
     )
     manifest = BoundedManifest(

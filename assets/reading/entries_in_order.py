@@ -9,7 +9,7 @@ from dagster_adjunct.resources.errors import AdjunctError, ManifestMismatchError
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.reading.served_version import ServedVersion
-    from dagster_adjunct.assets.reading.version_in_use import Held
+    from dagster_adjunct.assets.reading.version_in_use import HeldVersion
     from dagster_adjunct.assets.reading.version_reader import Entry, VersionReader
 
 
@@ -23,7 +23,7 @@ class EntriesInOrder(Iterator[tuple[Any, "Entry"]]):
     def __init__(self, served: ServedVersion, read: Callable[[VersionReader], Iterator[tuple[Any, Entry]]]) -> None:
         self._served, self._read = served, read
         self._begun = False
-        self._held: Held | None = None
+        self._held: HeldVersion | None = None
         self._open()
 
     def __next__(self) -> tuple[Any, Entry]:

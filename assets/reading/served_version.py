@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from dagster_adjunct.assets.reading.version_in_use import Held, Holding
+from dagster_adjunct.assets.reading.version_in_use import HeldVersion, Holding
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.reading.versions_over_time import VersionsOverTime
 from dagster_adjunct.assets.versions.choose_version import previous
@@ -58,7 +58,7 @@ class ServedVersion:
         self.damaged: dict[str, ManifestMismatchError] = {}
         self._avoided: str | None = None  # the version served, while an earlier one is read because of its damage
         self._answered = self._closed = False
-        self._lent: list[Held] = []
+        self._lent: list[HeldVersion] = []
         self._over_time: dict[tuple[str, ...], Lease] = {}
         self._commit: Commit | None = None
         self._fixed = None if fixed is None else fixed.version
@@ -77,7 +77,7 @@ class ServedVersion:
         weakref.finalize(self, self._holding.drop).atexit = False
 
     @property
-    def held(self) -> Held | None:
+    def held(self) -> HeldVersion | None:
         """The version that the next call reads, with its lease; None where there is none."""
         return self._holding.held
 
@@ -159,7 +159,7 @@ class ServedVersion:
             return reader
         raise AssertionError("unreachable")
 
-    def enter(self, *, leased: bool) -> Held:
+    def enter(self, *, leased: bool) -> HeldVersion:
         """Return the version for a call, which leaves it in the end."""
         while True:
             try:
@@ -168,7 +168,7 @@ class ServedVersion:
                 if self._fixed is not None or not self.refresh():
                     raise
 
-    def leave(self, held: Held) -> None:
+    def leave(self, held: HeldVersion) -> None:
         """End a call."""
         self._holding.leave(held)
 
@@ -212,7 +212,7 @@ class ServedVersion:
         for lease in over_time.values():
             lease.release()
 
-    def _keep(self, held: Held) -> None:
+    def _keep(self, held: HeldVersion) -> None:
         """Let this call go on until the dataset is closed; one call a version is enough."""
         with self._holding.moving:
             known = self._closed or any(other is held for other in self._lent)
@@ -264,7 +264,7 @@ class ServedVersion:
 
     # -- damage
 
-    def take_another(self, held: Held, error: ManifestMismatchError) -> None:
+    def take_another(self, held: HeldVersion, error: ManifestMismatchError) -> None:
         """Move to a version that takes the place of this one, which has a missing or damaged file, or raise."""
         with self._holding.moving:
             if held is not self._holding.held:
@@ -286,7 +286,7 @@ class ServedVersion:
             self._holding.move_to(self._cached(other))
             self._avoided = served.version if served is not None and served.version != other.version else None
 
-    def _stays_back(self, held: Held, served: VersionReader) -> bool:
+    def _stays_back(self, held: HeldVersion, served: VersionReader) -> bool:
         """Whether the version served is the one that was found damaged, and what is read instead may still be."""
         if served.version != self._avoided:
             return False

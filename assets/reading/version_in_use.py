@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class HeldVersion:
     """One version that is read, by how many calls, and the lease that keeps it from being discarded."""
 
     reader: VersionReader
@@ -41,17 +41,17 @@ class Holding:
         """Begin with `first`, or with the error that calls raise while there is nothing to read."""
         self._lake, self._name = lake, name
         self.leases, self._holder = leases, holder
-        self._held: Held | None = None if isinstance(first, AdjunctError) else Held(first)
+        self._held: HeldVersion | None = None if isinstance(first, AdjunctError) else HeldVersion(first)
         self._ended: AdjunctError | None = first if isinstance(first, AdjunctError) else None
         self._lock = threading.Lock()  # never held over a request
         self.moving = threading.RLock()
 
     @property
-    def held(self) -> Held | None:
+    def held(self) -> HeldVersion | None:
         """The version that the next call enters; None where there is none any more."""
         return self._held
 
-    def require(self) -> Held:
+    def require(self) -> HeldVersion:
         """Return the version that the next call enters, or raise why there is none."""
         held, ended = self._held, self._ended
         if held is None:
@@ -59,7 +59,7 @@ class Holding:
             raise ended.reworded(ended.problem, ended.next_step)
         return held
 
-    def enter(self, *, leased: bool) -> Held:
+    def enter(self, *, leased: bool) -> HeldVersion:
         """Return the version for a call, which leaves it in the end; with a lease on it if that is asked for.
 
         Raises VersionDiscardedError where it was discarded before it could be leased.
@@ -75,7 +75,7 @@ class Holding:
                 if held is self._held and not held.leased:
                     held.lease = self._acquire(held.reader.version)
 
-    def leave(self, held: Held) -> None:
+    def leave(self, held: HeldVersion) -> None:
         """End a call."""
         with self._lock:
             held.users -= 1
@@ -87,7 +87,7 @@ class Holding:
         """Let calls that begin from now on read this version; it is leased first if the one before was."""
         with self.moving:
             leased = self._held is not None and self._held.lease is not None
-            self._replace(Held(reader, self._acquire(reader.version) if leased else None), None)
+            self._replace(HeldVersion(reader, self._acquire(reader.version) if leased else None), None)
 
     def end(self, why: AdjunctError) -> None:
         """Let calls that begin from now on raise this error."""
@@ -104,7 +104,7 @@ class Holding:
         if held is not None and not held.users and held.lease is not None:
             held.lease.release_later()
 
-    def _replace(self, held: Held | None, why: AdjunctError | None) -> None:
+    def _replace(self, held: HeldVersion | None, why: AdjunctError | None) -> None:
         with self._lock:
             before, self._held, self._ended = self._held, held, why
             idle = before is not None and not before.users
@@ -123,7 +123,7 @@ class Holding:
             ) from error
 
 
-def _let_go(held: Held) -> None:
+def _let_go(held: HeldVersion) -> None:
     lease, held.lease = held.lease, None
     if lease is not None:
         lease.release()

@@ -22,7 +22,7 @@ from dagster_adjunct.assets.versions.kept_history import told
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import Change, DatasetManifest, UnboundedManifest
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout_of
-from dagster_adjunct.resources.bucketing.write_over_time import OverTime
+from dagster_adjunct.resources.bucketing.write_over_time import OverTimeWrite
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -142,7 +142,7 @@ class _Rewriting:
             stored = [StoredFile(store, what, generation.folder, file) for file in generation.files]
             # Readers look there whether tombstones were left out.
             left_out = all(_LEFT_OUT in file.stats for file in generation.files)
-            as_it_is = None if version.history is None else OverTime(told=told(generation))
+            as_it_is = None if version.history is None else OverTimeWrite(told=told(generation))
             options = WriteOptions(what, last_per_key=True, drop_tombstones=left_out, over_time=as_it_is)
             files = rebucketed(self.log, stored, layout, attempt, generation.id, options)
             new = attempt.generation(generation.id, files)

@@ -32,7 +32,7 @@ Settled = Mapping[str, Mapping[SystemStreamPartition, MarkerSaid]]
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class MarkedSegment:
     """The records [start, end) of one partition and the marker at `end` that closed them."""
 
     ssp: SystemStreamPartition
@@ -51,8 +51,8 @@ class Complete:
     """A version that every partition has delivered: its records, and what to drop before them."""
 
     version: str
-    segments: tuple[Segment, ...]
-    dropped: tuple[Segment, ...]
+    segments: tuple[MarkedSegment, ...]
+    dropped: tuple[MarkedSegment, ...]
 
     @property
     def offsets(self) -> dict[SystemStreamPartition, int]:
@@ -89,7 +89,7 @@ class Waiting:
 
     version: str | None
     missing: tuple[SystemStreamPartition, ...]
-    dropped: tuple[Segment, ...]
+    dropped: tuple[MarkedSegment, ...]
     offsets: dict[SystemStreamPartition, int]
 
     def awaiting(self, redelivered: int, *, idle: bool) -> Awaiting:
@@ -122,16 +122,16 @@ def next_delivery(
     for marker in sorted(markers, key=lambda candidate: int(candidate.offset)):
         if marker.ssp in by_partition and int(marker.offset) >= offsets[marker.ssp]:
             by_partition[marker.ssp].append(marker)
-    next_segments: dict[SystemStreamPartition, Segment] = {}
-    dropped: list[Segment] = []
+    next_segments: dict[SystemStreamPartition, MarkedSegment] = {}
+    dropped: list[MarkedSegment] = []
     position = dict(offsets)
     for ssp, delivered in by_partition.items():
         for marker in delivered:
             if marker.version not in settled:
-                next_segments[ssp] = Segment(ssp, position[ssp], int(marker.offset), marker)
+                next_segments[ssp] = MarkedSegment(ssp, position[ssp], int(marker.offset), marker)
                 break
             _check_repeated(dataset, marker, settled[marker.version].get(ssp))
-            segment = Segment(ssp, position[ssp], int(marker.offset), marker)
+            segment = MarkedSegment(ssp, position[ssp], int(marker.offset), marker)
             dropped.append(segment)
             position[ssp] = segment.next
     check_one_version(dataset, {ssp: segment.marker.version for ssp, segment in next_segments.items()})
@@ -158,7 +158,7 @@ def is_bare(markers: Iterable[Marker]) -> bool:
     return all(marker.counted and marker.rows == 0 for marker in markers)
 
 
-def _come_again(segments: Collection[Segment], gone: Collection[str]) -> bool:
+def _come_again(segments: Collection[MarkedSegment], gone: Collection[str]) -> bool:
     return (
         bool(segments)
         and all(segment.marker.version in gone for segment in segments)

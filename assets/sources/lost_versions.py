@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from dagster_adjunct.assets.sources.end_of_dataset_markers import Segment, Settled, check_one_version, is_bare
+from dagster_adjunct.assets.sources.end_of_dataset_markers import MarkedSegment, Settled, check_one_version, is_bare
 from dagster_adjunct.resources.errors import MarkerConflictError
 from dagster_adjunct.resources.streams.interface.stream_system import Marker
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
@@ -47,7 +47,7 @@ def after_lost(
     oldest: Offsets,
     markers: Sequence[Marker],
     settled: Settled,
-    count: Callable[[Segment], int],
+    count: Callable[[MarkedSegment], int],
 ) -> GoesOn | Unknown:
     """Return where a dataset goes on: where it stands, unless retention has taken what comes next there.
 
@@ -59,13 +59,13 @@ def after_lost(
     return go_on(dataset, offsets, oldest, markers, settled, counted)
 
 
-def to_count(offsets: Offsets, oldest: Offsets, markers: Sequence[Marker]) -> list[Segment]:
+def to_count(offsets: Offsets, oldest: Offsets, markers: Sequence[Marker]) -> list[MarkedSegment]:
     """Return the first segments of cut partitions that are whole if they hold as many records as their marker says."""
     firsts = [
         following[0] for ssp in cut_partitions(offsets, oldest) if (following := _after(ssp, oldest[ssp], markers))
     ]
     return [
-        Segment(marker.ssp, oldest[marker.ssp], int(marker.offset), marker)
+        MarkedSegment(marker.ssp, oldest[marker.ssp], int(marker.offset), marker)
         for marker in firsts
         if marker.rows is not None
     ]

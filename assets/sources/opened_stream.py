@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.versions.stored_declaration import Declaration
+    from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
 
 Ranges = Mapping[SystemStreamPartition, tuple[str, str]]
 
@@ -74,7 +74,7 @@ class Source:
         return cls(spec, system, info, tuple(system.partitions(stream)), entries)
 
     @property
-    def declaration(self) -> Declaration:
+    def declaration(self) -> DatasetDeclaration:
         """What the manifest keeps of the specification and its input."""
         return declaration_of(self.spec, self.schema, input_partitions=len(self.ssps))
 

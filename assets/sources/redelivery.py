@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dagster_adjunct.assets.sources.end_of_dataset_markers import Segment
+from dagster_adjunct.assets.sources.end_of_dataset_markers import MarkedSegment
 from dagster_adjunct.assets.versions.deliveries import MarkerFacts
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 
 
-def told_again(manifest: BoundedManifest, dropped: Mapping[Segment, int]) -> tuple[str, ...]:
+def told_again(manifest: BoundedManifest, dropped: Mapping[MarkedSegment, int]) -> tuple[str, ...]:
     """Return a sentence for each version of which records were dropped that are not known to be what was taken.
 
     `dropped` are the records by segment. Equal counts prove nothing; equal checksums in all markers do.
     """
-    again: dict[str, dict[Segment, int]] = {}
+    again: dict[str, dict[MarkedSegment, int]] = {}
     for segment, count in dropped.items():
         if count:
             again.setdefault(segment.marker.version, {})[segment] = count
     return tuple(told for name, segments in again.items() if (told := _told(manifest, name, segments)))
 
 
-def _told(manifest: BoundedManifest, name: str, segments: Mapping[Segment, int]) -> str:
+def _told(manifest: BoundedManifest, name: str, segments: Mapping[MarkedSegment, int]) -> str:
     done = next((delivered for delivered in reversed(manifest.delivered) if delivered.name == name), None)
     ref = manifest.ref(done.version) if done else None
     again = f"version {name!r} was delivered again: its {sum(segments.values()):,} record(s) are dropped"
@@ -42,6 +42,6 @@ def _told(manifest: BoundedManifest, name: str, segments: Mapping[Segment, int])
     return f"{again}, and {why}. To publish them, deliver them under a new version name"
 
 
-def _is_equal(segment: Segment, before: MarkerFacts | None) -> bool:
+def _is_equal(segment: MarkedSegment, before: MarkerFacts | None) -> bool:
     checksum = segment.marker.checksum
     return before is not None and checksum is not None and checksum == before.checksum

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.sources.end_of_dataset_markers import (
     Complete,
-    Segment,
+    MarkedSegment,
     check_counts,
     check_repeats,
     next_delivery,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.versions.stored_declaration import Declaration
+    from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
     from dagster_adjunct.resources.streams.interface.stream_system import StreamInfo, StreamSystem
 
 
@@ -82,7 +82,7 @@ class StreamSource:
         return self._stream.schema
 
     @property
-    def declaration(self) -> Declaration:
+    def declaration(self) -> DatasetDeclaration:
         return self._stream.declaration
 
     @property
@@ -178,7 +178,7 @@ class StreamSource:
 
     # -- inside
 
-    def _count(self, cut: Segment) -> int:
+    def _count(self, cut: MarkedSegment) -> int:
         return self._stream.count({cut.ssp: (str(cut.start), str(cut.end))})
 
     def _markers(self, offsets: Mapping[SystemStreamPartition, int]) -> list[Marker]:

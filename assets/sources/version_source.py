@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.versions.manifest import BoundedManifest
-    from dagster_adjunct.assets.versions.stored_declaration import Declaration
+    from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
     from dagster_adjunct.resources.schemas.schema import Schema
 
 
@@ -80,7 +80,7 @@ class VersionSource(Protocol):
         ...
 
     @property
-    def declaration(self) -> Declaration: ...
+    def declaration(self) -> DatasetDeclaration: ...
 
     @property
     def copartitioned(self) -> bool:

@@ -10,7 +10,7 @@ from dagster_adjunct.assets.versions.stored_declaration import declaration_of
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.versions.stored_declaration import Declaration
+    from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
     from dagster_adjunct.resources.schemas.schema import Schema
 
 
@@ -29,7 +29,7 @@ class VersionsOfNoStream:
         return self._schema
 
     @property
-    def declaration(self) -> Declaration:
+    def declaration(self) -> DatasetDeclaration:
         return declaration_of(self._spec, self._schema)
 
     @property

@@ -35,7 +35,7 @@ _LOOK_BACK_MS = 600_000
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TransactionPart:
     """What one partition holds of one transaction: its first and last offset, and how many changes."""
 
     first: int
@@ -52,7 +52,11 @@ class Ended:
 
 
 def cut_at_incomplete(
-    seen: Mapping[tuple[str, int], Part], complete: Mapping[str, int], ends: Mapping[int, int], *, spare: int = 0
+    seen: Mapping[tuple[str, int], TransactionPart],
+    complete: Mapping[str, int],
+    ends: Mapping[int, int],
+    *,
+    spare: int = 0,
 ) -> dict[int, int]:
     """Return per partition the end before the first change of a transaction that is not whole.
 
@@ -124,7 +128,7 @@ def whole_transactions(
     }
 
 
-def counts_of(seen: Mapping[tuple[str, int], Part]) -> dict[str, int]:
+def counts_of(seen: Mapping[tuple[str, int], TransactionPart]) -> dict[str, int]:
     """Return how many changes of each transaction there are in all partitions."""
     counts: dict[str, int] = {}
     for (transaction, _), part in seen.items():
@@ -150,9 +154,9 @@ def _looked_at(declared: DebeziumEnvelope, source: Source, spark: SparkSession, 
     )
 
 
-def _parts(rows: Iterable[Row]) -> dict[tuple[str, int], Part]:
+def _parts(rows: Iterable[Row]) -> dict[tuple[str, int], TransactionPart]:
     return {
-        (row["transaction"], row[PARTITION]): Part(row["first"], row["last"], row["count"])
+        (row["transaction"], row[PARTITION]): TransactionPart(row["first"], row["last"], row["count"])
         for row in rows
         if row["transaction"] is not None and row["readable"]
     }

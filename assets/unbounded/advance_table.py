@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.unbounded.apply_changes import apply_changes
 from dagster_adjunct.assets.unbounded.bootstrap import begin_table
-from dagster_adjunct.assets.unbounded.commit_table import Advance, Progress, confirm, keep_decision
+from dagster_adjunct.assets.unbounded.commit_table import Advance, AdvanceProgress, confirm, keep_decision
 from dagster_adjunct.assets.unbounded.compact_table import compact_due
 from dagster_adjunct.assets.unbounded.engine import engine_of
 from dagster_adjunct.assets.unbounded.evolve_columns import evolve
@@ -73,15 +73,15 @@ def carry_out(advance: Advance, plan: RecoveryPlan, *, applied: Mapping[str, str
     return report_of(advance, progress, action)
 
 
-def taken_up(advance: Advance, plan: RecoveryPlan) -> Progress:
+def taken_up(advance: Advance, plan: RecoveryPlan) -> AdvanceProgress:
     """Return where the table that was seen goes on, with the columns that are declared now."""
     seen = advance.seen
     assert seen.manifest is not None, "a table that is not there is begun"
-    progress = Progress(_carried_over(advance), seen.manifest, seen.ends)
+    progress = AdvanceProgress(_carried_over(advance), seen.manifest, seen.ends)
     return evolve(advance, progress) if plan.first == "evolve" else progress
 
 
-def compact(advance: Advance, progress: Progress) -> Progress:
+def compact(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
     """Compact inside the advance, where that is due and declared."""
     policy = advance.spec.following.compaction
     if not policy.inside_commit:

@@ -20,13 +20,13 @@ from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, forge
 from dagster_adjunct.assets.versions.kept_history import newest_valid_from
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
 from dagster_adjunct.assets.writing.write_generation import add
-from dagster_adjunct.resources.bucketing.write_over_time import OverTime
+from dagster_adjunct.resources.bucketing.write_over_time import OverTimeWrite
 from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.spark.interpreted_plans import interpreted_if_few
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.sources.opened_stream import Ranges
-    from dagster_adjunct.assets.unbounded.commit_table import Advance, Progress
+    from dagster_adjunct.assets.unbounded.commit_table import Advance, AdvanceProgress
     from dagster_adjunct.assets.unbounded.reapply_changes import Rewinding
     from dagster_adjunct.assets.versions.advance_report import Action
     from dagster_adjunct.assets.versions.dataset_log import Attempt
@@ -45,7 +45,7 @@ class _Written:
     rewinding: Rewinding | None
 
 
-def apply_changes(advance: Advance, progress: Progress) -> tuple[Progress, Action]:
+def apply_changes(advance: Advance, progress: AdvanceProgress) -> tuple[AdvanceProgress, Action]:
     """Apply what has come, a chunk a commit; return what that came to."""
     action: Action = "up-to-date"
     began, done = time.monotonic(), 0
@@ -69,12 +69,12 @@ def apply_changes(advance: Advance, progress: Progress) -> tuple[Progress, Actio
 
 def apply_ranges(
     advance: Advance,
-    progress: Progress,
+    progress: AdvanceProgress,
     ranges: Ranges,
     *,
     reached: bool = False,
     rewinding: Rewinding | None = None,
-) -> tuple[Progress, int]:
+) -> tuple[AdvanceProgress, int]:
     """Read these changes and commit them; return how many records they were.
 
     `reached` says that they end a bootstrap, `rewinding` that they are applied again.
@@ -116,16 +116,16 @@ def apply_ranges(
     return replace(progress, counters=add(dict(progress.counters), counters)), records
 
 
-def _over_time(advance: Advance, progress: Progress, begins: bool) -> OverTime | None:
+def _over_time(advance: Advance, progress: AdvanceProgress, begins: bool) -> OverTimeWrite | None:
     """Return how rows over time are written, None for a table without history: a base says where each row ends."""
     if advance.spec.following.history is None:
         return None
     version = progress.manifest.version
     served = () if progress.running or version is None else version.generations
-    return OverTime(told=begins, newest=newest_valid_from(served))
+    return OverTimeWrite(told=begins, newest=newest_valid_from(served))
 
 
-def _begins(advance: Advance, progress: Progress) -> bool:
+def _begins(advance: Advance, progress: AdvanceProgress) -> bool:
     """Whether what is written next is a base: nothing is below it."""
     if progress.running:
         return not progress.bootstrap.building
@@ -133,7 +133,7 @@ def _begins(advance: Advance, progress: Progress) -> bool:
     return version is None or not any(generation.files for generation in version.generations)
 
 
-def _commit_written(advance: Advance, progress: Progress, written: _Written) -> Progress:
+def _commit_written(advance: Advance, progress: AdvanceProgress, written: _Written) -> AdvanceProgress:
     """Commit data and offsets together."""
     try:
         return commit_again(
@@ -144,7 +144,7 @@ def _commit_written(advance: Advance, progress: Progress, written: _Written) -> 
         raise
 
 
-def _after(advance: Advance, progress: Progress, written: _Written) -> UnboundedManifest:
+def _after(advance: Advance, progress: AdvanceProgress, written: _Written) -> UnboundedManifest:
     """Return the manifest with these changes in it; changes that hold no record leave the version as it is."""
     source, manifest, bootstrap = advance.source, progress.manifest, progress.bootstrap
     generation, running = written.generation, progress.running

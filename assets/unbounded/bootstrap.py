@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.sources.opened_stream import as_stored, by_partition
 from dagster_adjunct.assets.unbounded.bulk_snapshot import load_snapshot
-from dagster_adjunct.assets.unbounded.commit_table import Progress, change_of, commit_manifest
+from dagster_adjunct.assets.unbounded.commit_table import AdvanceProgress, change_of, commit_manifest
 from dagster_adjunct.assets.unbounded.input_order import last_offsets
 from dagster_adjunct.assets.unbounded.next_served_version import with_version
 from dagster_adjunct.assets.versions.build_attempts import forget_attempt
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _NOT_BEGUN = Bootstrap(state="running", start={}, target={}, started_at=datetime.fromtimestamp(0, UTC))
 
 
-def begin_table(advance: Advance, commit: Commit | None, applied: Mapping[str, str]) -> Progress:
+def begin_table(advance: Advance, commit: Commit | None, applied: Mapping[str, str]) -> AdvanceProgress:
     """Commit where a new table begins, in answer to the startpoints in `applied` (ids by partition).
 
     `commit` is the current one. Raises CommitConflictError where another writer was first, and what the loading of a
@@ -46,7 +46,7 @@ def begin_table(advance: Advance, commit: Commit | None, applied: Mapping[str, s
         bootstrap=_NOT_BEGUN,
     )
     attempt = advance.log.attempt()
-    before = Progress(commit, first, seen.ends)
+    before = AdvanceProgress(commit, first, seen.ends)
     begin = _bootstrapping if advance.decision.action == "bootstrap" else _created
     before, after = begin(advance, before, attempt)
     after = after.after(applied=first.with_applied(applied))
@@ -55,7 +55,9 @@ def begin_table(advance: Advance, commit: Commit | None, applied: Mapping[str, s
     return progress
 
 
-def _bootstrapping(advance: Advance, before: Progress, attempt: Attempt) -> tuple[Progress, UnboundedManifest]:
+def _bootstrapping(
+    advance: Advance, before: AdvanceProgress, attempt: Attempt
+) -> tuple[AdvanceProgress, UnboundedManifest]:
     """Return the manifest of a bootstrap that begins beside what is served, and the progress once a snapshot is loaded.
 
     The target are the ends of the stream after the snapshot was loaded.
@@ -88,7 +90,7 @@ def _bootstrapping(advance: Advance, before: Progress, attempt: Attempt) -> tupl
     return before, after
 
 
-def _created(advance: Advance, before: Progress, attempt: Attempt) -> tuple[Progress, UnboundedManifest]:
+def _created(advance: Advance, before: AdvanceProgress, attempt: Attempt) -> tuple[AdvanceProgress, UnboundedManifest]:
     """Return the manifest of an empty table that goes on from where the one before it, if any, has read."""
     seen, source, first = advance.seen, advance.source, before.manifest
     known = {} if seen.manifest is None else by_partition(seen.manifest.offsets)

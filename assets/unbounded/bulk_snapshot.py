@@ -14,7 +14,7 @@ from dagster_adjunct.assets.versions.kept_history import VALID_FROM
 from dagster_adjunct.assets.versions.sealed_version import POSITION
 from dagster_adjunct.assets.writing.generation_writer import SPARK
 from dagster_adjunct.assets.writing.write_generation import write_generation
-from dagster_adjunct.resources.bucketing.write_over_time import OverTime
+from dagster_adjunct.resources.bucketing.write_over_time import OverTimeWrite
 from dagster_adjunct.resources.errors import AdjunctError, DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.schemas.schema import widens
 from dagster_adjunct.resources.streams.interface.stream_system import TIMESTAMP, TOMBSTONE
@@ -75,7 +75,7 @@ def load_snapshot(
                 order_by=(*layout.key, POSITION),
                 keep_tombstones=False,
                 partitioned=False,
-                over_time=None if spec.following.history is None else OverTime(told=True),
+                over_time=None if spec.following.history is None else OverTimeWrite(told=True),
             )
     if counters["superseded"]:
         raise DatasetError(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.sources.opened_stream import as_stored
-from dagster_adjunct.assets.unbounded.table_state import Seen, max_age_of
+from dagster_adjunct.assets.unbounded.table_state import SeenTable, max_age_of
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
 from dagster_adjunct.assets.versions.unbounded_state import Bootstrap, Decision
 from dagster_adjunct.resources.errors import CommitConflictError
@@ -34,7 +34,7 @@ class Advance:
     """What stays the same during one advance: what was seen before it, and what was decided on that."""
 
     context: WriteContext
-    seen: Seen
+    seen: SeenTable
     decision: Decision
     stages: Stages
 
@@ -55,7 +55,7 @@ class Advance:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class AdvanceProgress:
     """How far an advance has come.
 
     `commit` and `manifest` are current, as far as it knows; `ends` is how far the stream is read. `sealed` are the
@@ -78,7 +78,7 @@ class Progress:
         """Whether the bootstrap is under way."""
         return self.bootstrap.state == "running"
 
-    def after(self, commit: Commit, manifest: UnboundedManifest) -> Progress:
+    def after(self, commit: Commit, manifest: UnboundedManifest) -> AdvanceProgress:
         """Return it after this commit."""
         version = manifest.version
         made = (version.id,) if version is not None and version is not self.manifest.version else ()
@@ -86,8 +86,8 @@ class Progress:
 
 
 def commit_manifest(
-    advance: Advance, progress: Progress, manifest: UnboundedManifest, *, commit_id: str | None = None
-) -> Progress:
+    advance: Advance, progress: AdvanceProgress, manifest: UnboundedManifest, *, commit_id: str | None = None
+) -> AdvanceProgress:
     """Make `manifest` current. Raises CommitConflictError, and then nothing is visible."""
     commit = advance.log.commit(progress.commit, manifest, by=advance.context.by, commit_id=commit_id)
     return progress.after(commit, manifest)
@@ -95,17 +95,17 @@ def commit_manifest(
 
 def commit_again(
     advance: Advance,
-    progress: Progress,
-    decide: Callable[[Progress], UnboundedManifest],
+    progress: AdvanceProgress,
+    decide: Callable[[AdvanceProgress], UnboundedManifest],
     *,
     commit_id: str | None = None,
-) -> Progress:
+) -> AdvanceProgress:
     """Commit what is decided on what is current, again where somebody else only compacted or discarded.
 
     Raises CommitConflictError where another writer has read on, or begun anew.
     """
 
-    def catch_up(seen: Progress) -> Progress | None:
+    def catch_up(seen: AdvanceProgress) -> AdvanceProgress | None:
         commit, current = advance.log.read()
         fresh = None if current is None else as_unbounded(current)
         if fresh is None or not _same_progress(progress.manifest, fresh):
@@ -120,12 +120,12 @@ def commit_again(
     )
 
 
-def keep(advance: Advance, progress: Progress, **changes: Any) -> Progress:
+def keep(advance: Advance, progress: AdvanceProgress, **changes: Any) -> AdvanceProgress:
     """Commit something beside data and offsets."""
     return commit_again(advance, progress, lambda current: current.manifest.after(**changes))
 
 
-def keep_decision(advance: Advance, progress: Progress) -> Progress:
+def keep_decision(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
     """Commit the decision, unless the same one stands there."""
     stored, made = progress.manifest.decision, advance.decision
     if stored is not None and (stored.action, stored.reason) == (made.action, made.reason):
@@ -133,7 +133,7 @@ def keep_decision(advance: Advance, progress: Progress) -> Progress:
     return keep(advance, progress, decision=made, change=change_of(made))
 
 
-def confirm(advance: Advance, progress: Progress) -> Progress:
+def confirm(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
     """Commit that the table was found caught up, where its age counts, and not at each look."""
     limit, confirmed, now = max_age_of(advance.source), progress.manifest.confirmed_at, advance.seen.at
     if progress.manifest.offsets != as_stored(progress.ends):

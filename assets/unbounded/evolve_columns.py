@@ -13,10 +13,10 @@ from dagster_adjunct.assets.unbounded.next_served_version import with_version
 from dagster_adjunct.assets.versions.manifest import Change
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.unbounded.commit_table import Advance, Progress
+    from dagster_adjunct.assets.unbounded.commit_table import Advance, AdvanceProgress
 
 
-def evolve(advance: Advance, progress: Progress) -> Progress:
+def evolve(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
     """Commit that the columns are served that are declared now; the rows there stay as they are."""
     manifest, version, source = progress.manifest, progress.manifest.version, advance.source
     assert version is not None, "there is nothing whose columns could change"

@@ -18,7 +18,7 @@ from dagster_adjunct.resources.times import microseconds
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.versions.unbounded_state import Sent
+    from dagster_adjunct.assets.versions.unbounded_state import SentToTable
     from dagster_adjunct.resources.bucketing.bucket_files import Generation
     from dagster_adjunct.resources.objects.commit_log import Commit
     from dagster_adjunct.resources.schemas.schema import Schema
@@ -104,7 +104,7 @@ def keeps_deletions(generation: Generation) -> int:
     return sum(int(file.stats.get("tombstones", 0)) for file in generation.files)
 
 
-def counted(sends: Sequence[Sent]) -> dict[str, int]:
+def counted(sends: Sequence[SentToTable]) -> dict[str, int]:
     """Return what these sends add to a table's counters."""
     return {"changes": sum(sent.rows for sent in sends), "deleted": sum(sent.deleted for sent in sends)}
 

@@ -32,7 +32,7 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
 from dagster_adjunct.assets.versions.sealed_version import POSITION, SealedVersion, layout_of
 from dagster_adjunct.assets.versions.stored_declaration import declaration_of
-from dagster_adjunct.assets.versions.unbounded_state import Sent, Written
+from dagster_adjunct.assets.versions.unbounded_state import SentToTable, Written
 from dagster_adjunct.assets.writing.generation_writer import SPARK, GenerationWriter
 from dagster_adjunct.assets.writing.write_generation import add, write_generation
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError, ProducerConflictError
@@ -50,7 +50,7 @@ _TRIES = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class WritingBatch:
     """Whose batch it is, its number, and the run that does it."""
 
     application: str
@@ -72,7 +72,7 @@ class LocalWrites:
         lake: Lake,
         spec: AdjunctDataset,
         pinned: SealedVersion | None,
-        batch: Batch,
+        batch: WritingBatch,
         writer: GenerationWriter[Any] = SPARK,
     ) -> None:
         self._lake, self._spec, self._pinned, self._batch, self._writer = lake, spec, pinned, batch, writer
@@ -83,7 +83,7 @@ class LocalWrites:
         )
         self._begun: Parent | None = None
         self._generations: list[Generation] = []
-        self._sends: list[Sent] = []
+        self._sends: list[SentToTable] = []
         self._attempts: list[str] = []
         self._stack = ExitStack()
         self._committed = False
@@ -130,7 +130,7 @@ class LocalWrites:
         counters.pop("conflicting", None)  # of changes nothing else is expected
         tombstones = keeps_deletions(generation)
         counters["deleted"] += tombstones
-        sent = Sent(
+        sent = SentToTable(
             rows=generation.rows - tombstones,
             deleted=counters["deleted"],
             digest=sum(file.digest or 0 for file in generation.files) % 2**64,
@@ -297,5 +297,5 @@ def _placed(rows: DataFrame | pa.Table, position: int) -> DataFrame | pa.Table:
     return frame.withColumn(POSITION, F.lit(position).cast("bigint"))
 
 
-def _told(sends: Sequence[Sent]) -> str:
+def _told(sends: Sequence[SentToTable]) -> str:
     return "; ".join(f"{sent.rows} records, {sent.deleted} deleted ({sent.digest:016x})" for sent in sends) or "nothing"

@@ -12,7 +12,7 @@ from dagster_adjunct.assets.versions.kept_history import current_rows, newest_va
 from dagster_adjunct.assets.versions.sealed_version import POSITION
 from dagster_adjunct.assets.writing.write_generation import write_generation
 from dagster_adjunct.resources.bucketing.bucketed_tables import GENERATION
-from dagster_adjunct.resources.bucketing.write_over_time import OverTime
+from dagster_adjunct.resources.bucketing.write_over_time import OverTimeWrite
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.unbounded.compaction_plan import CompactionPlan
@@ -122,7 +122,7 @@ def _over_time(
         order_by=(*version.layout.key, POSITION, GENERATION),
         keep_tombstones=True,
         partitioned=True,
-        over_time=OverTime(told=major, edge=edge, forget=limit),
+        over_time=OverTimeWrite(told=major, edge=edge, forget=limit),
     )
     counters.pop("conflicting", None)
     horizon = counters.pop("forgotten_to", None)

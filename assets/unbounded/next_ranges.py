@@ -9,11 +9,11 @@ from dagster_adjunct.assets.sources.opened_stream import Ranges, by_partition
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.unbounded.commit_table import Advance, Progress
+    from dagster_adjunct.assets.unbounded.commit_table import Advance, AdvanceProgress
     from dagster_adjunct.assets.unbounded.input_order import Offsets
 
 
-def next_ranges(advance: Advance, progress: Progress) -> tuple[Ranges, bool]:
+def next_ranges(advance: Advance, progress: AdvanceProgress) -> tuple[Ranges, bool]:
     """Return the next ranges to read, about a chunk, and whether there is nothing more to read now.
 
     Ranges that were read before for their dead letters are read again as they were. Where transactions are kept whole,
@@ -45,13 +45,13 @@ def next_ranges(advance: Advance, progress: Progress) -> tuple[Ranges, bool]:
         chunk *= 4
 
 
-def reaches_target(advance: Advance, progress: Progress, ranges: Ranges) -> bool:
+def reaches_target(advance: Advance, progress: AdvanceProgress, ranges: Ranges) -> bool:
     """Whether all of the bootstrap's target is in the table once these ranges are."""
     at, target = offsets_after(progress, ranges), by_partition(progress.bootstrap.target)
     return all(advance.source.system.compare(at[ssp], end) >= 0 for ssp, end in target.items())
 
 
-def offsets_after(progress: Progress, ranges: Ranges) -> Offsets:
+def offsets_after(progress: AdvanceProgress, ranges: Ranges) -> Offsets:
     """Return the next offsets to read once these ranges are in the table."""
     return {**by_partition(progress.manifest.offsets), **{ssp: end for ssp, (_, end) in ranges.items()}}
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from dagster_adjunct.assets.unbounded.table_state import Seen, TableState, state_of
+from dagster_adjunct.assets.unbounded.table_state import SeenTable, TableContinuity, state_of
 from dagster_adjunct.assets.versions.stored_declaration import check_declaration
 from dagster_adjunct.assets.versions.unbounded_state import Decision
 from dagster_adjunct.resources.errors import DatasetError, OffsetOutOfRangeError
@@ -39,7 +39,7 @@ class RecoveryPlan:
     decision: Decision
 
 
-def decide(seen: Seen, *, rebuild: str | None = None, forced: bool = False) -> RecoveryPlan:
+def decide(seen: SeenTable, *, rebuild: str | None = None, forced: bool = False) -> RecoveryPlan:
     """Return what to do with the table that was seen; `rebuild` is the reason to build it anew.
 
     `forced` begins a bootstrap even from a stream that does not tell of every key any more. Raises DatasetError for a
@@ -67,7 +67,7 @@ def decide(seen: Seen, *, rebuild: str | None = None, forced: bool = False) -> R
     return RecoveryPlan("evolve" if _other_columns(seen) else "apply", decision)
 
 
-def recover(seen: Seen) -> Decision:
+def recover(seen: SeenTable) -> Decision:
     """Return the decision of the recovery table. Raises OffsetOutOfRangeError where that is declared."""
     state = state_of(seen)
     for refusal in (state.refusal, seen.refusal):
@@ -76,7 +76,7 @@ def recover(seen: Seen) -> Decision:
     return _by_table(seen.spec, state, seen.at)
 
 
-def _by_table(spec: AdjunctDataset, state: TableState, now: datetime) -> Decision:
+def _by_table(spec: AdjunctDataset, state: TableContinuity, now: datetime) -> Decision:
     lost = state.lost and not state.building
     if lost and spec.following.on_lost_offset == "fail":
         raise OffsetOutOfRangeError(
@@ -101,7 +101,7 @@ def _by_table(spec: AdjunctDataset, state: TableState, now: datetime) -> Decisio
     return Decision(action=action, store=state.store, reason=reason, at=now)
 
 
-def check_complete(seen: Seen, why: str) -> None:
+def check_complete(seen: SeenTable, why: str) -> None:
     """Refuse to bootstrap from a stream that does not tell of every key any more."""
     spec = seen.spec
     if spec.following.initial is not None or seen.tells_all:
@@ -115,7 +115,7 @@ def check_complete(seen: Seen, why: str) -> None:
     )
 
 
-def _other_columns(seen: Seen) -> bool:
+def _other_columns(seen: SeenTable) -> bool:
     """Whether other columns are served than are declared now; what is being built has its own."""
     manifest = seen.manifest
     if manifest is None or manifest.version is None:
@@ -123,7 +123,7 @@ def _other_columns(seen: Seen) -> bool:
     return manifest.bootstrap.state == "done" and manifest.version.columns != seen.source.schema
 
 
-def _check_declared(seen: Seen, manifest: UnboundedManifest, *, anew: bool) -> None:
+def _check_declared(seen: SeenTable, manifest: UnboundedManifest, *, anew: bool) -> None:
     """Refuse another key, spread or input; partitions are a matter of recovery, columns one of evolution.
 
     A table that is built `anew` may have any columns.

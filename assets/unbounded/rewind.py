@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from dagster_adjunct.assets.unbounded.advance_table import carry_out, compact, taken_up
 from dagster_adjunct.assets.unbounded.apply_changes import apply_changes, apply_ranges
-from dagster_adjunct.assets.unbounded.commit_table import Advance, Progress
+from dagster_adjunct.assets.unbounded.commit_table import Advance, AdvanceProgress
 from dagster_adjunct.assets.unbounded.reapply_changes import Rewinding
 from dagster_adjunct.assets.unbounded.recovery import decide
 from dagster_adjunct.assets.unbounded.rewind_plan import (
@@ -24,7 +24,7 @@ from dagster_adjunct.assets.unbounded.rewind_plan import (
     open_startpoints,
 )
 from dagster_adjunct.assets.unbounded.table_report import report_of
-from dagster_adjunct.assets.unbounded.table_state import Seen, look
+from dagster_adjunct.assets.unbounded.table_state import SeenTable, look
 from dagster_adjunct.assets.versions.advance_report import OnStage, Stages, ignore
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.operator_actions import explained
@@ -136,7 +136,7 @@ def _rewind(
     return replace(report, note=note + (f", {skipped:,} passed over" if skipped else ""))
 
 
-def _ended_what_was_begun(advance: Advance, progress: Progress) -> Progress:
+def _ended_what_was_begun(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
     """Return where the table is once a bootstrap, or ranges with dead letters, that were begun are ended."""
     progress, action = apply_changes(advance, progress)
     if action == "waiting":
@@ -149,12 +149,14 @@ def _ended_what_was_begun(advance: Advance, progress: Progress) -> Progress:
     return progress
 
 
-def _applied_before(context: WriteContext, seen: Seen, stages: Stages) -> AdvanceReport:
+def _applied_before(context: WriteContext, seen: SeenTable, stages: Stages) -> AdvanceReport:
     assert seen.manifest is not None
     reason = "its startpoints were applied already"
     decision = Decision(action="continue", store="valid", reason=reason, at=seen.at)
     advance = Advance(context, seen, decision, stages)
-    return replace(report_of(advance, Progress(seen.commit, seen.manifest, seen.ends), "up-to-date"), note=reason)
+    return replace(
+        report_of(advance, AdvanceProgress(seen.commit, seen.manifest, seen.ends), "up-to-date"), note=reason
+    )
 
 
 def _check(plan: RewindPlan) -> None:

@@ -27,7 +27,7 @@ from dagster_adjunct.resources.streams.interface.system_stream_partition import 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.sources.opened_stream import Source
-    from dagster_adjunct.assets.unbounded.table_state import Seen
+    from dagster_adjunct.assets.unbounded.table_state import SeenTable
     from dagster_adjunct.assets.versions.unbounded_state import Decision
 
 Positions = Mapping[SystemStreamPartition, Startpoint]
@@ -88,7 +88,7 @@ class RewindPlan:
         }
 
 
-def decide_rewind(seen: Seen, positions: Positions, force: Force) -> RewindPlan:
+def decide_rewind(seen: SeenTable, positions: Positions, force: Force) -> RewindPlan:
     """Return what these startpoints come to for the table that was seen.
 
     Those that are applied already, by their ids, do not count. Raises DatasetError for partitions of other streams, and
@@ -125,7 +125,7 @@ def open_startpoints(
     }
 
 
-def _partition(seen: Seen, ssp: SystemStreamPartition, startpoint: Startpoint) -> PartitionRewind:
+def _partition(seen: SeenTable, ssp: SystemStreamPartition, startpoint: Startpoint) -> PartitionRewind:
     system, name = seen.source.system, seen.spec.name
     try:
         start = resolve_startpoint_to_offset(system, ssp, startpoint)
@@ -152,7 +152,7 @@ def _taken(manifest: UnboundedManifest | None) -> dict[SystemStreamPartition, st
     return by_partition(manifest.bootstrap.target if running else manifest.offsets)
 
 
-def _incomplete(seen: Seen, forced: frozenset[SystemStreamPartition]) -> DatasetError | None:
+def _incomplete(seen: SeenTable, forced: frozenset[SystemStreamPartition]) -> DatasetError | None:
     try:
         check_complete(seen, "a startpoint at the oldest offset of every partition")
     except DatasetError as error:

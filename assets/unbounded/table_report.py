@@ -8,10 +8,10 @@ from dagster_adjunct.assets.sources.opened_stream import by_partition
 from dagster_adjunct.assets.versions.advance_report import Action, AdvanceReport
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.unbounded.commit_table import Advance, Progress
+    from dagster_adjunct.assets.unbounded.commit_table import Advance, AdvanceProgress
 
 
-def report_of(advance: Advance, progress: Progress, action: Action) -> AdvanceReport:
+def report_of(advance: Advance, progress: AdvanceProgress, action: Action) -> AdvanceReport:
     """Return what this advance has done: `action`, with the version that is served and how far it is behind."""
     manifest, version, decision = progress.manifest, progress.manifest.version, advance.decision
     system = advance.source.system

@@ -36,7 +36,7 @@ ADVANCE_AGAIN = "Nothing of this attempt is visible. Advance again: it goes on f
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenTable:
     """A table and its stream, as one look at `at` finds them; no file is read, and nothing is changed.
 
     `commit` is the current one, None before the first. `manifest` is None where there is no table. Where `damage` says
@@ -69,7 +69,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class TableState:
+class TableContinuity:
     """Whether a table can be continued.
 
     `problem` says why it is not valid, `lost` that the stream has dropped what comes next, `building` that it was not
@@ -83,7 +83,7 @@ class TableState:
     refusal: OffsetOutOfRangeError | None = None
 
 
-def look(context: WriteContext, spec: AdjunctDataset) -> Seen:
+def look(context: WriteContext, spec: AdjunctDataset) -> SeenTable:
     """Return what is there now. Raises DatasetError for an input that can't make this dataset."""
     source = Source.of(context.systems, spec)
     check_order(spec, source.info.key, source.info.partitions, source.info.partitioner)
@@ -94,7 +94,7 @@ def look(context: WriteContext, spec: AdjunctDataset) -> Seen:
     manifest = carried or manifest
     at = context.now()
     ends = source.system.upcoming(source.ssps)
-    seen = Seen(
+    seen = SeenTable(
         source,
         at,
         commit,
@@ -111,13 +111,13 @@ def look(context: WriteContext, spec: AdjunctDataset) -> Seen:
     return replace(seen, refusal=_overtaken(log, commit)) if state.store == "invalid" else seen
 
 
-def state_of(seen: Seen) -> TableState:
+def state_of(seen: SeenTable) -> TableContinuity:
     """Return whether the table that was seen can be continued."""
     source, manifest = seen.source, seen.manifest
     if seen.damage:
-        return TableState("invalid", f"its manifest is damaged ({seen.damage})")
+        return TableContinuity("invalid", f"its manifest is damaged ({seen.damage})")
     if manifest is None:
-        return TableState("none")
+        return TableContinuity("none")
     building = manifest.bootstrap.state == "running"
     offsets = by_partition(manifest.offsets)
     rebuild = f"rebuild the dataset from it (adjunct dataset rebuild {source.spec.name} MODULE:APP --reason …), or "
@@ -134,30 +134,30 @@ def state_of(seen: Seen) -> TableState:
         rewritten_next=f"R{rebuild[1:]}",
     )
     if refusal is not None:
-        return TableState("invalid", refusal.problem, building=building, refusal=refusal)
+        return TableContinuity("invalid", refusal.problem, building=building, refusal=refusal)
     problem = _partitions_changed(source, offsets)
     if problem:
-        return TableState("invalid", problem, building=building)
+        return TableContinuity("invalid", problem, building=building)
     lost = [ssp for ssp, offset in offsets.items() if source.system.compare(offset, seen.oldest[ssp]) < 0]
     if lost:
         ssp, oldest = lost[0], seen.oldest[lost[0]]
         problem = f"it goes on at offset {offsets[ssp]} of {ssp}, and the stream holds nothing before {oldest} any more"
-        return TableState("invalid", problem, lost=True, building=building)
+        return TableContinuity("invalid", problem, lost=True, building=building)
     if seen.missing:
         problem = f"{len(seen.missing)} of its objects are missing or cut, first {seen.missing[0]}"
-        return TableState("invalid", problem, building=building)
+        return TableContinuity("invalid", problem, building=building)
     if building:
         problem = _outdated_building(manifest, source, seen.at)
-        return TableState("invalid", problem, building=True) if problem else TableState("building")
+        return TableContinuity("invalid", problem, building=True) if problem else TableContinuity("building")
     behind = any(source.system.compare(offset, seen.ends[ssp]) < 0 for ssp, offset in offsets.items())
     limit, confirmed = max_age_of(source), manifest.confirmed_at
     if behind and limit is not None and confirmed is not None and seen.at - confirmed > limit:
-        return TableState(
+        return TableContinuity(
             "invalid",
             f"it was last confirmed caught up {confirmed:%Y-%m-%d %H:%M} UTC, longer than {limit} ago, and has not "
             "read all that came since",
         )
-    return TableState("valid")
+    return TableContinuity("valid")
 
 
 def max_age_of(source: Source) -> timedelta | None:

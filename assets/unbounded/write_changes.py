@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.assets.sources.opened_stream import Ranges
-    from dagster_adjunct.assets.unbounded.commit_table import Advance, Progress
+    from dagster_adjunct.assets.unbounded.commit_table import Advance, AdvanceProgress
     from dagster_adjunct.assets.unbounded.reapply_changes import Rewinding
     from dagster_adjunct.assets.versions.dataset_log import Attempt
     from dagster_adjunct.resources.bucketing.bucket_files import Generation
-    from dagster_adjunct.resources.bucketing.write_over_time import OverTime
+    from dagster_adjunct.resources.bucketing.write_over_time import OverTimeWrite
 
 
 def write_changes(
     advance: Advance,
-    progress: Progress,
+    progress: AdvanceProgress,
     attempt: Attempt,
     ranges: Ranges,
     *,
     keep_tombstones: bool,
-    over_time: OverTime | None = None,
+    over_time: OverTimeWrite | None = None,
     rewinding: Rewinding | None,
-) -> tuple[Progress, Generation, dict[str, int]]:
+) -> tuple[AdvanceProgress, Generation, dict[str, int]]:
     """Write the changes of these ranges; return the generation that they make, and counters.
 
     The progress is another one where ranges with dead letters were committed first. Raises BadChangeError and
@@ -86,8 +86,12 @@ def write_changes(
 
 
 def _quarantine(
-    advance: Advance, progress: Progress, letters: DataFrame | pa.Table, ranges: Ranges, rewinding: Rewinding | None
-) -> tuple[Progress, int]:
+    advance: Advance,
+    progress: AdvanceProgress,
+    letters: DataFrame | pa.Table,
+    ranges: Ranges,
+    rewinding: Rewinding | None,
+) -> tuple[AdvanceProgress, int]:
     """Send the dead letters of changes that can't be applied, once; return how many there are.
 
     The ranges are committed first: a run that takes over sends the very same ones again, which adds nothing. Those
@@ -107,7 +111,7 @@ def _quarantine(
     return progress, sent
 
 
-def _letters_of(advance: Advance, progress: Progress, rewinding: Rewinding | None) -> str:
+def _letters_of(advance: Advance, progress: AdvanceProgress, rewinding: Rewinding | None) -> str:
     """Return the producer of dead letters: another one where the same ranges may give other letters.
 
     That is so after a rebuild, a changed declaration, or a compaction that has moved the horizon, and in a rewind.

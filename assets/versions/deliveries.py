@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pydantic import AwareDatetime
 
-from dagster_adjunct.assets.versions.document_base import Document, Offset
+from dagster_adjunct.assets.versions.document_base import ManifestPart, Offset
 
 FACTS_KEPT = 100
 NAMES_KEPT = 10_000
 
 
-class MarkerFacts(Document):
+class MarkerFacts(ManifestPart):
     """What one marker said: rows before it, a checksum, and since when the version is valid, where it gave them.
 
     A marker is a partition's end-of-dataset marker, or the completion object of a folder of files (offset 0). Where a
@@ -28,7 +28,7 @@ class MarkerFacts(Document):
     valid_from: AwareDatetime | None = None
 
 
-class Awaited(Document):
+class Awaited(ManifestPart):
     """The version that some markers have been seen of, the markers that are missing, and since when."""
 
     version: str | None
@@ -36,7 +36,7 @@ class Awaited(Document):
     since: AwareDatetime
 
 
-class Delivered(Document):
+class Delivered(ManifestPart):
     """A version that was delivered whole: its name, its markers, and the sealed version that holds its content.
 
     A delivery whose content equals the version before it is held by that one. `freed` is set where its version was
@@ -49,7 +49,7 @@ class Delivered(Document):
     freed: AwareDatetime | None = None
 
 
-class Abandoned(Document):
+class Abandoned(ManifestPart):
     """A version that an operator ended: its markers close nothing, and the records before them are dropped."""
 
     name: str
@@ -58,7 +58,7 @@ class Abandoned(Document):
     at: AwareDatetime
 
 
-class Lost(Document):
+class Lost(ManifestPart):
     """What retention took of the stream before it was read: the offsets, by partition, and whose they were.
 
     `versions` are those that had markers left; of others that ended there nothing is known any more.

@@ -24,7 +24,7 @@ StoredGeneration = Annotated[Generation, BeforeValidator(_generation), PlainSeri
 Offset = Annotated[str, Field(min_length=1)]
 
 
-class Document(StoredDocument):
+class ManifestPart(StoredDocument):
     """A frozen part of a manifest; a field that it does not know makes it malformed."""
 
     # The schema's columns are called `schema` everywhere else; pydantic's own method of that name is deprecated.

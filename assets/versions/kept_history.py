@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from pydantic import Field
 
-from dagster_adjunct.assets.versions.document_base import Document
+from dagster_adjunct.assets.versions.document_base import ManifestPart
 from dagster_adjunct.resources.bucketing.bucket_files import Generation
 from dagster_adjunct.resources.bucketing.write_over_time import FIRST, TOLD, VALID_FROM, VALID_TO
 
@@ -41,7 +41,7 @@ def moment_of(micros: int) -> datetime:
     return _EPOCH + timedelta(microseconds=micros)
 
 
-class KeptHistory(Document):
+class KeptHistory(ManifestPart):
     """The history of a version: whose times it goes by, and how far back.
 
     `valid_from` is the column that says since when an entry is valid, None the record's time. `kept` is how far

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AwareDatetime, BeforeValidator, Field, model_validator
 
 from dagster_adjunct.assets.versions.deliveries import Abandoned, Awaited, Delivered, Lost
-from dagster_adjunct.assets.versions.document_base import Document, Offset
+from dagster_adjunct.assets.versions.document_base import ManifestPart, Offset
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, VersionRef, version_number
-from dagster_adjunct.assets.versions.stored_declaration import Declaration
+from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
 from dagster_adjunct.assets.versions.unbounded_state import Bootstrap, Decision, Retired, Written
 from dagster_adjunct.resources.errors import DatasetError
 
@@ -30,7 +30,7 @@ AppliedIds = Annotated[
 ]
 
 
-class Pin(Document):
+class Pin(ManifestPart):
     """Holds readers at a version, whatever seals meanwhile, until it is taken away or `expires_at` has passed."""
 
     version: str
@@ -40,7 +40,7 @@ class Pin(Document):
     expires_at: AwareDatetime | None = None
 
 
-class Change(Document):
+class Change(ManifestPart):
     """What one commit did to which version, and why; by whom and when stands in the commit."""
 
     action: str
@@ -48,7 +48,7 @@ class Change(Document):
     reason: str = ""
 
 
-class CommonManifest(Document):
+class CommonManifest(ManifestPart):
     """What every dataset's commit holds.
 
     `version` is what is served. `offsets` is the next offset to read of each input partition ({} for files and
@@ -59,7 +59,7 @@ class CommonManifest(Document):
 
     format: Literal[1] = 1
     name: str
-    declaration: Declaration
+    declaration: DatasetDeclaration
     version: SealedVersion | None = None
     doomed: tuple[str, ...] = ()
     stream: str | None = None

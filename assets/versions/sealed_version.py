@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import AwareDatetime, Field, model_validator
 
-from dagster_adjunct.assets.versions.document_base import Document, Offset, StoredGeneration, StoredSchema
+from dagster_adjunct.assets.versions.document_base import ManifestPart, Offset, StoredGeneration, StoredSchema
 from dagster_adjunct.assets.versions.kept_history import HISTORY, VALID_FROM, KeptHistory, newest_valid_from
 from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -15,7 +15,7 @@ POSITION = "__position"
 TOMBSTONE = "__tombstone"
 
 
-class Verdict(Document):
+class Verdict(ManifestPart):
     """What one validator said of a version. `severity` "warn" never refuses one."""
 
     name: str
@@ -26,7 +26,7 @@ class Verdict(Document):
     without_values: str = Field(default="", exclude=True)  # the message as it is where values are not to be told
 
 
-class SealedVersion(Document):
+class SealedVersion(ManifestPart):
     """One version: everything that is needed to read it, and where it came from.
 
     A bounded version has one generation and the name that its markers gave it. An unbounded one has a base
@@ -108,7 +108,7 @@ def layout_of(
     return BucketLayout(columns, partition_by, partitions or 1, key, hidden)
 
 
-class VersionRef(Document):
+class VersionRef(ManifestPart):
     """A version that is retained: enough to list it, to find its document, and to know which files it needs.
 
     `document` is the object that holds its SealedVersion, None for a version that was refused before it was

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from dagster_adjunct.assets.declaration.dataset import Kind
 from dagster_adjunct.assets.declaration.dataset_inputs import OwnedBy, QuerySource
 from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
-from dagster_adjunct.assets.versions.document_base import Document
+from dagster_adjunct.assets.versions.document_base import ManifestPart
 from dagster_adjunct.assets.versions.kept_history import KeptHistory
 from dagster_adjunct.resources.errors import DatasetError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.schemas.schema import Schema
 
 
-class Declaration(Document):
+class DatasetDeclaration(ManifestPart):
     """What must not change while a dataset's entries live: read back to refuse a changed declaration by name.
 
     `computed` says that the input is a query, and `owner` which application owns a local table; `expires` is the column
@@ -76,9 +76,9 @@ class Declaration(Document):
         return DeltaCompaction(self.compact_deltas, self.compact_fraction, self.compact_rows)
 
 
-def declaration_of(spec: AdjunctDataset, schema: Schema, *, input_partitions: int = 0) -> Declaration:
+def declaration_of(spec: AdjunctDataset, schema: Schema, *, input_partitions: int = 0) -> DatasetDeclaration:
     """Return what the manifest keeps of a specification whose entries have these columns."""
-    return Declaration(
+    return DatasetDeclaration(
         kind=spec.kind,
         input=str(spec.input),
         computed=isinstance(spec.input, QuerySource),
@@ -112,7 +112,7 @@ def kept_history(spec: AdjunctDataset) -> KeptHistory | None:
     return KeptHistory(valid_from=following.valid_from, kept=kept)
 
 
-def check_declaration(name: str, stored: Declaration, declared: Declaration) -> None:
+def check_declaration(name: str, stored: DatasetDeclaration, declared: DatasetDeclaration) -> None:
     """Refuse a declaration under which the stored entries could not be found again, naming each difference."""
     changes = [
         f"{what} is {_told(new)}, was {_told(old)}"
@@ -139,7 +139,7 @@ def check_declaration(name: str, stored: Declaration, declared: Declaration) -> 
         )
 
 
-def _history(declaration: Declaration) -> str:
+def _history(declaration: DatasetDeclaration) -> str:
     """Return whose times rows are kept by; how far back may change."""
     if declaration.history is None:
         return "none"

@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import AwareDatetime
 
-from dagster_adjunct.assets.versions.document_base import Document, Offset, StoredGeneration, StoredSchema
+from dagster_adjunct.assets.versions.document_base import ManifestPart, Offset, StoredGeneration, StoredSchema
 
 
-class Bootstrap(Document):
+class Bootstrap(ManifestPart):
     """A snapshot of a change stream: from where, up to which offsets, and whether it is reached.
 
     The target is each partition's upcoming offset, recorded before anything is read; records that arrive
@@ -28,7 +28,7 @@ class Bootstrap(Document):
     why: str = ""
 
 
-class Retired(Document):
+class Retired(ManifestPart):
     """A generation that a compaction or rebuild replaced; versions before number `until` still read it."""
 
     generation: int
@@ -37,7 +37,7 @@ class Retired(Document):
     at: AwareDatetime
 
 
-class Sent(Document):
+class SentToTable(ManifestPart):
     """What one operator of a batch has sent to a local table: the last record of each key, and what tells it again."""
 
     rows: int
@@ -45,7 +45,7 @@ class Sent(Document):
     digest: int
 
 
-class Written(Document):
+class Written(ManifestPart):
     """The last batch that has written a local table, with each of its `sends` in the order of the application.
 
     `before` is the version that it was begun with, None where there was none. `undone` says that the batch was given
@@ -55,13 +55,13 @@ class Written(Document):
 
     application: str
     batch: int
-    sends: tuple[Sent, ...] = ()
+    sends: tuple[SentToTable, ...] = ()
     before: str | None = None
     undone: bool = False
     watermark: AwareDatetime | None = None
 
 
-class Decision(Document):
+class Decision(ManifestPart):
     """What was decided about a change stream's table when a run began, and why (the recovery table)."""
 
     action: Literal["create", "bootstrap", "recreate", "continue", "serve-stale"]

@@ -13,7 +13,7 @@ from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.errors import SchemaMismatchError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.resources.bucketing.write_over_time import OverTime
+    from dagster_adjunct.resources.bucketing.write_over_time import OverTimeWrite
     from dagster_adjunct.resources.objects.lake import Lake
 
 # How many keys or records an error names.
@@ -34,7 +34,7 @@ def write_generation(
     partitioned: bool,
     refuse_conflicting: bool = False,
     range_of: str | None = None,
-    over_time: OverTime | None = None,
+    over_time: OverTimeWrite | None = None,
 ) -> tuple[Generation, dict[str, int]]:
     """Write the last row of each key into one file a bucket; return the generation that they make, and counters.
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, TypeVar
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.local_table import local_table
 from dagster_adjunct.orchestration.application.declared_handles import (
-    DatasetTable,
+    DatasetHandle,
     OutputStream,
     RemoteTableHandle,
 )
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
-from dagster_adjunct.orchestration.application.operator_graph import Graph
+from dagster_adjunct.orchestration.application.operator_graph import OperatorGraph
 from dagster_adjunct.orchestration.operators.arguments import column_names, partition_count
 from dagster_adjunct.orchestration.operators.event_times.event_time import checked_event_time
 from dagster_adjunct.orchestration.operators.inputs.input import checked_input
@@ -117,10 +117,10 @@ class Application:
                 application=self.name,
             )
         self.startpoints_expire_after = startpoints_expire_after
-        self._graph = Graph(self.name)
+        self._graph = OperatorGraph(self.name)
         self._inputs: dict[str, Input] = {}
         self._outputs: dict[str, OutputStream] = {}
-        self._datasets: dict[str, DatasetTable] = {}
+        self._datasets: dict[str, DatasetHandle] = {}
         self._followed: dict[str, list[AdjunctDataset]] = {}  # the datasets that are made from a stream
         self._remote_tables: dict[str, RemoteTableHandle] = {}
         self._tables: dict[str, KeyedTable] = {}
@@ -201,13 +201,13 @@ class Application:
         @overload
         def table(  # type: ignore[overload-overlap]
             self, table: AdjunctDataset, *, max_staleness: timedelta | None = None
-        ) -> DatasetTable: ...
+        ) -> DatasetHandle: ...
         @overload
         def table(self, table: KeyedTable) -> RemoteTableHandle: ...
 
     def table(
         self, table: AdjunctDataset | KeyedTable, *, max_staleness: timedelta | None = None
-    ) -> DatasetTable | RemoteTableHandle:
+    ) -> DatasetHandle | RemoteTableHandle:
         """Declare a table: an adjunct dataset can be joined, a remote table can be sent to.
 
         With `max_staleness`, of an unbounded dataset, no batch begins while the table lacks a change that is older: the
@@ -225,7 +225,7 @@ class Application:
             raise self._twice(name)
         self._check_staleness(table, name, max_staleness)
         if isinstance(table, AdjunctDataset):
-            dataset = DatasetTable(self._graph, table, max_staleness)
+            dataset = DatasetHandle(self._graph, table, max_staleness)
             self._datasets[name] = dataset
             if table.stream is not None:
                 self._followed.setdefault(table.stream, []).append(table)
@@ -248,7 +248,7 @@ class Application:
         partitions: int,
         partition_by: str | Sequence[str] | None = None,
         **options: Unpack[LocalTableOptions],
-    ) -> DatasetTable:
+    ) -> DatasetHandle:
         """Declare a table that is this application's own state: its records are sent to it, and it can be joined.
 
         It is an unbounded dataset `name` of the lake without a stream: entries with the columns of `schema`, unique by
@@ -267,7 +267,7 @@ class Application:
         spec = local_table(
             name, application=self.name, key=keys, schema=schema, partitions=partitions, partition_by=by, **options
         )
-        self._datasets[name] = declared = DatasetTable(self._graph, spec)
+        self._datasets[name] = declared = DatasetHandle(self._graph, spec)
         return declared
 
     # -- what was declared, in the order of declaration

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.orchestration.application.operator_graph import Graph
+    from dagster_adjunct.orchestration.application.operator_graph import OperatorGraph
     from dagster_adjunct.orchestration.operators.spec.declared_sinks import KeyedTable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DatasetTable:
+class DatasetHandle:
     """An adjunct dataset as a table of one application, which may demand that it is not staler than so much."""
 
-    graph: Graph = field(repr=False)
+    graph: OperatorGraph = field(repr=False)
     dataset: AdjunctDataset
     max_staleness: timedelta | None = None
 
@@ -29,7 +29,7 @@ class DatasetTable:
 class RemoteTableHandle:
     """A remote table of one application: `table` is what reaches it, `key` its key columns."""
 
-    graph: Graph = field(repr=False)
+    graph: OperatorGraph = field(repr=False)
     table: KeyedTable
     key: tuple[str, ...]
 
@@ -42,7 +42,7 @@ class RemoteTableHandle:
 class OutputStream:
     """A stream that one application writes."""
 
-    graph: Graph = field(repr=False)
+    graph: OperatorGraph = field(repr=False)
     name: str
     partitions: int
     key: tuple[str, ...]

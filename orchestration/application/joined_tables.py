@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.application.declared_handles import DatasetTable, RemoteTableHandle
+from dagster_adjunct.orchestration.application.declared_handles import DatasetHandle, RemoteTableHandle
 from dagster_adjunct.orchestration.operators.joins.asof_join import checked_asof_join
 from dagster_adjunct.orchestration.operators.joins.join import checked_join
 from dagster_adjunct.orchestration.operators.joins.join_function import checked_join_function
@@ -41,7 +41,7 @@ class ByTime:
 
 def joined(
     operator: str,
-    table: DatasetTable | RemoteTableHandle,
+    table: DatasetHandle | RemoteTableHandle,
     *,
     on: On,
     how: How,

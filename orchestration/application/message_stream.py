@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.application.declared_handles import DatasetTable, OutputStream, RemoteTableHandle
+from dagster_adjunct.orchestration.application.declared_handles import DatasetHandle, OutputStream, RemoteTableHandle
 from dagster_adjunct.orchestration.application.joined_tables import ByTime, joined
 from dagster_adjunct.orchestration.application.stream_over_time import StreamOverTime
 from dagster_adjunct.orchestration.application.undeclared import not_declared
@@ -24,7 +24,7 @@ from dagster_adjunct.orchestration.operators.records.merge import checked_merge
 from dagster_adjunct.orchestration.operators.records.partition_by import PartitionBy, checked_partition_by, key_columns
 from dagster_adjunct.orchestration.operators.records.select import checked_select
 from dagster_adjunct.orchestration.operators.records.with_columns import checked_with_columns
-from dagster_adjunct.orchestration.operators.sends.dead_letters import DeadLetters
+from dagster_adjunct.orchestration.operators.sends.dead_letters import SendDeadLetters
 from dagster_adjunct.orchestration.operators.sends.send_to_local import checked_send_to_local
 from dagster_adjunct.orchestration.operators.sends.send_to_stream import SendToStream
 from dagster_adjunct.orchestration.operators.sends.send_to_table import SendToDataset, SendToTable
@@ -36,7 +36,7 @@ from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.tables.partial_update import UpdateContract
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.application.operator_graph import Graph
+    from dagster_adjunct.orchestration.application.operator_graph import OperatorGraph
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
     from dagster_adjunct.orchestration.operators.columns.update_columns import Columns, Update
     from dagster_adjunct.orchestration.operators.functions.record_functions import RecordFunction
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 class MessageStream(StreamOverTime):
     """The records that leave one operator."""
 
-    graph: Graph = field(repr=False)
+    graph: OperatorGraph = field(repr=False)
     operator: str
 
     def filter(self, condition: str | DataFrameFunction, *, keeps_partitioning: bool = False) -> MessageStream:
@@ -133,7 +133,7 @@ class MessageStream(StreamOverTime):
 
     def join(
         self,
-        table: DatasetTable | RemoteTableHandle,
+        table: DatasetHandle | RemoteTableHandle,
         *,
         on: On,
         how: How = "inner",
@@ -168,7 +168,7 @@ class MessageStream(StreamOverTime):
         In a remote table each key of a batch is looked up once. `select` may give the types of columns that the table
         does not declare, {"seats": "int"}; `args` are handed through to the table's function.
         """
-        if not isinstance(table, DatasetTable | RemoteTableHandle):
+        if not isinstance(table, DatasetHandle | RemoteTableHandle):
             raise self._not_declared(table, "join", "dataset or remote table")
         self._check_ours(table, table.name)
         operator = self.graph.next_id(Join.kind, name or table.name)
@@ -190,7 +190,7 @@ class MessageStream(StreamOverTime):
 
     def send_to(
         self,
-        target: OutputStream | RemoteTableHandle | DatasetTable,
+        target: OutputStream | RemoteTableHandle | DatasetHandle,
         contract: UpdateContract | None = None,
         *,
         on_null_key: OnNullKey = "fail",
@@ -214,7 +214,7 @@ class MessageStream(StreamOverTime):
         records that meet `deleted`, a Spark SQL condition, delete the entry of their key. `on_null_key` is as with
         remote tables.
         """
-        local = isinstance(target, DatasetTable) and target.dataset.is_local
+        local = isinstance(target, DatasetHandle) and target.dataset.is_local
         if deleted is not None and not local:
             raise ConfigurationError(
                 f"send_to after {self.operator}: deleted is for local tables only.",
@@ -225,7 +225,7 @@ class MessageStream(StreamOverTime):
             return self._send_to_table(
                 "send_to", target, contract, None, on_null_key, dead_letters, at_most, args, marks_as
             )
-        if isinstance(target, DatasetTable) and local and not (contract or dead_letters or args or marks_as):
+        if isinstance(target, DatasetHandle) and local and not (contract or dead_letters or args or marks_as):
             return self._send_to_local(target, deleted, on_null_key)
         skips = on_null_key != "fail" and not local
         given = {"contract": contract, "on_null_key": skips, "dead_letters": dead_letters, "args": args}
@@ -236,7 +236,7 @@ class MessageStream(StreamOverTime):
                 "Leave it out.",
                 argument=unfit[0],
             )
-        if isinstance(target, DatasetTable):
+        if isinstance(target, DatasetHandle):
             return self._send_to_dataset(target)
         if not isinstance(target, OutputStream):
             raise self._not_declared(target, "send_to", "output stream or table")
@@ -270,7 +270,7 @@ class MessageStream(StreamOverTime):
             flights.update(planes, set={"last_dest": "dest"}, add={"flights": "1"}, if_missing={"flights": "0"})
         """
         if not isinstance(table, RemoteTableHandle):
-            if isinstance(table, DatasetTable | OutputStream):
+            if isinstance(table, DatasetHandle | OutputStream):
                 raise PlanningError(
                     f"update after {self.operator}: {table.name!r} is no remote table, and nothing else takes updates.",
                     "Send whole records to it with send_to().",
@@ -336,7 +336,7 @@ class MessageStream(StreamOverTime):
                 raise self._not_declared(dead_letters, f"{method}(dead_letters=)", "output stream")
             self._check_ours(dead_letters, dead_letters.name)
             self._refuse_second_writer(dead_letters)
-            sent.apply(DeadLetters(dead_letters.name, bound), name=target.name)
+            sent.apply(SendDeadLetters(dead_letters.name, bound), name=target.name)
         return sent
 
     def _refuse_second_writer(self, target: OutputStream) -> None:
@@ -349,12 +349,12 @@ class MessageStream(StreamOverTime):
                 operator=self.operator,
             )
 
-    def _send_to_local(self, target: DatasetTable, deleted: str | None, on_null_key: OnNullKey) -> MessageStream:
+    def _send_to_local(self, target: DatasetHandle, deleted: str | None, on_null_key: OnNullKey) -> MessageStream:
         self._check_ours(target, target.name)
         spec = checked_send_to_local(self.graph.name, self.operator, target.dataset, deleted, on_null_key)
         return self.apply(spec, name=target.name)
 
-    def _send_to_dataset(self, target: DatasetTable) -> MessageStream:
+    def _send_to_dataset(self, target: DatasetHandle) -> MessageStream:
         self._check_ours(target, target.name)
         if target.dataset.stream is None:
             raise PlanningError(
@@ -385,7 +385,7 @@ class MessageStream(StreamOverTime):
         inputs = (self.operator, *(stream.operator for stream in others))
         return MessageStream(self.graph, self.graph.add(spec, inputs, name))
 
-    def _check_ours(self, target: DatasetTable | RemoteTableHandle | OutputStream | MessageStream, name: str) -> None:
+    def _check_ours(self, target: DatasetHandle | RemoteTableHandle | OutputStream | MessageStream, name: str) -> None:
         if target.graph is not self.graph:
             raise PlanningError(
                 f"{name!r} was declared by application {target.graph.name!r}, and is used by {self.graph.name!r}.",

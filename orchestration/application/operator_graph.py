@@ -10,7 +10,7 @@ from dagster_adjunct.resources.declared_place import caller
 from dagster_adjunct.resources.errors import PlanningError
 
 
-class Graph:
+class OperatorGraph:
     """The operators of the application `name`; one stands after its inputs."""
 
     def __init__(self, name: str) -> None:

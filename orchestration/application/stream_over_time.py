@@ -15,7 +15,7 @@ from dagster_adjunct.orchestration.operators.windows.window_arguments import che
 from dagster_adjunct.resources.errors import PlanningError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.application.operator_graph import Graph
+    from dagster_adjunct.orchestration.application.operator_graph import OperatorGraph
     from dagster_adjunct.orchestration.operators.joins.join_arguments import On
     from dagster_adjunct.orchestration.operators.spec.operator_spec import Spec
     from dagster_adjunct.orchestration.operators.stream_joins.stream_join import HowStreams
@@ -29,7 +29,7 @@ class StreamOverTime:
     """What a stream of records is asked for that have an event time."""
 
     __slots__ = ()
-    graph: Graph
+    graph: OperatorGraph
     operator: str
 
     @abstractmethod
@@ -104,7 +104,7 @@ class StreamOverTime:
         return self.apply(checked_late_records(self.operator, self.graph.operators[self.operator].spec))
 
 
-def check_times(graph: Graph, operator: str, what: str) -> None:
+def check_times(graph: OperatorGraph, operator: str, what: str) -> None:
     """Raise PlanningError where records that arrive at `operator` come from an input that says no time, or from an
     output stream, which holds none."""
     waiting, seen = [operator], set()

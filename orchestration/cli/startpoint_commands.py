@@ -18,7 +18,7 @@ from dagster_adjunct.resources.errors import ConfigurationError
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.startpoints.application_startpoints import Startpoints
-    from dagster_adjunct.orchestration.startpoints.ask_startpoints import Asked
+    from dagster_adjunct.orchestration.startpoints.ask_startpoints import AskedStartpoints
     from dagster_adjunct.resources.streams.interface.startpoint import Startpoint
 
 _TASKS_SHOWN = 3
@@ -242,7 +242,7 @@ def _options(names: Sequence[str], prefix: str) -> str:
     return " and ".join(f"{prefix}{name}" for name in names)
 
 
-def _show_asked(asked: Asked) -> None:
+def _show_asked(asked: AskedStartpoints) -> None:
     bounded = any(preview.request.until is not None for preview in asked.previews)
     columns = ["partition", "task", "checkpoint", "from", *(["until"] if bounded else []), "offsets", "what happens"]
     rows = [

@@ -21,7 +21,7 @@ from dagster_adjunct.orchestration.code_location.nodes.kinds import kind_of
 from dagster_adjunct.orchestration.code_location.nodes.translator import AdjunctTranslator
 from dagster_adjunct.orchestration.code_location.sensing.version_sensors import is_delivered
 from dagster_adjunct.orchestration.code_location.shared.code_references import code_references
-from dagster_adjunct.orchestration.operators.spec.column_lineage import Node
+from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class AssetGraph:
     def __init__(
         self, names: AdjunctTranslator, preview_rows: int, link_code: bool, run_step: StepRunner = by_spark
     ) -> None:
-        self._nodes: dict[AssetKey, Node] = {}
+        self._nodes: dict[AssetKey, LineageNode] = {}
         self._names, self._preview_rows, self._link_code = names, preview_rows, link_code
         self._run_step = run_step
         self._datasets: dict[str, tuple[DatasetAsset, str]] = {}
@@ -73,7 +73,7 @@ class AssetGraph:
                 )
         self._written[app.name] = [spec.key for spec in outputs.values()]
         if outputs:
-            inputs = {stream: self._key(app, Node("stream", stream)) for stream in app.inputs}
+            inputs = {stream: self._key(app, LineageNode("stream", stream)) for stream in app.inputs}
             tables = {node.name: self._key(app, node) for node in tables_read(app)}
             self._outputs.append(
                 outputs_asset(app, outputs, inputs, datasets, tables, self._preview_rows, self._run_step)
@@ -133,8 +133,10 @@ class AssetGraph:
 
     def _add_dataset(self, app: "Application", dataset: "AdjunctDataset") -> AssetKey:
         source = source_of(dataset)
-        streams = {} if dataset.stream is None else {dataset.stream: self._key(app, Node("stream", dataset.stream))}
-        spec = self._spec(app, Node("dataset", dataset.name), [source] if source else [])
+        streams = (
+            {} if dataset.stream is None else {dataset.stream: self._key(app, LineageNode("stream", dataset.stream))}
+        )
+        spec = self._spec(app, LineageNode("dataset", dataset.name), [source] if source else [])
         known, owner = self._datasets.setdefault(
             dataset.name, (DatasetAsset(dataset, spec, streams, self._preview_rows), app.name)
         )
@@ -147,7 +149,7 @@ class AssetGraph:
         self._declared_by.setdefault(dataset.name, []).append(app)
         return known.key
 
-    def _key(self, app: "Application", node: Node) -> AssetKey:
+    def _key(self, app: "Application", node: LineageNode) -> AssetKey:
         key = self._names.get_asset_key(kind_of(node.kind).subject(app, node.name))
         known = self._nodes.setdefault(key, node)
         if known != node:
@@ -160,7 +162,7 @@ class AssetGraph:
         return key
 
     def _spec(
-        self, app: "Application", node: Node, upstream: Iterable[Node] = (), *, external: bool = False
+        self, app: "Application", node: LineageNode, upstream: Iterable[LineageNode] = (), *, external: bool = False
     ) -> AssetSpec:
         """Return the asset of a node. An external one says nothing of the application: Definitions.merge takes several
         of one key where they are equal.

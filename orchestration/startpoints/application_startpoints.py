@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.known_applications import list_applications, nearest
 from dagster_adjunct.orchestration.planner.lake_catalog import systems_for
-from dagster_adjunct.orchestration.startpoints.ask_startpoints import Asked, ask
+from dagster_adjunct.orchestration.startpoints.ask_startpoints import AskedStartpoints, ask
 from dagster_adjunct.orchestration.startpoints.requests.request_parsing import expand_partitions, startpoint_requests
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_listing import list_startpoints
 from dagster_adjunct.orchestration.startpoints.take_back_startpoints import TakenBack, take_back
@@ -69,7 +69,7 @@ class Startpoints:
         on_unresolved: OnUnresolved = "fail",
         force: bool = False,
         versions: VersionsMet | None = None,
-    ) -> Asked:
+    ) -> AskedStartpoints:
         """Return what `request` would do with this, and what it would take the place of; write nothing.
 
         What can't be followed has an `error` in its preview.
@@ -91,7 +91,7 @@ class Startpoints:
         versions: VersionsMet | None = None,
         by: str,
         reason: str,
-    ) -> Asked:
+    ) -> AskedStartpoints:
         """Ask that these partitions are read from `position` on, all of them or none; return what a run would do now.
 
         Each request is a wish of its own and applied once, also where the same `position` was asked for before. With

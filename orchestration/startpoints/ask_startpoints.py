@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedStartpoints:
     """What was asked for: what each request would do now, what it takes the place of, and whether it is written.
 
     `tables` says of each remote table that is made of what is read again what becomes of it, by the table's name.
@@ -64,7 +64,7 @@ def ask(
     *,
     replace: bool = False,
     dry_run: bool = False,
-) -> Asked:
+) -> AskedStartpoints:
     """Write these requests, all or none; return what they would do if a run started now.
 
     Each takes the place of what is not applied yet at the same partition and task. Raises ConfigurationError where no
@@ -99,7 +99,9 @@ def ask(
         startpoints.write_startpoints(requests)
     tables = {} if plan is None else _remote_tables(plan, {request.ssp.qualified_stream for request in requests})
     notes = (*versions_in_words(app, requests), *recorded.told, *what_keeps_state(app))
-    return Asked(tuple(previews), tuple(dict.fromkeys(old for old, _ in replaced)), not dry_run, tables, notes)
+    return AskedStartpoints(
+        tuple(previews), tuple(dict.fromkeys(old for old, _ in replaced)), not dry_run, tables, notes
+    )
 
 
 def _remote_tables(plan: ExecutionPlan, streams: set[str]) -> dict[str, str]:

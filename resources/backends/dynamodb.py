@@ -20,7 +20,7 @@ from dagster_adjunct.resources.backends.dynamodb_items import OWN_PREFIX, ItemCo
 from dagster_adjunct.resources.backends.dynamodb_requests import (
     GETS_AT_ONCE,
     WRITES_AT_ONCE,
-    Entry,
+    PlacedEntry,
     Problems,
     TableRequests,
 )
@@ -218,7 +218,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
             )
 
     async def _get(self, requests: TableRequests, operation: Operation[Any]) -> Outcomes:
-        entries = [Entry(place, key) for place, key in enumerate(operation.entries.keys)]
+        entries = [PlacedEntry(place, key) for place, key in enumerate(operation.entries.keys)]
         records: list[Any] = [None] * len(entries)
         problems: Problems = {}
         parts = (entries[start : start + GETS_AT_ONCE] for start in range(0, len(entries), GETS_AT_ONCE))
@@ -240,7 +240,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
         places = list(last.values())
 
         def write(part: list[int]) -> None:
-            entries = [Entry(place, keys[place], values[place] if values else None) for place in part]
+            entries = [PlacedEntry(place, keys[place], values[place] if values else None) for place in part]
             problems.update(requests.write_batch(operation.kind, entries))
 
         while places:
@@ -269,14 +269,14 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
         guards: Callable[[int], Guard] | None = None
         if conditions:
             guards = partial(self._guard, requests.codec, operation)
-        by_key: dict[Any, list[Entry]] = {}
+        by_key: dict[Any, list[PlacedEntry]] = {}
         for place, key in enumerate(entries.keys):
             guard = None if guards is None else partial(guards, place)
-            by_key.setdefault(key, []).append(Entry(place, key, values[place], defaults[place], guard))
+            by_key.setdefault(key, []).append(PlacedEntry(place, key, values[place], defaults[place], guard))
         problems: Problems = {}
         put: list[int] = []
 
-        def write(part: list[Entry]) -> None:
+        def write(part: list[PlacedEntry]) -> None:
             put.append(requests.write_in_sequence(operation.kind, part, problems))
 
         await self._in_threads(iter(by_key.values()), len(by_key), write)

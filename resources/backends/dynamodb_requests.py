@@ -36,7 +36,7 @@ _LONGEST_EXPRESSION = 4096
 Problems = dict[int, Problem]
 
 
-class Entry(NamedTuple):
+class PlacedEntry(NamedTuple):
     """One entry of an operation, with its place in it."""
 
     place: int
@@ -74,7 +74,7 @@ class TableRequests:
     pause: Callable[[float], object] = time.sleep
     clock: Callable[[], float] = time.time
 
-    def get(self, entries: Sequence[Entry], records: list[Any]) -> Problems:
+    def get(self, entries: Sequence[PlacedEntry], records: list[Any]) -> Problems:
         """Put the records of up to 100 entries into `records`, at their places."""
         problems: Problems = {}
         wanted: dict[Any, list[int]] = {}
@@ -116,7 +116,7 @@ class TableRequests:
         except AdjunctError as error:
             problems.update(dict.fromkeys(places, Problem(State.REFUSED, error)))
 
-    def write_batch(self, kind: OperationKind, entries: Sequence[Entry]) -> Problems:
+    def write_batch(self, kind: OperationKind, entries: Sequence[PlacedEntry]) -> Problems:
         """Put or delete up to 25 entries, no key twice among them, without conditions."""
         problems: Problems = {}
         places: list[int] = []
@@ -158,7 +158,7 @@ class TableRequests:
                 if _identity(_key_in(request), names) in left:
                     problems[place] = found
 
-    def write_in_sequence(self, kind: OperationKind, entries: Sequence[Entry], problems: Problems) -> int:
+    def write_in_sequence(self, kind: OperationKind, entries: Sequence[PlacedEntry], problems: Problems) -> int:
         """Do the entries of one key one after the other; return how many defaults that put.
 
         After one that may pass when it is sent again, the others wait for it: FAILED, nothing of them was sent.
@@ -180,7 +180,7 @@ class TableRequests:
                     break
         return put
 
-    def _write(self, kind: OperationKind, entry: Entry) -> tuple[bool, Problem | None]:
+    def _write(self, kind: OperationKind, entry: PlacedEntry) -> tuple[bool, Problem | None]:
         codec = self.codec
         key = self.to_key(entry.key)
         guard = NO_GUARD if entry.guard is None else entry.guard()
@@ -200,7 +200,7 @@ class TableRequests:
             request = expressions.put_columns(key, codec.columns_of(key, entry.value), codec.names, guard)
         return False, self._skipped(self._send(request), guard)
 
-    def _update(self, key: KeyItem, entry: Entry, guard: Guard) -> tuple[bool, Problem | None]:
+    def _update(self, key: KeyItem, entry: PlacedEntry, guard: Guard) -> tuple[bool, Problem | None]:
         changes = self.codec.changes(key, entry.value)
         default = None if entry.default is None else self.codec.columns_of(key, entry.default)
         if default is not None and comes_to_the_same(default, changes):

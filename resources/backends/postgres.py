@@ -13,7 +13,7 @@ from dagster_adjunct.resources.backends.applied import beside
 from dagster_adjunct.resources.backends.column_values import check_identifier, declared_column
 from dagster_adjunct.resources.backends.environment_variables import variable_name
 from dagster_adjunct.resources.backends.forgetting import is_time_to_forget
-from dagster_adjunct.resources.backends.postgres_batches import Batch, as_batch
+from dagster_adjunct.resources.backends.postgres_batches import StagedBatch, as_batch
 from dagster_adjunct.resources.backends.postgres_connection import (
     about_data,
     check_keywords,
@@ -228,7 +228,7 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
         return Outcomes(len(operation), problems=halving.problems, defaults_put=halving.defaults_put)
 
     async def _write_batch(
-        self, requests: PostgresRequests, operation: Operation[Any], batch: Batch
+        self, requests: PostgresRequests, operation: Operation[Any], batch: StagedBatch
     ) -> Outcomes | None:
         """What became of the batch; None, and no effect, where it has to go row by row to show which are refused."""
         import psycopg

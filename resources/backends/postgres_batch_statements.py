@@ -25,7 +25,7 @@ from psycopg import sql
 from psycopg.sql import Composed
 
 from dagster_adjunct.resources.backends.column_values import Kind
-from dagster_adjunct.resources.backends.postgres_batches import POSITION, SOURCE, TIE, TIME, Shape
+from dagster_adjunct.resources.backends.postgres_batches import POSITION, SOURCE, TIE, TIME, StagingShape
 from dagster_adjunct.resources.backends.postgres_names import identifier, joined, listed
 from dagster_adjunct.resources.backends.rows import RowCodec
 
@@ -68,7 +68,7 @@ class BatchStatements:
             "same_beside": joined(" AND ", (sql.SQL("b.{0} = s.{0}").format(identifier(n)) for n in self._key)),
         }
 
-    def of(self, shape: Shape) -> StagingStatements:
+    def of(self, shape: StagingShape) -> StagingStatements:
         stage = sql.Identifier("adjunct_" + sha256(repr(shape).encode()).hexdigest()[:16])
         given = [name for name in (*shape.columns, *shape.constants) if name in self._names]
         staged = [name for name in shape.columns if name in self._names]
@@ -102,7 +102,7 @@ class BatchStatements:
             ),
         )
 
-    def _plain(self, shape: Shape) -> tuple[str, dict[str, sql.Composable]]:
+    def _plain(self, shape: StagingShape) -> tuple[str, dict[str, sql.Composable]]:
         """What writes a batch without conditions, and its parts."""
         if not shape.inserts:
             return "UPDATE {table} AS t SET {sets} FROM {rows} AS s WHERE {same}", {"sets": self._sets(shape, "s")}
@@ -117,7 +117,7 @@ class BatchStatements:
             )
         return upsert, {"action": self._action(shape)}
 
-    def _conditional(self, shape: Shape) -> tuple[str, dict[str, sql.Composable]]:
+    def _conditional(self, shape: StagingShape) -> tuple[str, dict[str, sql.Composable]]:
         """What writes a batch with conditions, and its parts."""
         steps = ["staged AS NOT MATERIALIZED (SELECT * FROM {rows} AS s)", *self._marked(shape)]
         changes = bool(self._changed(shape) or shape.adds)
@@ -138,7 +138,7 @@ class BatchStatements:
         text = f"WITH {', '.join(steps)} SELECT {' + '.join(done)}, {begun}, {skipped}"
         return text, {"sets": self._sets(shape, "s"), "action": self._action(shape), **self._of_conditions(shape)}
 
-    def _marked(self, shape: Shape) -> tuple[str, str, str]:
+    def _marked(self, shape: StagingShape) -> tuple[str, str, str]:
         """`known`, `fresh` and `passed`: which entries pass, as `Applied.holds` and `Applied.remember` have it."""
         newest_by, idempotent = shape.conditions.newest_by, shape.conditions.idempotent
         values = {"newest_of": "NULL", "newest": "NULL", "tie": "NULL", "applied": "'{{}}'::jsonb"}
@@ -190,7 +190,7 @@ class BatchStatements:
         )
         return known, fresh, passed
 
-    def _of_conditions(self, shape: Shape) -> dict[str, sql.Composable]:
+    def _of_conditions(self, shape: StagingShape) -> dict[str, sql.Composable]:
         newest_by = shape.conditions.newest_by or ""
         texts = bool(newest_by) and self._codec.column(newest_by).kind is Kind.STRING
         return {
@@ -201,10 +201,10 @@ class BatchStatements:
             "collate": sql.SQL('COLLATE "C"' if texts else ""),
         }
 
-    def _changed(self, shape: Shape) -> list[str]:
+    def _changed(self, shape: StagingShape) -> list[str]:
         return [name for name in self._names if name not in self._key] if shape.puts else list(shape.sets)
 
-    def _sets(self, shape: Shape, source: str) -> Composed:
+    def _sets(self, shape: StagingShape, source: str) -> Composed:
         """What becomes of the columns of a record that is there."""
         given = {*shape.columns, *shape.constants}
         changes = [
@@ -221,7 +221,7 @@ class BatchStatements:
         ]
         return joined(", ", changes)
 
-    def _action(self, shape: Shape) -> sql.Composable:
+    def _action(self, shape: StagingShape) -> sql.Composable:
         """What a conflict with a record that is there comes to."""
         if not self._changed(shape) and not shape.adds:
             return sql.SQL("NOTHING")

@@ -24,7 +24,7 @@ SOURCE, POSITION, TIE, TIME = "__source", "__position", "__tie", "__time"
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class StagingShape:
     """What the statements for a batch depend on.
 
     `sets` and `adds` are what updates do; `begins` says that rows are whole records where there is none. Of a put all
@@ -46,14 +46,14 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class StagedBatch:
     """One row for each key, as CSV of `columns`, of which the first is the place of the key's last entry.
 
     `constants` are the values of those of the shape.
     `same_key` are for each row the places of the entries that have its key, None where that is one each.
     """
 
-    shape: Shape
+    shape: StagingShape
     constants: tuple[Any, ...]
     csv: memoryview
     rows: int
@@ -67,7 +67,7 @@ class Batch:
         return [place for last, places in self.same_key.items() if last not in found for place in places]
 
 
-def as_batch(codec: RowCodec, operation: Operation[Any]) -> Batch | None:
+def as_batch(codec: RowCodec, operation: Operation[Any]) -> StagedBatch | None:
     """The operation as a batch, or None where it has to go row by row."""
     entries = operation.entries
     puts = operation.kind is OperationKind.PUT
@@ -105,8 +105,8 @@ def as_batch(codec: RowCodec, operation: Operation[Any]) -> Batch | None:
         return None  # which of a key's entries pass depends on each other
     begins = not puts and entries.default_records is not None
     names = (*table.column_names,)
-    shape = Shape(names, (*constants,), puts, tuple(sets), tuple(adds), begins, operation.conditions)
-    return Batch(shape, (*constants.values(),), _csv(table), table.num_rows, len(entries), same_key)
+    shape = StagingShape(names, (*constants,), puts, tuple(sets), tuple(adds), begins, operation.conditions)
+    return StagedBatch(shape, (*constants.values(),), _csv(table), table.num_rows, len(entries), same_key)
 
 
 def _constant(column: Any) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dagster_adjunct.resources.backends.applied import Applied, check_newest_by, from_texts, to_texts
-from dagster_adjunct.resources.backends.postgres_batches import Batch
+from dagster_adjunct.resources.backends.postgres_batches import StagedBatch
 from dagster_adjunct.resources.backends.postgres_values import array_text
 from dagster_adjunct.resources.backends.rows import Row, RowCodec
 from dagster_adjunct.resources.backends.write_plan import Checked, Found, Plan, columns_to_read, must_look, planned
@@ -84,7 +84,7 @@ class PostgresRequests:
             table=self.codec.table,
         )
 
-    async def write_batch(self, batch: Batch) -> BatchWritten | None:
+    async def write_batch(self, batch: StagedBatch) -> BatchWritten | None:
         """Do it all or, on an error, nothing; None, and nothing, where rows are needed to tell what is missing."""
         shape = batch.shape
         check_newest_by(self.codec, shape.conditions.newest_by)

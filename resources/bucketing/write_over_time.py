@@ -27,7 +27,7 @@ _TOMBSTONE = "__tombstone"
 
 
 @dataclass(frozen=True, slots=True)
-class OverTime:
+class OverTimeWrite:
     """How rows over time are written; all moments are microseconds since the epoch.
 
     `told` says in each row where it ends, and which is its key's first; else both stay null, as in a delta. With it
@@ -44,7 +44,7 @@ class OverTime:
 class Timeline:
     """Takes a file's rows batch by batch, in order and each moment of a key once; gives them as they are stored."""
 
-    def __init__(self, key: tuple[str, ...], options: OverTime) -> None:
+    def __init__(self, key: tuple[str, ...], options: OverTimeWrite) -> None:
         self._key, self._options = key, options
         self._held: pa.Table | None = None
         self._follows_kept = False

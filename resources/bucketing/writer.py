@@ -22,7 +22,7 @@ from dagster_adjunct.resources.bucketing.bucket_files import (
     pack_footer,
 )
 from dagster_adjunct.resources.bucketing.order_of_keys import check_order
-from dagster_adjunct.resources.bucketing.write_over_time import VALID_FROM, OverTime, Timeline
+from dagster_adjunct.resources.bucketing.write_over_time import VALID_FROM, OverTimeWrite, Timeline
 from dagster_adjunct.resources.errors import ManifestMismatchError, NullKeyError, ObjectExistsError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class WriteOptions:
     number_rows: bool = False
     range_of: str | None = None
     differing: tuple[str, str] | None = None
-    over_time: OverTime | None = None
+    over_time: OverTimeWrite | None = None
 
 
 class BucketFileWriter:

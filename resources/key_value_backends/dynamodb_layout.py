@@ -47,7 +47,7 @@ Item = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class KeyStretch:
     """Items of one hash key in the order of their sort keys, `lowest` and `highest` among them.
 
     A table key is `prefix` and what follows the first `cut` bytes of the sort key.
@@ -91,32 +91,32 @@ class SegmentLayout:
     def burnt(self, number: int) -> Item:
         return _item_key(self._gate_hash(number), b"\1")
 
-    def in_family(self, prefix: bytes, within: KeyRange) -> Stretch:
+    def in_family(self, prefix: bytes, within: KeyRange) -> KeyStretch:
         """Return the items of a family that are in a range, which has a key of the family in it."""
         lowest = within.start[len(prefix) :] if within.start.startswith(prefix) else b""
         end = within.end
         highest = end[len(prefix) :] if end is not None and end.startswith(prefix) else _ABOVE_ALL
         hash_key = self._hash(b"f") + prefix[2:]
-        return Stretch(hash_key, _sort_key(b"\1" + lowest), _sort_key(b"\1" + highest), prefix, 1)
+        return KeyStretch(hash_key, _sort_key(b"\1" + lowest), _sort_key(b"\1" + highest), prefix, 1)
 
-    def before_families(self, within: KeyRange) -> Stretch | None:
+    def before_families(self, within: KeyRange) -> KeyStretch | None:
         """Return where the empty key without a family lies, which comes before all families, if the range has it."""
         if within.start > _EMPTY_KEY or (within.end is not None and within.end <= _EMPTY_KEY):
             return None
-        return Stretch(self._hash(b"k"), _EMPTY_KEY, _EMPTY_KEY)
+        return KeyStretch(self._hash(b"k"), _EMPTY_KEY, _EMPTY_KEY)
 
-    def families(self, within: KeyRange) -> Stretch | None:
+    def families(self, within: KeyRange) -> KeyStretch | None:
         """Return the list of the families that have keys in a range."""
         first = family_at(within.start) or within.start
         lowest = max(first, _FIRST_FAMILY)
         highest = _AFTER_FAMILIES if within.end is None else min(within.end, _AFTER_FAMILIES)
-        return Stretch(self._hash(b"d"), _sort_key(lowest), _sort_key(highest)) if lowest < highest else None
+        return KeyStretch(self._hash(b"d"), _sort_key(lowest), _sort_key(highest)) if lowest < highest else None
 
-    def after_families(self, within: KeyRange) -> Stretch | None:
+    def after_families(self, within: KeyRange) -> KeyStretch | None:
         """Return the items without a family that are in a range, but for the empty key."""
         lowest = max(within.start, _AFTER_FAMILIES)
         highest = _ABOVE_ALL if within.end is None else within.end
-        return Stretch(self._hash(b"k"), _sort_key(lowest), _sort_key(highest)) if lowest < highest else None
+        return KeyStretch(self._hash(b"k"), _sort_key(lowest), _sort_key(highest)) if lowest < highest else None
 
     def _hash(self, kind: bytes) -> bytes:
         return kind + self.partition.to_bytes(4, "big")

@@ -12,8 +12,8 @@ from dagster_adjunct.resources.key_value.table_segment import StoredEntry
 from dagster_adjunct.resources.key_value_backends.dynamodb_calls import Patience, TableCalls
 from dagster_adjunct.resources.key_value_backends.dynamodb_layout import (
     Item,
+    KeyStretch,
     SegmentLayout,
-    Stretch,
     behind_family,
     family_at,
     table_key_of,
@@ -102,7 +102,7 @@ async def read_range(
     return found
 
 
-async def _stretches(calls: TableCalls, layout: SegmentLayout, within: KeyRange) -> AsyncIterator[Sequence[Stretch]]:
+async def _stretches(calls: TableCalls, layout: SegmentLayout, within: KeyRange) -> AsyncIterator[Sequence[KeyStretch]]:
     """Give where the entries of a range lie, in their order; what is given together is best read together.
 
     The more families a page has gone through, the smaller they are, and the more of them are read at a time.
@@ -132,7 +132,7 @@ async def _stretches(calls: TableCalls, layout: SegmentLayout, within: KeyRange)
 
 
 async def _read_stretch(
-    calls: TableCalls, table: str, stretch: Stretch, within: KeyRange, limit: int, values: bool
+    calls: TableCalls, table: str, stretch: KeyStretch, within: KeyRange, limit: int, values: bool
 ) -> tuple[list[StoredEntry], bool]:
     """Return the first entries of a stretch, and whether that is all that it has.
 
@@ -159,7 +159,7 @@ async def _read_stretch(
 
 
 async def query(
-    calls: TableCalls, table: str, stretch: Stretch, attributes: str, limit: int, after: Item | None = None
+    calls: TableCalls, table: str, stretch: KeyStretch, attributes: str, limit: int, after: Item | None = None
 ) -> Any:
     """Return DynamoDB's answer: at most `limit` items of a stretch, with these attributes."""
     bounds = {":h": stretch.hash_key, ":a": stretch.lowest, ":z": stretch.highest}

@@ -35,7 +35,7 @@ PATIENCE = 5.0  # seconds in which a write that meets other writers is tried aga
 _LOST_KNOWN = 1_000
 
 
-class Answer(Enum):
+class TransactionAnswer(Enum):
     """What DynamoDB says to a transaction that it does not cancel."""
 
     APPLIED = "applied, now or before"
@@ -84,19 +84,19 @@ class SegmentWrites:
             except ReplyLostError:
                 self._remember(token, number, term)
                 raise
-            if answer is Answer.APPLIED:
+            if answer is TransactionAnswer.APPLIED:
                 return
             if isinstance(answer, Cancelled):
                 self._check(answer)
             if not await patience.wait():
-                if answer is Answer.UNDER_WAY:
+                if answer is TransactionAnswer.UNDER_WAY:
                     self._remember(token, number, term)
                     raise ReplyLostError(
                         f"{self._calls.label}: a copy of a write is being worked on for {self._patience:g} s.",
                         "It is asked about again.",
                     )
                 raise self._contended()
-            if answer is not Answer.UNDER_WAY:
+            if answer is not TransactionAnswer.UNDER_WAY:
                 # This one is over. A server that remembered cancelled ones too would cancel it for ever.
                 number += 1
                 term = await self._families.listed(changes)
@@ -132,11 +132,11 @@ class SegmentWrites:
         while True:
             answer = await self._send(transaction(self._layout, changes, token, number, term))
             if not isinstance(answer, Cancelled):
-                if answer is Answer.TOKEN_TAKEN and not sent_here:
+                if answer is TransactionAnswer.TOKEN_TAKEN and not sent_here:
                     raise self._sent_elsewhere()
-                if answer is Answer.APPLIED:
+                if answer is TransactionAnswer.APPLIED:
                     return True
-                if answer is Answer.TOKEN_TAKEN:  # it was burnt before
+                if answer is TransactionAnswer.TOKEN_TAKEN:  # it was burnt before
                     self._remember(token, number, term, over=True)
                     return False
             elif answer.sealed:
@@ -150,18 +150,18 @@ class SegmentWrites:
                 return False
             elif not answer.may_pass:
                 burnt = await self._send(burning(self._layout, token, number, term))
-                if burnt is Answer.APPLIED or (taken and burnt is Answer.TOKEN_TAKEN):
+                if burnt is TransactionAnswer.APPLIED or (taken and burnt is TransactionAnswer.TOKEN_TAKEN):
                     self._remember(token, number, term, over=True)
                     self._check(answer)
                     return False
-                if burnt is Answer.TOKEN_TAKEN:
+                if burnt is TransactionAnswer.TOKEN_TAKEN:
                     # The first copy came meanwhile. What became of it is what DynamoDB says to another copy.
                     taken = True
                     continue
             if not await patience.wait():
                 raise self._contended()
 
-    async def _send(self, request: dict[str, Any]) -> Answer | Cancelled:
+    async def _send(self, request: dict[str, Any]) -> TransactionAnswer | Cancelled:
         try:
             await self._calls.call(lambda client: client.transact_write_items(**request))
         except AdjunctError:
@@ -171,11 +171,11 @@ class SegmentWrites:
             if code == "TransactionCanceledException":
                 return cancellation(getattr(error, "response", {}))
             if code == "TransactionInProgressException":
-                return Answer.UNDER_WAY
+                return TransactionAnswer.UNDER_WAY
             if code == "IdempotentParameterMismatchException":
-                return Answer.TOKEN_TAKEN
+                return TransactionAnswer.TOKEN_TAKEN
             raise self._calls.meaning(error, sent=True) from error
-        return Answer.APPLIED
+        return TransactionAnswer.APPLIED
 
     def _remember(self, token: bytes, number: int, term: int, *, over: bool = False) -> None:
         now = time.monotonic()

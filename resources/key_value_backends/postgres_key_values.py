@@ -35,7 +35,7 @@ def quoted(schema: str, name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyValueStatements:
+class PostgresStatements:
     """What is sent about one table. $1 is the address, or all of them. Rows are the table key, version and value.
 
     A change of one key is one statement, which writes the request's token too. `put` and `remove` write it first, as
@@ -61,14 +61,14 @@ class KeyValueStatements:
 
     @staticmethod
     @lru_cache(maxsize=256)
-    def of(schema: str, table: TableId) -> KeyValueStatements:
+    def of(schema: str, table: TableId) -> PostgresStatements:
         """Return the statements over the table of this incarnation."""
         name = sql_table_name(table)
         rows, tokens = quoted(schema, name), quoted(schema, f"{name}_tokens")
         columns = "(address, version, value)"
         first = f"WITH token AS (INSERT INTO {tokens} (token) VALUES ($2::bytea) RETURNING 1)"
         then = f"INSERT INTO {tokens} (token) SELECT $2::bytea FROM done"
-        return KeyValueStatements(
+        return PostgresStatements(
             name,
             rows,
             get=f"SELECT {ENTRY} FROM {rows} WHERE address = $1",

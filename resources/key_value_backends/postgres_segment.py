@@ -23,7 +23,7 @@ from dagster_adjunct.resources.key_value.table_segment import (
     StoredEntry,
     StoredPage,
 )
-from dagster_adjunct.resources.key_value_backends.postgres_key_values import PAGE_BYTES, KeyValueStatements
+from dagster_adjunct.resources.key_value_backends.postgres_key_values import PAGE_BYTES, PostgresStatements
 from dagster_adjunct.resources.key_value_backends.postgres_pages import PageQuery, PostgresPages
 from dagster_adjunct.resources.key_value_backends.postgres_segment_errors import PostgresSegmentErrors, without_effect
 from dagster_adjunct.resources.key_value_backends.postgres_wire import PostgresWire, WirePool, byteas, integer
@@ -49,7 +49,7 @@ class PostgresSegment:
     def __init__(
         self,
         pool: Callable[[], WirePool],
-        statements: KeyValueStatements,
+        statements: PostgresStatements,
         partition: int,
         limits: SegmentLimits,
         errors: PostgresSegmentErrors,

@@ -134,10 +134,10 @@ class PostgresSegments:
 
     def _segment(self, table: TableId, partition: int, pool: Callable[[], WirePool], *, waits: bool) -> TableSegment:
         require_driver(_label(table))
-        from dagster_adjunct.resources.key_value_backends.postgres_key_values import KeyValueStatements
+        from dagster_adjunct.resources.key_value_backends.postgres_key_values import PostgresStatements
         from dagster_adjunct.resources.key_value_backends.postgres_segment import PostgresSegment
 
-        statements = KeyValueStatements.of(self.schema, table)
+        statements = PostgresStatements.of(self.schema, table)
         kept = 2 * self.horizon  # the last attempt may begin at the horizon, and an attempt before it come late
         return PostgresSegment(pool, statements, partition, self.limits, self._errors(table), kept, waits=waits)
 

@@ -19,7 +19,7 @@ _PRUNED_AT_ONCE = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class KeyValueStatements:
+class SqliteStatements:
     """What is sent about one table. Reads give key, version and value; parameters are in the order of the columns."""
 
     name: str
@@ -36,12 +36,12 @@ class KeyValueStatements:
 
     @staticmethod
     @lru_cache(maxsize=256)
-    def of(table: TableId) -> KeyValueStatements:
+    def of(table: TableId) -> SqliteStatements:
         """Return the statements over the table of this incarnation."""
         name = sql_table_name(table)
         one = "WHERE partition = ? AND key = ?"
         oldest = f"SELECT id FROM {name}_tokens ORDER BY id LIMIT {_PRUNED_AT_ONCE}"
-        return KeyValueStatements(
+        return SqliteStatements(
             name,
             get=f"SELECT key, version, value FROM {name} {one}",
             get_version=f"SELECT key, version, NULL FROM {name} {one}",

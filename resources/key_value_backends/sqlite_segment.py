@@ -30,7 +30,7 @@ from dagster_adjunct.resources.key_value_backends.sqlite_connections import (
 )
 from dagster_adjunct.resources.key_value_backends.sqlite_key_values import (
     SEALED,
-    KeyValueStatements,
+    SqliteStatements,
     is_there,
 )
 
@@ -62,7 +62,7 @@ class SqliteSegment:
         self.limits = limits
         self._connections, self._table, self._partition = connections, table, partition
         self._label = label
-        self._sql = KeyValueStatements.of(table)
+        self._sql = SqliteStatements.of(table)
         self._writes = 0
 
     async def apply(self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False) -> None:

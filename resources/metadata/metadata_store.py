@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_adjunct.resources.metadata.namespace_document import Entries, NamespaceDocument, Page, changed
+from dagster_adjunct.resources.metadata.namespace_document import DocumentPage, Entries, NamespaceDocument, changed
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.objects.paging import PageRef, read_page, write_page
 
@@ -69,7 +69,7 @@ class NamespaceSnapshot:
 
     version: int
     document: NamespaceDocument
-    _read: Callable[[Page], Entries]
+    _read: Callable[[DocumentPage], Entries]
 
     def get(self, key: str) -> Any:
         """Return the entry under this key, or None. Reads one page."""
@@ -135,17 +135,17 @@ class Namespace:
         where = f"the namespace {commit.manifest_key!r} in {self._store.url}"
         return NamespaceSnapshot(commit.number, NamespaceDocument.parse(commit.body, where), self._page)
 
-    def _page(self, page: Page) -> Entries:
+    def _page(self, page: DocumentPage) -> Entries:
         entries = self._cache.get(page.key)
         if entries is None:
             entries = dict(read_page(self._store, PageRef(page.key, page.count, page.sha256)))
             self._cache.put(page.key, entries)
         return entries
 
-    def _write(self, entries: Sequence[tuple[str, Any]]) -> Page:
+    def _write(self, entries: Sequence[tuple[str, Any]]) -> DocumentPage:
         ref = write_page(self._store, self._prefix, entries)
         self._cache.put(ref.key, dict(entries))
-        return Page(first=entries[0][0], key=ref.key, count=ref.count, sha256=ref.sha256)
+        return DocumentPage(first=entries[0][0], key=ref.key, count=ref.count, sha256=ref.sha256)
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ PAGE_BYTES = 256 * 1024
 Entries = Mapping[str, Any]
 
 
-class Page(StoredDocument):
+class DocumentPage(StoredDocument):
     """Where one page is, the SHA-256 of its bytes, and its smallest key."""
 
     first: str
@@ -36,7 +36,7 @@ class NamespaceDocument(StoredDocument):
     """The pages of a namespace, in the order of their keys."""
 
     format: Literal[1] = 1
-    pages: tuple[Page, ...] = ()
+    pages: tuple[DocumentPage, ...] = ()
 
     @classmethod
     def parse(cls, body: Mapping[str, Any], where: str) -> NamespaceDocument:
@@ -52,8 +52,8 @@ class NamespaceDocument(StoredDocument):
 def changed(
     document: NamespaceDocument,
     changes: Mapping[str, Any],
-    read: Callable[[Page], Entries],
-    write: Callable[[Sequence[tuple[str, Any]]], Page],
+    read: Callable[[DocumentPage], Entries],
+    write: Callable[[Sequence[tuple[str, Any]]], DocumentPage],
 ) -> NamespaceDocument | None:
     """Return the document with these entries set (None: removed), or None if it is so already."""
     by_page: dict[int, dict[str, Any]] = {}
@@ -67,15 +67,15 @@ def changed(
             touched[number] = after
     if not touched:
         return None
-    pages: list[Page] = []
+    pages: list[DocumentPage] = []
     for run in _runs(document, touched, read):
-        pages += [run] if isinstance(run, Page) else [write(part) for part in _parts(run)]
+        pages += [run] if isinstance(run, DocumentPage) else [write(part) for part in _parts(run)]
     return NamespaceDocument(pages=tuple(pages))
 
 
 def _runs(
-    document: NamespaceDocument, touched: Mapping[int, Entries], read: Callable[[Page], Entries]
-) -> Iterator[Page | list[tuple[str, Any]]]:
+    document: NamespaceDocument, touched: Mapping[int, Entries], read: Callable[[DocumentPage], Entries]
+) -> Iterator[DocumentPage | list[tuple[str, Any]]]:
     """Yield pages that stay, and the entries of neighbours that are written anew together."""
     number, count = 0, max(1, len(document.pages))
     while number < count:

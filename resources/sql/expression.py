@@ -33,7 +33,7 @@ class ColumnName:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class WindowClause:
     """What a function over records goes by: the columns of `over (partition by id, upper(s))`, (id,), and all of it."""
 
     columns: tuple[str, ...]

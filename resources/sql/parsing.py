@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 
 from dagster_adjunct.resources.sql.certain_mistakes import certain_mistake
-from dagster_adjunct.resources.sql.expression import ColumnName, Expression, Window
+from dagster_adjunct.resources.sql.expression import ColumnName, Expression, WindowClause
 
 _NAME = r"`(?:[^`]|``)+`|[A-Za-z_]\w*"
 _PLAIN = re.compile(rf"\s*(?P<column>{_NAME})(?:\s+as\s+(?P<alias>{_NAME}))?\s*", re.IGNORECASE | re.ASCII)
@@ -81,7 +81,7 @@ def beyond_a_record(text: str) -> tuple[tuple[str, bool], ...]:
 
 
 @lru_cache(maxsize=65_536)
-def windows_of(text: str) -> tuple[Window, ...]:
+def windows_of(text: str) -> tuple[WindowClause, ...]:
     """Return what the functions over records, `over (…)`, in an expression go by; () as well where it can't be read."""
     if "over" not in text.lower():
         return ()

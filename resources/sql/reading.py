@@ -12,7 +12,7 @@ from sqlglot.dialects.spark import Spark
 from sqlglot.errors import ErrorLevel, SqlglotError
 from sqlglot.tokenizer_core import Token, TokenType
 
-from dagster_adjunct.resources.sql.expression import ColumnName, Expression, Window
+from dagster_adjunct.resources.sql.expression import ColumnName, Expression, WindowClause
 from dagster_adjunct.resources.sql.spark_functions import KNOWN, OVER_RECORDS, SEVERAL_RECORDS, wrong_count
 
 # Beside functions and operators: nodes in which a column is a column. In any other, names may be something else.
@@ -198,12 +198,12 @@ def _expression(text: str, tree: exp.Expr) -> Expression:
     return Expression(text, alias, name, column, tuple(_named(text, columns)), tree=tree)
 
 
-def windows_in(tree: exp.Expr) -> Iterator[Window]:
+def windows_in(tree: exp.Expr) -> Iterator[WindowClause]:
     """Yield what the functions over records in a tree go by."""
     for node in tree.find_all(exp.Window):
         parts = [part.unnest() for part in node.args.get("partition_by") or ()]
         columns = (part.name for part in parts if isinstance(part, exp.Column) and len(part.parts) == 1)
-        yield Window(tuple(dict.fromkeys(columns)), ", ".join(part.sql("spark") for part in parts))
+        yield WindowClause(tuple(dict.fromkeys(columns)), ", ".join(part.sql("spark") for part in parts))
 
 
 def takes_all_columns(tree: exp.Expr) -> bool:

@@ -22,7 +22,7 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import Lease, LeaseInfo
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, Pin, UnboundedManifest
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, Verdict, VersionRef
-from dagster_adjunct.assets.versions.stored_declaration import Declaration
+from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
 from dagster_adjunct.assets.versions.unbounded_state import Bootstrap
 from dagster_adjunct.resources.bucketing.bucket_files import Generation
 from dagster_adjunct.resources.errors import (
@@ -105,7 +105,7 @@ def manifest_of(
     by_number = {version.number: version for version in refs}
     shown = by_number[pinned or head]
     pin = Pin(version=by_number[pinned].id, reason="audit", by="ada", at=NOW) if pinned else None
-    declaration = Declaration(
+    declaration = DatasetDeclaration(
         kind="bounded", input="lake.planes", key=("k",), key_types=("string",), partition_by=("k",), partitions=2,
         input_partitions=0, order=order,
     )  # fmt: skip
@@ -708,7 +708,7 @@ def test_a_commit_that_an_open_batch_needs_of_an_unbounded_dataset_stays(planes:
     """Its versions stand nowhere but in their commits."""
     monkeypatch.setattr(discard_module, "COMMITS_KEPT", 2)
     log = DatasetLog(planes.lake, "changes")
-    declaration = Declaration(
+    declaration = DatasetDeclaration(
         kind="unbounded", input="lake.planes", key=("k",), key_types=("string",), partition_by=("k",), partitions=2,
         input_partitions=2,
     )  # fmt: skip

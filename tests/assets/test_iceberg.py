@@ -23,7 +23,7 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import all_leases
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.assets.versions.sealed_version import VersionRef
-from dagster_adjunct.assets.versions.stored_declaration import Declaration
+from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
 from dagster_adjunct.assets.versions.version_holds import hold, let_go
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -74,7 +74,7 @@ class Published:
             id=sealed.id, number=number, name=sealed.name, rows=sealed.rows, sealed_at=sealed.sealed_at,
             document=log.write_version(sealed), folders=tuple(generation.folder for generation in sealed.generations),
         )  # fmt: skip
-        declaration = Declaration(
+        declaration = DatasetDeclaration(
             kind="bounded", input="query planes", key=("tailnum",), key_types=("string",),
             partition_by=("tailnum",), partitions=3, input_partitions=0,
         )  # fmt: skip

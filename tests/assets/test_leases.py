@@ -15,7 +15,7 @@ from dagster_adjunct.assets.versions import leases
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import Lease, all_leases, live_leases, store_now
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
-from dagster_adjunct.assets.versions.stored_declaration import Declaration
+from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
 from dagster_adjunct.assets.versions.unbounded_state import Bootstrap
 from dagster_adjunct.resources.errors import (
     DatasetNotFoundError,
@@ -144,7 +144,7 @@ def test_of_a_discard_and_a_lease_at_any_request_of_it_one_sees_the_other(quick:
 def test_a_version_of_an_unbounded_dataset_can_be_leased_though_no_manifest_lists_it(planes: World) -> None:
     log = DatasetLog(planes.lake, "changes")
     spans = {"lake.planes.0": "0", "lake.planes.1": "0"}
-    declaration = Declaration(
+    declaration = DatasetDeclaration(
         kind="unbounded", input="lake.planes", key=("k",), key_types=("string",), partition_by=("k",), partitions=2,
         input_partitions=2,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.assets.unbounded.local_table import advance_local, undo_batch
-from dagster_adjunct.assets.unbounded.local_writes import Batch, LocalWrites
+from dagster_adjunct.assets.unbounded.local_writes import LocalWrites, WritingBatch
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
 from dagster_adjunct.assets.writing.generation_writer import ARROW
 from dagster_adjunct.assets.writing.write_context import WriteContext
@@ -73,7 +73,7 @@ def do(
 ) -> tuple[bool, list[Held]]:
     """Do a batch; return whether it was in before, and what its joins met after each send."""
     met = []
-    with LocalWrites(lake, spec or counts(), begun, Batch("app", number, by), ARROW) as writes:
+    with LocalWrites(lake, spec or counts(), begun, WritingBatch("app", number, by), ARROW) as writes:
         for sent in sends:
             writes.send(rows(*sent), order_by=("__offset",), partitioned=False)
             met.append(dict(writes.reader().items()))
@@ -229,7 +229,7 @@ def test_a_compaction_while_a_batch_works_is_gone_on_from(lake: Lake) -> None:
     for number in range(1, 4):
         batch(lake, number, [("a", number), (f"k{number}", number)])
     begun = pinned(lake, counts())
-    with LocalWrites(lake, counts(), begun, Batch("app", 4, "run"), ARROW) as writes:
+    with LocalWrites(lake, counts(), begun, WritingBatch("app", 4, "run"), ARROW) as writes:
         writes.send(rows(("a", 4), ("k1", None)), order_by=("__offset",), partitioned=False)
         compact_dataset(lake, "counts", IN_PROCESS, by="me", level="major")
         writes.commit()
@@ -305,7 +305,7 @@ def test_added_and_widened_columns_are_read_over_what_was_there(lake: Lake) -> N
     batch(lake, 1, [("a", 1)], spec=narrow)
     wide = counts(Schema.of(k="string", v="bigint", more="string"))
     version = pinned(lake, wide)
-    with LocalWrites(lake, wide, version, Batch("app", 2, "run"), ARROW) as writes:
+    with LocalWrites(lake, wide, version, WritingBatch("app", 2, "run"), ARROW) as writes:
         sent = rows(("b", 2)).append_column("more", pa.array(["new"]))
         writes.send(sent, order_by=("__offset",), partitioned=False)
         assert writes.reader().get("a") == {"k": "a", "v": 1, "more": None}

@@ -14,7 +14,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.unbounded.local_writes import Batch, LocalWrites
+from dagster_adjunct.assets.unbounded.local_writes import LocalWrites, WritingBatch
 from dagster_adjunct.assets.unbounded.state_spec import StateSpec
 from dagster_adjunct.assets.unbounded.state_table import begin_state, check_state, state_dataset, tend_state, undo_state
 from dagster_adjunct.assets.versions.manifest import as_unbounded
@@ -58,7 +58,7 @@ def pinned(lake: Lake) -> SealedVersion | None:
 
 
 def do(lake: Lake, number: int, sent: list[Row], begun: SealedVersion | None, watermark: int) -> None:
-    with LocalWrites(lake, dataset(), begun, Batch("app", number, "run"), ARROW) as writes:
+    with LocalWrites(lake, dataset(), begun, WritingBatch("app", number, "run"), ARROW) as writes:
         writes.send(rows(sent), order_by=(), partitioned=False)
         writes.commit(at(watermark))
 
@@ -149,7 +149,7 @@ def test_the_first_commit_of_a_batch_that_was_given_up_is_refused_by_a_table_tha
     begin_state(writing(lake), dataset())
     assert held(lake, 0) == {}
     for number in (1, 2):  # the first has sent rows when it is given up, the second sends them afterwards
-        with LocalWrites(lake, dataset(), None, Batch("app", number, "dead"), ARROW) as writes:
+        with LocalWrites(lake, dataset(), None, WritingBatch("app", number, "dead"), ARROW) as writes:
             if number == 1:
                 writes.send(rows([("a", 1, 10)]), order_by=(), partitioned=False)
             undo_state(writing(lake), "app-seen", "app", number)

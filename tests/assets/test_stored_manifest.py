@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from dagster_adjunct.assets.versions.deliveries import Abandoned
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, UnboundedManifest
-from dagster_adjunct.assets.versions.stored_declaration import Declaration
+from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
 from dagster_adjunct.assets.versions.stored_manifest import manifest_from, stored_body
 from dagster_adjunct.assets.versions.unbounded_state import Bootstrap
 
@@ -25,11 +25,15 @@ DECLARED: dict[str, Any] = {
 }  # fmt: skip
 OFFSETS = {"lake.planes.0": "7"}
 BOUNDED = BoundedManifest(
-    name="planes", declaration=Declaration(kind="bounded", **DECLARED), offsets=OFFSETS, known=("v1",), next_number=4
+    name="planes",
+    declaration=DatasetDeclaration(kind="bounded", **DECLARED),
+    offsets=OFFSETS,
+    known=("v1",),
+    next_number=4,
 )
 UNBOUNDED = UnboundedManifest(
     name="planes",
-    declaration=Declaration(kind="unbounded", **DECLARED),
+    declaration=DatasetDeclaration(kind="unbounded", **DECLARED),
     offsets=OFFSETS,
     bootstrap=Bootstrap(state="done", start=OFFSETS, target=OFFSETS, started_at=NOW),
     retained_from=3,

@@ -15,7 +15,7 @@ from dagster_adjunct.orchestration.application.output_lineage import outputs_of
 from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage import output_columns
 from dagster_adjunct.orchestration.operators.columns.known_columns import Types
 from dagster_adjunct.orchestration.operators.sends.send_to_stream import SendToStream
-from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageContext, Made, Node, add
+from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageContext, LineageNode, Made, add
 from dagster_adjunct.orchestration.operators.spec.operator_spec import Spec
 from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, PlanContext, Requirement
 from dagster_adjunct.orchestration.operators.spec.stream_facts import SPARK, UNKNOWN, StreamFacts
@@ -125,16 +125,16 @@ def test_lineage_goes_through_all_its_inputs() -> None:
     old, new = app.input_stream("lake.old"), app.input_stream("lake.new")
     old.apply(Union(), new).send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
     (output,) = outputs_of(app)
-    assert output.upstream == (Node("stream", "lake.old"), Node("stream", "lake.new"))
+    assert output.upstream == (LineageNode("stream", "lake.old"), LineageNode("stream", "lake.new"))
     made = output_columns(app, plan(app, catalog(*FACTS)))[output.node]
-    assert made["miles"] == ((Node("stream", "lake.old"), "miles"), (Node("stream", "lake.new"), "miles"))
+    assert made["miles"] == ((LineageNode("stream", "lake.old"), "miles"), (LineageNode("stream", "lake.new"), "miles"))
 
 
 def test_an_operator_that_says_nothing_of_columns_leaves_their_lineage_open() -> None:
     app = Application("app")
     sampled = app.input_stream("lake.old").apply(Sample("miles", 2))
     sampled.send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
-    assert output_columns(app, plan(app, catalog(FACTS[0]))).get(Node("stream", "lake.out"), {}) == {}
+    assert output_columns(app, plan(app, catalog(FACTS[0]))).get(LineageNode("stream", "lake.out"), {}) == {}
 
 
 def test_records_are_written_and_looked_up_behind_one_input_only() -> None:

@@ -14,7 +14,7 @@ from dagster_adjunct.orchestration.application.runtime import Runtime
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
 from dagster_adjunct.orchestration.step.batch_compiler import compile_batch as compiling
-from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import Batch
+from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import CompiledBatch
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.record_times import batch_times
 from dagster_adjunct.orchestration.step.spark_proof import rehearsal as rehearsing
@@ -52,13 +52,13 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LakeStreams, "read", lambda self, spark, ranges: Frame())
 
 
-@pytest.mark.parametrize("kind", [Batch, Rehearsal])
-def test_twice_the_operators_take_twice_the_steps(tmp_path: Path, kind: type[Batch]) -> None:
+@pytest.mark.parametrize("kind", [CompiledBatch, Rehearsal])
+def test_twice_the_operators_take_twice_the_steps(tmp_path: Path, kind: type[CompiledBatch]) -> None:
     few, many = (steps(tmp_path / str(count), kind, count) for count in (40, 160))
     assert many / few < 5, (few, many)  # 16 times as many, if each operator looked at all the others
 
 
-def steps(folder: Path, kind: type[Batch], count: int) -> int:
+def steps(folder: Path, kind: type[CompiledBatch], count: int) -> int:
     """Compile an application; return how many bytecodes Python has worked on for that."""
     context, inputs = described(folder, count)
     seen = 0

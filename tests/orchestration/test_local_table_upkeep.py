@@ -17,7 +17,7 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.erasing.erasure import forget
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.assets.unbounded.local_table import undo_batch
-from dagster_adjunct.assets.unbounded.local_writes import Batch, LocalWrites
+from dagster_adjunct.assets.unbounded.local_writes import LocalWrites, WritingBatch
 from dagster_adjunct.assets.unbounded.rebuild import rebuild_dataset
 from dagster_adjunct.assets.writing.generation_writer import ARROW
 from dagster_adjunct.assets.writing.write_context import WriteContext
@@ -56,7 +56,7 @@ class World:
             }
         )
         version = None if pinned is None else pinned.sealed
-        with LocalWrites(self.lake, spec, version, Batch("app", number, "run"), ARROW) as writes:
+        with LocalWrites(self.lake, spec, version, WritingBatch("app", number, "run"), ARROW) as writes:
             writes.send(rows, order_by=(), partitioned=False)
             writes.commit()
 

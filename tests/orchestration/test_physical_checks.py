@@ -18,7 +18,7 @@ from tests.orchestration.step_world import StepWorld
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.application.declared_handles import DatasetTable
+    from dagster_adjunct.orchestration.application.declared_handles import DatasetHandle
     from dagster_adjunct.orchestration.application.message_stream import MessageStream
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("many_tasks")]
@@ -50,7 +50,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     return seen
 
 
-def joined(stream: MessageStream, planes: DatasetTable, first: int, count: int) -> MessageStream:
+def joined(stream: MessageStream, planes: DatasetHandle, first: int, count: int) -> MessageStream:
     for number in range(first, first + count):
         stream = stream.join(planes, on="tailnum", how="left", prefix=f"p{number}_", name=f"j{number}")
     return stream
@@ -99,17 +99,17 @@ def test_a_shuffled_dataset_is_told_with_the_join_that_it_is_of(
 ) -> None:
     """Any join's dataset is moved, as it would be if Spark saw no buckets."""
 
-    def shuffled(batch: compiling.Batch, name: str) -> tuple[DataFrame, object]:
+    def shuffled(batch: compiling.CompiledBatch, name: str) -> tuple[DataFrame, object]:
         frame, schema = entries(batch, name)
         return moved(frame) if name == dataset else frame, schema
 
-    entries = compiling.Batch.entries
+    entries = compiling.CompiledBatch.entries
     world.stream("crews", "tailnum", 2, tailnum="string", pilot="string")
     world.send("crews", ("N1", "Ada"), version="v1")
     app = Application("app")
     enriched = app.input_stream("lake.trips").join(app.table(PLANES), on="tailnum").join(app.table(CREWS), on="tailnum")
     enriched.send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
-    monkeypatch.setattr(compiling.Batch, "entries", shuffled)
+    monkeypatch.setattr(compiling.CompiledBatch, "entries", shuffled)
     with pytest.raises(PlanningError, match=message):
         world.run(app)
     assert "out" not in world.streams.list_streams()

@@ -19,7 +19,7 @@ from dagster_adjunct.orchestration.application.runtime import Runtime
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.application_startpoints import Startpoints
-from dagster_adjunct.orchestration.startpoints.ask_startpoints import Asked
+from dagster_adjunct.orchestration.startpoints.ask_startpoints import AskedStartpoints
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
 from dagster_adjunct.orchestration.startpoints.resolving import recorded_plan as plan_module
 from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import Counted
@@ -145,7 +145,7 @@ class Trips:
                 met |= batch["met"]
         return met
 
-    def again(self, asked: str, first: int, last: dict[Any, int] | int | None = None, **more: Any) -> Asked:
+    def again(self, asked: str, first: int, last: dict[Any, int] | int | None = None, **more: Any) -> AskedStartpoints:
         """Ask that these trips are read again up to their ends."""
         return self.startpoints.request(asked, at(first), until=at(int(last)), versions="recorded", **WHO, **more)  # type: ignore[arg-type]
 

@@ -62,13 +62,13 @@ def order(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 def test_all_records_come_once_each_way_and_again_the_same(world: StepWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[str] = []
-    send = compile_batch.Batch.send
+    send = compile_batch.CompiledBatch.send
 
     def seen(self: Any, operator: str, frame: DataFrame, stream: str, **options: Any) -> Any:
         plans.append(frame._jdf.queryExecution().executedPlan().toString())
         return send(self, operator, frame, stream, **options)
 
-    monkeypatch.setattr(compile_batch.Batch, "send", seen)
+    monkeypatch.setattr(compile_batch.CompiledBatch, "send", seen)
 
     def die(event: StepEvent) -> None:
         if event.what == "output" and event.detail["output"] == "lake.one":

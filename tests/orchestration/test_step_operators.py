@@ -244,12 +244,12 @@ def test_the_join_with_planes_merges_bucketed_scans_without_an_exchange_on_eithe
     assert spark.conf.get("spark.sql.autoBroadcastJoinThreshold") == "-1"
     sent: dict[str, str] = {}
 
-    def see(batch: compiling.Batch, operator: str, frame: DataFrame, stream: str, **more: Any) -> Any:
+    def see(batch: compiling.CompiledBatch, operator: str, frame: DataFrame, stream: str, **more: Any) -> Any:
         sent[stream] = frame._jdf.queryExecution().executedPlan().toString()
         return send(batch, operator, frame, stream, **more)
 
-    send = compiling.Batch.send
-    monkeypatch.setattr(compiling.Batch, "send", see)
+    send = compiling.CompiledBatch.send
+    monkeypatch.setattr(compiling.CompiledBatch, "send", see)
     trips(step_world)
     app = Application("app")
     (

@@ -16,7 +16,7 @@ from dagster_adjunct.assets.retention.erasing.clear_leftovers import Leftovers, 
 from dagster_adjunct.assets.retention.erasing.key_search import search_files
 from dagster_adjunct.assets.retention.erasing.redaction import FORGET, redacted
 from dagster_adjunct.assets.retention.erasing.rewriting import (
-    Rewritten,
+    RewrittenVersion,
     files_with,
     live_rows_with,
     rewrite_generation,
@@ -91,11 +91,11 @@ class Regenerating:
             self.log.commit(commit, after, by=self.by, commit_id=commit_id)
         return after or manifest
 
-    def rewritten(self, manifest: DatasetManifest) -> tuple[Rewritten, ...]:
+    def rewritten(self, manifest: DatasetManifest) -> tuple[RewrittenVersion, ...]:
         """Return the generations that were rewritten, of those that this manifest holds."""
         served = {generation.folder for generation in manifest.version.generations} if manifest.version else set()
         return tuple(
-            Rewritten(
+            RewrittenVersion(
                 made.old.folder, made.new.folder, None, "served" if made.new.folder in served else "building", made.rows
             )
             for made in self.regenerated.values()

@@ -26,7 +26,7 @@ from dagster_adjunct.assets.retention.erasing.erased_generations import Regenera
 from dagster_adjunct.assets.retention.erasing.key_search import KeySearch, search_keys
 from dagster_adjunct.assets.retention.erasing.key_set import KeySet
 from dagster_adjunct.assets.retention.erasing.replace_versions import Replacing
-from dagster_adjunct.assets.retention.erasing.rewriting import Rewritten
+from dagster_adjunct.assets.retention.erasing.rewriting import RewrittenVersion
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import store_now
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
@@ -51,7 +51,7 @@ class ErasureReport:
     keys: int
     reason: str
     by: str
-    rewritten: tuple[Rewritten, ...]
+    rewritten: tuple[RewrittenVersion, ...]
     redacted: int
     deleted: int
     pending: tuple[Judged, ...]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.reading.stored_files import files_of
 from dagster_adjunct.assets.retention.erasing.clear_leftovers import Leftovers, find_leftovers
 from dagster_adjunct.assets.retention.erasing.redaction import FORGET, redacted
-from dagster_adjunct.assets.retention.erasing.rewriting import Rewritten, files_with, rewrite_without
+from dagster_adjunct.assets.retention.erasing.rewriting import RewrittenVersion, files_with, rewrite_without
 from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, attempt_key
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, Pin, as_bounded
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, VersionRef
@@ -74,10 +74,10 @@ class Replacing:
             self.log.commit(commit, after, by=self.by)
         return after or manifest
 
-    def rewritten(self, manifest: DatasetManifest) -> tuple[Rewritten, ...]:
+    def rewritten(self, manifest: DatasetManifest) -> tuple[RewrittenVersion, ...]:
         """Return the versions that were rewritten, of those that this manifest holds."""
         made = [replacement for replacement in self.made(manifest) if replacement.rows]
-        return tuple(Rewritten(one.old.id, one.new.id, one.new.name, one.new.state, one.rows) for one in made)
+        return tuple(RewrittenVersion(one.old.id, one.new.id, one.new.name, one.new.state, one.rows) for one in made)
 
     def reworded(self, manifest: DatasetManifest) -> int:
         """Return how many versions only got another document."""

@@ -23,7 +23,7 @@ from dagster_adjunct.resources.bucketing.bucket_files import (
     bucket_file_name,
 )
 from dagster_adjunct.resources.bucketing.files_before_evolution import as_laid_out
-from dagster_adjunct.resources.bucketing.write_over_time import TOLD, VALID_FROM, OverTime
+from dagster_adjunct.resources.bucketing.write_over_time import TOLD, VALID_FROM, OverTimeWrite
 from dagster_adjunct.resources.bucketing.writer import BucketFileWriter, WriteOptions
 from dagster_adjunct.resources.errors import ObjectExistsError
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Rewritten:
+class RewrittenVersion:
     """A version that held some of the keys, and the one that took its place. `rows` is how many entries went.
 
     Of an unbounded dataset, a generation: `old` and `new` are the folders of its files, `rows` are live rows and
@@ -135,7 +135,7 @@ def _write_without(stored: StoredFile, layout: BucketLayout, keys: KeySet, folde
     import numpy as np
 
     file = stored.open()
-    over_time = OverTime(told=bool(stored.file.stats.get(TOLD))) if VALID_FROM in layout.key else None
+    over_time = OverTimeWrite(told=bool(stored.file.stats.get(TOLD))) if VALID_FROM in layout.key else None
     options = WriteOptions(stored.what, over_time=over_time)
     writer = BucketFileWriter(stored.store, folder, stored.file.bucket, layout, options)
     try:

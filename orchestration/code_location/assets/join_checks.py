@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from dagster import AssetExecutionContext, AssetSpec
 
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.spec.column_lineage import Node
+    from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode
 
 
 _BY_TIME = {"before_history": "were of times before its history", "null_times": "had no time"}
 
 
-def join_check_specs(app: Application, outputs: Mapping[Node, AssetSpec]) -> dict[str, AssetCheckSpec]:
+def join_check_specs(app: Application, outputs: Mapping[LineageNode, AssetSpec]) -> dict[str, AssetCheckSpec]:
     """Return the check of each join, by the join's id: on the first output that its records reach."""
     checks = {}
     joins = joins_of(app)

@@ -48,7 +48,7 @@ from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage imp
     origins,
     output_columns,
 )
-from dagster_adjunct.orchestration.operators.spec.column_lineage import Node
+from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode
 from dagster_adjunct.resources.spark.resource import SparkResource
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def by_spark(context: "StepContext") -> "StepReport":
 
 def outputs_asset(
     app: "Application",
-    outputs: Mapping[Node, AssetSpec],
+    outputs: Mapping[LineageNode, AssetSpec],
     inputs: Mapping[str, AssetKey],
     datasets: Mapping[str, AssetKey],
     tables: Mapping[str, AssetKey],
@@ -229,12 +229,12 @@ def _judged_again(
 def _described(
     written: Outputs,
     planned: "ExecutionPlan",
-    outputs: Mapping[Node, AssetSpec],
+    outputs: Mapping[LineageNode, AssetSpec],
     read: Mapping[str, AssetKey],
-) -> dict[Node, dict[str, Any]]:
+) -> dict[LineageNode, dict[str, Any]]:
     """Return what each output holds and is made of; `read` are the assets of inputs and datasets by their names."""
 
-    def key_of(node: Node) -> AssetKey | None:
+    def key_of(node: LineageNode) -> AssetKey | None:
         return outputs[node].key if node in outputs else read.get(node.name)
 
     made = output_columns(written.app, planned)

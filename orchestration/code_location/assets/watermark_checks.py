@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from dagster import AssetExecutionContext, AssetSpec
 
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.spec.column_lineage import Node
+    from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode
     from dagster_adjunct.orchestration.step.progress.time_progress import InputTimes
 
 
-def watermark_check_specs(app: Application, outputs: Mapping[Node, AssetSpec]) -> dict[str, AssetCheckSpec]:
+def watermark_check_specs(app: Application, outputs: Mapping[LineageNode, AssetSpec]) -> dict[str, AssetCheckSpec]:
     """Return the check of each input stream that declares `max_watermark_lag`: on the application's first output."""
     first = next(iter(outputs.values()), None)
     checks = {}

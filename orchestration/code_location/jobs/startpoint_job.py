@@ -32,7 +32,7 @@ class Position(Enum):
     offset = "offset"
 
 
-class Unresolved(Enum):
+class UnresolvedPolicy(Enum):
     """What a run is to do with a startpoint that has no offset."""
 
     fail = "fail"
@@ -70,8 +70,8 @@ class StartpointConfig(Config):
         "as it was recorded when the records were read first. By time where joins are as-of, else current.",
     )
     task: str | None = Field(default=None, description='Only this task, as in "Partition 3"; all tasks unless given.')
-    on_unresolved: Unresolved = Field(
-        default=Unresolved.fail, description="Without an offset: fail the run, or go on from the checkpoint."
+    on_unresolved: UnresolvedPolicy = Field(
+        default=UnresolvedPolicy.fail, description="Without an offset: fail the run, or go on from the checkpoint."
     )
     force: bool = Field(
         default=False, description="Of a dataset's stream: also where its table gets older, or lacks changes."

@@ -18,7 +18,13 @@ from dagster_adjunct.orchestration.code_location.sensing.resumable_look import (
     look_at_ages,
     look_at_streams,
 )
-from dagster_adjunct.orchestration.code_location.sensing.run_requests import Asked, Request, Skip, ask, digest_of
+from dagster_adjunct.orchestration.code_location.sensing.run_requests import (
+    LastRequest,
+    LaunchRequest,
+    Skip,
+    ask,
+    digest_of,
+)
 from dagster_adjunct.orchestration.code_location.sensing.tick import Tick, job_sensor
 from dagster_adjunct.resources.stored_documents import StoredDocument
 from dagster_adjunct.resources.times import before
@@ -37,7 +43,7 @@ TICK_SECONDS = 40.0
 class NewRecordsCursor(StoredDocument):
     """What was asked for last, and the look at the streams that the tick before did not finish."""
 
-    asked: Asked = Asked()
+    asked: LastRequest = LastRequest()
     look: Look | None = None
 
 
@@ -52,7 +58,7 @@ class Stock:
 
 def decide(
     name: str,
-    asked: Asked,
+    asked: LastRequest,
     stock: Stock,
     position: Mapping[str, object],
     *,
@@ -60,7 +66,7 @@ def decide(
     unfinished: Sequence[str] = (),
     waiting: Callable[[], Sequence[str]] = tuple,
     now: float,
-) -> Request | Skip:
+) -> LaunchRequest | Skip:
     """Decide whether to launch a run: when enough waits, and no dataset holds it back.
 
     `name` tells this application in this lake from others, `position` is where it stands, `now` is in epoch seconds.
@@ -125,7 +131,7 @@ def new_records_sensor(
             waiting=partial(waiting_datasets, lake, systems, app),
             now=now.timestamp(),
         )
-        asked = decision.asked if isinstance(decision, Request) else cursor.asked
+        asked = decision.asked if isinstance(decision, LaunchRequest) else cursor.asked
         tick.remember(NewRecordsCursor(asked=asked))
         if isinstance(decision, Skip):
             # A mistyped address looks like a lake that nobody has written to yet.

@@ -37,7 +37,7 @@ _OPEN = {DagsterRunStatus.QUEUED, DagsterRunStatus.NOT_STARTED, DagsterRunStatus
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class ApplicationRun:
     """One run of an application as Dagster tells of it; times are epoch seconds.
 
     `began_at` is when its process began to work; where it never did, when it failed.
@@ -66,7 +66,7 @@ class Restart:
 
 
 def decide(
-    attempts: Sequence[Attempt],
+    attempts: Sequence[ApplicationRun],
     state: "ApplicationState",
     permanent: str,
     *,
@@ -99,9 +99,9 @@ def decide(
     return Restart(newest.run_id, first.run_id, len(failed))
 
 
-def _failed_in_a_row(attempts: Sequence[Attempt], state: "ApplicationState") -> list[Attempt]:
+def _failed_in_a_row(attempts: Sequence[ApplicationRun], state: "ApplicationState") -> list[ApplicationRun]:
     """Return the newest runs as far as they failed before a commit, newest first."""
-    failed: list[Attempt] = []
+    failed: list[ApplicationRun] = []
     last = state.last
     for attempt in attempts:
         if attempt.status is not DagsterRunStatus.FAILURE or attempt.ended_at is None:
@@ -113,12 +113,12 @@ def _failed_in_a_row(attempts: Sequence[Attempt], state: "ApplicationState") -> 
     return failed
 
 
-def _closed_since(last: "ClosedBatch", attempt: Attempt) -> bool:
+def _closed_since(last: "ClosedBatch", attempt: ApplicationRun) -> bool:
     """Whether the application's last batch is this run's own, or was closed by somebody else since it began."""
     return last.intent.run == attempt.run_id or last.closed_at.timestamp() > attempt.began_at
 
 
-def _why_not(attempts: Sequence[Attempt], state: "ApplicationState") -> str:
+def _why_not(attempts: Sequence[ApplicationRun], state: "ApplicationState") -> str:
     if not attempts:
         return "No run to restart."
     newest = attempts[0]
@@ -197,11 +197,11 @@ def runs_of(instance: DagsterInstance, job: str, outputs: Collection[AssetKey], 
     return sorted(records, key=lambda record: (record.create_timestamp, record.storage_id), reverse=True)
 
 
-def attempt_of(record: "RunRecord") -> Attempt:
+def attempt_of(record: "RunRecord") -> ApplicationRun:
     """Return what the decision needs of a run's record."""
     run = record.dagster_run
     began_at = record.start_time or record.end_time or record.create_timestamp.timestamp()
-    return Attempt(run.run_id, run.status, began_at, record.end_time)
+    return ApplicationRun(run.run_id, run.status, began_at, record.end_time)
 
 
 def permanent_failure(instance: DagsterInstance, run_id: str) -> str:

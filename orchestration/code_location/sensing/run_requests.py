@@ -14,7 +14,7 @@ SECONDS_BETWEEN_LOOKS = 30
 _SHOWN = 200
 
 
-class Asked(StoredDocument):
+class LastRequest(StoredDocument):
     """What a sensor asked for last: for which state of things (a digest), how often, and when (epoch seconds)."""
 
     about: str = ""
@@ -23,11 +23,11 @@ class Asked(StoredDocument):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class LaunchRequest:
     """Launch a run under this key."""
 
     run_key: str
-    asked: Asked
+    asked: LastRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Skip:
     reason: str
 
 
-def ask(name: str, what: str, about: object, before: Asked, now: float) -> Request | Skip:
+def ask(name: str, what: str, about: object, before: LastRequest, now: float) -> LaunchRequest | Skip:
     """Ask for a run, or wait where one that was asked for has left things as they were.
 
     `name` is how the run key begins, `what` says why a run is wanted, and `about` (JSON-able) is the state of things.
@@ -51,7 +51,7 @@ def ask(name: str, what: str, about: object, before: Asked, now: float) -> Reque
         return Skip(
             f"{what}; attempt {before.attempt} did not get past that (see its run), the next is in {wait:.0f} s."
         )
-    return Request(f"{name}:{digest}:{attempt}", Asked(about=digest, attempt=attempt, asked_at=now))
+    return LaunchRequest(f"{name}:{digest}:{attempt}", LastRequest(about=digest, attempt=attempt, asked_at=now))
 
 
 def wait_after(attempt: int) -> float:

@@ -17,7 +17,7 @@ from dagster import (
 
 from dagster_adjunct.orchestration.code_location.sensing.run_requests import (
     SECONDS_BETWEEN_LOOKS,
-    Asked,
+    LastRequest,
     Skip,
     ask,
 )
@@ -73,7 +73,7 @@ class Tick:
 
     def ask(self, name: str, what: str, about: object, **options: Any) -> RunRequest | Skip:
         """Return the run that is wanted, with these `options`, or why to wait with it; `run_requests.ask` says when."""
-        decision = ask(name, what, about, self.recall(Asked), self.lake.now().timestamp())
+        decision = ask(name, what, about, self.recall(LastRequest), self.lake.now().timestamp())
         if isinstance(decision, Skip):
             return decision
         self.remember(decision.asked)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.advance_report import AdvanceReport
     from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest
     from dagster_adjunct.orchestration.application.declared_handles import OutputStream
-    from dagster_adjunct.orchestration.operators.spec.column_lineage import Made, Node
+    from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode, Made
     from dagster_adjunct.orchestration.operators.spec.declared_sinks import KeyedTable
     from dagster_adjunct.orchestration.step.step_report import StepReport
     from dagster_adjunct.resources.objects import Lake
@@ -38,7 +38,7 @@ def column_schema(schema: Schema, descriptions: Mapping[str, str] | None = None)
     return _table_schema({field.name: field.type for field in schema.fields}, descriptions or {})
 
 
-def lineage_metadata(made: Made, key_of: Callable[[Node], AssetKey | None]) -> dict[str, Any]:
+def lineage_metadata(made: Made, key_of: Callable[[LineageNode], AssetKey | None]) -> dict[str, Any]:
     """Return which columns of other assets each column is made of, nothing where that is not known."""
     deps = {
         name: [TableColumnDep(key, column) for node, column in sources if (key := key_of(node)) is not None]

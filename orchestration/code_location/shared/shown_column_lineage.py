@@ -9,8 +9,8 @@ from dagster_adjunct.assets.declaration.extractors.extractor import Projection
 from dagster_adjunct.orchestration.application.output_lineage import source_of
 from dagster_adjunct.orchestration.operators.spec.column_lineage import (
     LineageContext,
+    LineageNode,
     Made,
-    Node,
     Sources,
     add,
     sources_of,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.planner import ExecutionPlan
 
 
-def output_columns(app: Application, plan: ExecutionPlan) -> dict[Node, Made]:
+def output_columns(app: Application, plan: ExecutionPlan) -> dict[LineageNode, Made]:
     """Return, for each output, the columns of streams and datasets that each of its columns is made of.
 
     A computed column is made of all that its expression names. What a function returns is not known, nor what comes
@@ -31,7 +31,7 @@ def output_columns(app: Application, plan: ExecutionPlan) -> dict[Node, Made]:
     """
     planned = {operator.id: operator.columns for operator in plan.operators}
     made: dict[str, Made] = {}
-    outputs: dict[Node, Made] = {}
+    outputs: dict[LineageNode, Made] = {}
     for operator in app.operators:
         arriving = [made[source] for source in operator.inputs]
         target = operator.spec.target(app)
@@ -58,9 +58,9 @@ def dataset_columns(dataset: AdjunctDataset, stored: Iterable[str], records: Ite
     return {name: sources_of(computed.get(name, f"`{name}`"), taken) for name in stored}
 
 
-def origins(outputs: Mapping[Node, Made]) -> dict[Node, Made]:
+def origins(outputs: Mapping[LineageNode, Made]) -> dict[LineageNode, Made]:
     """Return the same with the columns of outputs replaced by what these are made of."""
-    traced: dict[Node, Made] = {}
+    traced: dict[LineageNode, Made] = {}
     for node, made in outputs.items():
         traced[node] = {}
         for name, sources in made.items():
@@ -73,7 +73,7 @@ def origins(outputs: Mapping[Node, Made]) -> dict[Node, Made]:
 def descriptions_of(app: Application, made: Mapping[str, Sources]) -> dict[str, str]:
     """Return what is said of columns that are a dataset's own, passed on alone."""
     descriptions = {
-        (Node("dataset", dataset.name), name): text
+        (LineageNode("dataset", dataset.name), name): text
         for dataset in app.datasets
         for name, text in dataset.column_descriptions
     }
@@ -87,7 +87,7 @@ def hidden_columns(app: Application, made: Mapping[str, Sources], columns: Itera
     Where any is sensitive, a column of unknown origin is masked, too.
     """
     sensitive = {
-        (Node("dataset", dataset.name), name.lower()) for dataset in app.datasets for name in dataset.sensitive
+        (LineageNode("dataset", dataset.name), name.lower()) for dataset in app.datasets for name in dataset.sensitive
     }
     if not sensitive:
         return set()

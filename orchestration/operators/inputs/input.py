@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from dagster_adjunct.orchestration.operators.columns.expressions import plain_column
 from dagster_adjunct.orchestration.operators.columns.known_columns import Types, types_of
 from dagster_adjunct.orchestration.operators.inputs.broadcast import columns_with_task, for_each_task
-from dagster_adjunct.orchestration.operators.spec.column_lineage import Node, whole
+from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode, whole
 from dagster_adjunct.orchestration.operators.spec.operator_spec import Spec
 from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, StreamEdge
 from dagster_adjunct.orchestration.operators.spec.stream_facts import TASK_NUMBER, UNKNOWN, facts_of
@@ -90,7 +90,7 @@ class Input(Spec):
         return types_of(facts.schema) | ({} if self.broadcast is None else {self.broadcast: "int"})
 
     def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
-        return whole(Node("stream", self.stream), context.after or ())
+        return whole(LineageNode("stream", self.stream), context.after or ())
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
         records = batch.read(self.stream)

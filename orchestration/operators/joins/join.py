@@ -22,7 +22,7 @@ from dagster_adjunct.orchestration.operators.joins.join_arguments import (
     key_pairs,
     selected,
 )
-from dagster_adjunct.orchestration.operators.spec.column_lineage import Node
+from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode
 from dagster_adjunct.orchestration.operators.spec.operator_spec import Match, Spec
 from dagster_adjunct.orchestration.operators.spec.planning_values import ComparedColumn, Flow, Requirement
 from dagster_adjunct.resources.errors import (
@@ -147,7 +147,7 @@ class Join(Spec):
 
     def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
         (made,) = arriving
-        node = Node("dataset", self.dataset)
+        node = LineageNode("dataset", self.dataset)
         if self.select is not None:
             return made | {chosen.name: ((node, chosen.column),) for chosen in self.select}
         (before,) = context.before

@@ -15,7 +15,7 @@ from dagster_adjunct.orchestration.operators.joins.join_arguments import (
     key_pairs,
     selected,
 )
-from dagster_adjunct.orchestration.operators.spec.column_lineage import Node
+from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode
 from dagster_adjunct.orchestration.operators.spec.operator_spec import Match, Spec
 from dagster_adjunct.orchestration.operators.spec.planning_values import Call, ComparedColumn, Flow
 from dagster_adjunct.orchestration.operators.spec.table_lookups import (
@@ -143,7 +143,7 @@ class LookupJoin(Spec):
 
     def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
         (made,) = arriving
-        node = Node("table", self.table)
+        node = LineageNode("table", self.table)
         answers = self.lookup(self.kind, context.app.tables[self.table]).answers
         return made | {answer.name: ((node, answer.column),) for answer in answers}
 

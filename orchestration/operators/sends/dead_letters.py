@@ -23,7 +23,7 @@ LETTER = {"table": "string", "kind": "string", "key": "string", "record": "strin
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetters(AppendsToOutput):
+class SendDeadLetters(AppendsToOutput):
     """What the table of the operator before refused, in the output stream `stream`: at most `at_most` of a batch."""
 
     kind: ClassVar[str] = "dead-letters"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.columns.known_columns import require
 from dagster_adjunct.orchestration.operators.sends.exchange_before_sink import before_stream
-from dagster_adjunct.orchestration.operators.spec.column_lineage import Node
+from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode
 from dagster_adjunct.orchestration.operators.spec.operator_spec import Spec
 from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, StreamEdge
 from dagster_adjunct.orchestration.operators.spec.stream_facts import UNKNOWN, StreamFacts, partitioner_of_output
@@ -31,8 +31,8 @@ class AppendsToOutput(Spec):
     def writes(self) -> str:
         return self.stream
 
-    def target(self, app: Declarations) -> Node:
-        return Node("stream", self.stream)
+    def target(self, app: Declarations) -> LineageNode:
+        return LineageNode("stream", self.stream)
 
     def appended(self, context: PlanContext, columns: tuple[str, ...] | None, what: str, why: str) -> Flow:
         """Return the records in the output stream; refused where `what` lacks its key, or it exists as another."""

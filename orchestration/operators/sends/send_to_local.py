@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from dagster_adjunct.assets.declaration.dataset_inputs import OwnedBy
 from dagster_adjunct.orchestration.operators.columns.known_columns import require
 from dagster_adjunct.orchestration.operators.sends.exchange_before_sink import before_local
-from dagster_adjunct.orchestration.operators.spec.column_lineage import Node
+from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode
 from dagster_adjunct.orchestration.operators.spec.operator_spec import PassesRecords
 from dagster_adjunct.orchestration.operators.spec.planning_values import ComparedColumn, Requirement
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
@@ -50,8 +50,8 @@ class SendToLocal(PassesRecords):
     def feeds(self) -> str:
         return self.table
 
-    def target(self, app: Declarations) -> Node:
-        return Node("dataset", self.table)
+    def target(self, app: Declarations) -> LineageNode:
+        return LineageNode("dataset", self.table)
 
     def summary(self) -> str:
         deleted = f", deleted where {self.deleted}" if self.deleted is not None else ""

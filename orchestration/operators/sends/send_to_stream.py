@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dagster_adjunct.orchestration.operators.sends.output_append import AppendsToOutput
-from dagster_adjunct.orchestration.operators.spec.column_lineage import Node, whole
+from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode, whole
 from dagster_adjunct.orchestration.operators.spec.operator_spec import PassesRecords
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
@@ -38,7 +38,7 @@ class SendToStream(AppendsToOutput, PassesRecords):
 
     def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
         (made,) = arriving
-        return whole(Node("stream", self.stream), made)
+        return whole(LineageNode("stream", self.stream), made)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
         """Append to the output stream and go on with what it holds of this batch, where its system can tell."""

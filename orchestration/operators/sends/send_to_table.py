@@ -10,8 +10,13 @@ from dagster_adjunct.orchestration.operators.columns.hidden_columns import carri
 from dagster_adjunct.orchestration.operators.columns.known_columns import require
 from dagster_adjunct.orchestration.operators.columns.update_columns import with_lists
 from dagster_adjunct.orchestration.operators.sends.exchange_before_sink import before_stream, before_table
-from dagster_adjunct.orchestration.operators.sends.table_checks import Sink, check_columns, check_table, declared_types
-from dagster_adjunct.orchestration.operators.spec.column_lineage import Node, add, sources_of
+from dagster_adjunct.orchestration.operators.sends.table_checks import (
+    CheckedSink,
+    check_columns,
+    check_table,
+    declared_types,
+)
+from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode, add, sources_of
 from dagster_adjunct.orchestration.operators.spec.operator_spec import PassesRecords
 from dagster_adjunct.orchestration.operators.spec.planning_values import Requirement
 from dagster_adjunct.orchestration.operators.spec.stream_facts import StreamFacts, facts_of
@@ -69,8 +74,8 @@ class SendToTable(PassesRecords):
         set_to = frozenset(name for name, _ in update.set) | frozenset(update.remove)
         return ChangedColumns(set_to, frozenset(name for name, _ in (*update.add, *update.append)))
 
-    def target(self, app: Declarations) -> Node:
-        return Node("table", self.send.table)
+    def target(self, app: Declarations) -> LineageNode:
+        return LineageNode("table", self.send.table)
 
     def summary(self) -> str:
         contract = f" ({self.send.contract.value})" if self.send.contract is not None else ""
@@ -112,8 +117,8 @@ class SendToTable(PassesRecords):
         check_columns(context.operator, self._sink(context.app), types)
         return types
 
-    def _sink(self, app: Declarations) -> Sink:
-        return Sink(app.tables[self.send.table], self.send, self.update)
+    def _sink(self, app: Declarations) -> CheckedSink:
+        return CheckedSink(app.tables[self.send.table], self.send, self.update)
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
         table = self.send.table
@@ -160,8 +165,8 @@ class SendToDataset(PassesRecords):
     def feeds(self) -> str:
         return self.table
 
-    def target(self, app: Declarations) -> Node:
-        return Node("stream", self._fed(app))
+    def target(self, app: Declarations) -> LineageNode:
+        return LineageNode("stream", self._fed(app))
 
     def _fed(self, app: Declarations) -> str:
         stream = app.dataset(self.table).stream

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from dagster_adjunct.orchestration.operators.arguments import called
 from dagster_adjunct.orchestration.operators.columns.known_columns import Types, types_of
 from dagster_adjunct.orchestration.operators.functions.function_results import flow_of_results
-from dagster_adjunct.orchestration.operators.spec.column_lineage import Node
+from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode
 from dagster_adjunct.orchestration.operators.spec.operator_spec import Spec
 from dagster_adjunct.orchestration.operators.spec.planning_values import Call, Flow
 from dagster_adjunct.resources.errors import ConfigurationError
@@ -39,8 +39,8 @@ class Sink(Spec):
     def writes(self) -> str:
         return called(self.function)
 
-    def target(self, app: Declarations) -> Node:
-        return Node("sink", f"{app.name}/{called(self.function).removesuffix('()')}")
+    def target(self, app: Declarations) -> LineageNode:
+        return LineageNode("sink", f"{app.name}/{called(self.function).removesuffix('()')}")
 
     def summary(self) -> str:
         return called(self.function) if self.returns is None else f"what {called(self.function)} returns"

@@ -33,7 +33,7 @@ _APPENDED = (Kind.LIST, Kind.JSON, Kind.OTHER)
 
 
 @dataclass(frozen=True, slots=True)
-class Sink:
+class CheckedSink:
     """A table and what is sent to it; facts that a table of another kind does not tell are taken for granted."""
 
     table: KeyedTable
@@ -72,13 +72,13 @@ class Sink:
         return frozenset(self.update.parts) | ({"remove"} if self.update.remove else frozenset())
 
 
-def check_table(operator: str, sink: Sink) -> None:
+def check_table(operator: str, sink: CheckedSink) -> None:
     """Raise PlanningError for the first thing that the table can't do, whatever the records hold."""
     for problem, step in _refusals(sink):
         raise PlanningError(f"{operator}: {problem}", step, operator=operator)
 
 
-def _refusals(sink: Sink) -> Iterator[tuple[str, str]]:
+def _refusals(sink: CheckedSink) -> Iterator[tuple[str, str]]:
     table, function = f"table {sink.table.name}", sink.function
     if hasattr(sink.table, "write_function") and function is None:
         yield f"{table} has no write function, and records are sent to it.", "Declare it with write_function=…."
@@ -109,7 +109,7 @@ def _refusals(sink: Sink) -> Iterator[tuple[str, str]]:
         yield from _refused_updates(sink, table, name, can)
 
 
-def _refused_updates(sink: Sink, table: str, name: str, can: Capabilities) -> Iterator[tuple[str, str]]:
+def _refused_updates(sink: CheckedSink, table: str, name: str, can: Capabilities) -> Iterator[tuple[str, str]]:
     if getattr(sink.table, "cache", None) is not None:
         yield (
             f"{table} has a cache, and updates would leave it with records that are no more.",
@@ -148,7 +148,7 @@ def _refused_updates(sink: Sink, table: str, name: str, can: Capabilities) -> It
         )
 
 
-def check_columns(operator: str, sink: Sink, types: Types, stored: dict[str, str] | None = None) -> None:
+def check_columns(operator: str, sink: CheckedSink, types: Types, stored: dict[str, str] | None = None) -> None:
     """Raise PlanningError for columns that the table does not have, or has with other types, as far as known.
 
     `types` are those of the records; the columns within their structs have names like "update.seats". `stored` are the
@@ -158,7 +158,7 @@ def check_columns(operator: str, sink: Sink, types: Types, stored: dict[str, str
         raise PlanningError(f"{operator}: table {sink.table.name}{problem}", step, operator=operator)
 
 
-def declared_types(sink: Sink, types: Types) -> list[ComparedColumn]:
+def declared_types(sink: CheckedSink, types: Types) -> list[ComparedColumn]:
     """Return what is written to the table's columns, by their names there, with the types on both sides."""
     columns, known = sink.columns or {}, types or {}
     if sink.update is not None:
@@ -176,7 +176,7 @@ def declared_types(sink: Sink, types: Types) -> list[ComparedColumn]:
     ]
 
 
-def _wrong_columns(sink: Sink, types: Types, stored: dict[str, str] | None) -> Iterator[tuple[str, str]]:
+def _wrong_columns(sink: CheckedSink, types: Types, stored: dict[str, str] | None) -> Iterator[tuple[str, str]]:
     sent = _sent(sink, types)
     if sent is None:
         return
@@ -215,7 +215,7 @@ def _wrong_columns(sink: Sink, types: Types, stored: dict[str, str] | None) -> I
                 yield f" has the column {name!r} as {columns[name]}, and an update would {part} to it.", step
 
 
-def _wrong_elements(sink: Sink, types: Types, columns: dict[str, str]) -> Iterator[tuple[str, str]]:
+def _wrong_elements(sink: CheckedSink, types: Types, columns: dict[str, str]) -> Iterator[tuple[str, str]]:
     """What is appended: one element, or an array of them."""
     for name, text in () if sink.update is None else sink.update.append:
         kind, column = (types or {}).get(f"{UPDATE}.{name}") or _type(text, types), column_of(name, columns[name])
@@ -229,7 +229,9 @@ def _wrong_elements(sink: Sink, types: Types, columns: dict[str, str]) -> Iterat
             )
 
 
-def _unfit_times(sink: Sink, sent: dict[str, str | None], columns: dict[str, str] | None) -> Iterator[tuple[str, str]]:
+def _unfit_times(
+    sink: CheckedSink, sent: dict[str, str | None], columns: dict[str, str] | None
+) -> Iterator[tuple[str, str]]:
     """What newest_by can't go by: a column that updates do not set, and values that have no order."""
     name = sink.newest_by
     if name is None or name not in sent:
@@ -247,7 +249,7 @@ def _unfit_times(sink: Sink, sent: dict[str, str | None], columns: dict[str, str
         )
 
 
-def _sent(sink: Sink, types: Types) -> dict[str, str | None] | None:
+def _sent(sink: CheckedSink, types: Types) -> dict[str, str | None] | None:
     """Return what is sent as the table's columns, None where that is not known."""
     if sink.update is not None:
         known = types or {}
@@ -266,7 +268,7 @@ def _sent(sink: Sink, types: Types) -> dict[str, str | None] | None:
     return keys | {name.partition(".")[2]: kind for name, kind in inside.items()}
 
 
-def _defaults(sink: Sink, types: Types) -> dict[str, str | None]:
+def _defaults(sink: CheckedSink, types: Types) -> dict[str, str | None]:
     if sink.update is not None:
         pairs, known = sink.update.if_missing or (), types or {}
         return {name: known.get(f"{DEFAULT}.{name}") or _type(text, types) for name, text in pairs}

@@ -18,7 +18,7 @@ Kind = Literal["stream", "files", "dataset", "table", "sink"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Node:
+class LineageNode:
     """One asset to be: a stream ("lake.flights"), files (their URL), a dataset ("planes"), a remote table, or what
     an application hands records to ("alerts/notify")."""
 
@@ -26,7 +26,7 @@ class Node:
     name: str
 
 
-Sources = tuple[tuple[Node, str], ...]
+Sources = tuple[tuple[LineageNode, str], ...]
 """The columns, each of an asset, that one column is made of."""
 Made = dict[str, Sources]
 """Columns by name, each with what it is made of; one that nothing is known of is left out."""
@@ -42,7 +42,7 @@ class LineageContext:
     after: Columns
 
 
-def whole(node: Node, columns: Iterable[str]) -> Made:
+def whole(node: LineageNode, columns: Iterable[str]) -> Made:
     """Return columns that are those of `node`, each made of itself."""
     return {name: ((node, name),) for name in columns}
 

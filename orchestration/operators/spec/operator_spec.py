@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.orchestration.operators.columns.known_columns import Types
-    from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageContext, Made, Node
+    from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageContext, LineageNode, Made
     from dagster_adjunct.orchestration.operators.spec.compiling import Batch
     from dagster_adjunct.orchestration.operators.spec.declared_sinks import Declarations
     from dagster_adjunct.orchestration.operators.spec.planning_values import (
@@ -62,11 +62,11 @@ class Match:
     as_of: AsOf | None = None
 
     @property
-    def node(self) -> Node:
+    def node(self) -> LineageNode:
         """What the records are looked up in."""
-        from dagster_adjunct.orchestration.operators.spec.column_lineage import Node
+        from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode
 
-        return Node("table", self.table or "") if self.dataset is None else Node("dataset", self.dataset)
+        return LineageNode("table", self.table or "") if self.dataset is None else LineageNode("dataset", self.dataset)
 
 
 class Spec(ABC):
@@ -190,7 +190,7 @@ class Spec(ABC):
         """Return what is asked of somebody outside of the batch; None where nothing is."""
         return None
 
-    def target(self, app: Declarations) -> Node | None:
+    def target(self, app: Declarations) -> LineageNode | None:
         """Return the asset that the records are sent to."""
         return None
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator
     from dagster_adjunct.orchestration.operators.spec.planning_values import Flow
-    from dagster_adjunct.resources.sql.expression import Window
+    from dagster_adjunct.resources.sql.expression import WindowClause
 
 
 def check_windows(operator: Operator, arriving: Sequence[Flow]) -> None:
@@ -37,7 +37,7 @@ def check_windows(operator: Operator, arriving: Sequence[Flow]) -> None:
                 raise _apart(operator.id, text, window, flow)
 
 
-def _apart(operator: str, text: str, window: Window, flow: Flow) -> PlanningError:
+def _apart(operator: str, text: str, window: WindowClause, flow: Flow) -> PlanningError:
     taken = f"the records of one ({window.partition_by})" if window.partition_by else "all records"
     lie = f"lie by ({', '.join(flow.partitioned_by)}) with {flow.partitioner}"
     if not flow.partitioned_by:

@@ -11,13 +11,13 @@ from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog, Range
 from dagster_adjunct.orchestration.operators.spec.versions_met import RECORDED
 from dagster_adjunct.orchestration.startpoints.positions.stream_snapshots import look_at_stream
 from dagster_adjunct.orchestration.startpoints.resolving.recorded_batches import (
-    Asked,
+    AskedOffsets,
     FirstReads,
     first_reads,
     main_batches,
 )
 from dagster_adjunct.orchestration.startpoints.resolving.recorded_plan import (
-    Piece,
+    RecordedPiece,
     RecordedPlan,
     check_all_retained,
     new_plan_id,
@@ -110,9 +110,9 @@ def _commits(lake: Lake, app: Application) -> Iterable[tuple[int, ApplicationSta
 
 def _asked(
     app: Application, look: Callable[[str], StreamSnapshot], wanted: Mapping[SystemStreamPartition, Preview]
-) -> Asked:
+) -> AskedOffsets:
     streams = {ssp.qualified_stream: look(ssp.qualified_stream) for ssp in wanted}
-    return Asked(
+    return AskedOffsets(
         {ssp: (str(shown.start), str(shown.end)) for ssp, shown in wanted.items()},
         {name: stream.info.identity for name, stream in streams.items()},
         lambda ssp, left, right: streams[ssp.qualified_stream].system.compare(left, right),
@@ -171,11 +171,13 @@ def _cut(
     }
 
 
-def _plan(lake: Lake, app: Application, asked: Asked, reads: FirstReads, batches: Mapping[int, Intent]) -> RecordedPlan:
-    pieces: dict[SystemStreamPartition, tuple[Piece, ...]] = {}
+def _plan(
+    lake: Lake, app: Application, asked: AskedOffsets, reads: FirstReads, batches: Mapping[int, Intent]
+) -> RecordedPlan:
+    pieces: dict[SystemStreamPartition, tuple[RecordedPiece, ...]] = {}
     spans: dict[SystemStreamPartition, Range] = {}
     for ssp, (start, end) in asked.spans.items():
-        read_pieces = [Piece(end=upto, batch=batch) for upto, batch in reads.pieces[ssp]]
+        read_pieces = [RecordedPiece(end=upto, batch=batch) for upto, batch in reads.pieces[ssp]]
         if read_pieces:  # offsets without records behind them may follow: the last piece ends where the replay does
             read_pieces[-1] = read_pieces[-1].model_copy(update={"end": end})
         pieces[ssp] = tuple(read_pieces)

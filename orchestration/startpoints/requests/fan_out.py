@@ -88,7 +88,7 @@ class FanOut:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class FanOutDecision:
     """The state after a fan-out, its report, and the requests that are done with and can be deleted."""
 
     state: FanOutState
@@ -109,7 +109,7 @@ def decide_fan_out(
     named_only: frozenset[str] = frozenset(),
     taken: Taken = _nothing_taken,
     complete: bool = False,
-) -> Decision:
+) -> FanOutDecision:
     """Hand the requests to the tasks that they are for; `tasks` says which partitions each task reads.
 
     Requests for all tasks are not for those of `named_only`. What is `taken` counts no more: a run that died between
@@ -158,7 +158,7 @@ def decide_fan_out(
         held=held,
         behind=tuple(behind),
     )
-    return Decision(FanOutState(hands.after(), settled, state.unreadable), report, tuple(finished))
+    return FanOutDecision(FanOutState(hands.after(), settled, state.unreadable), report, tuple(finished))
 
 
 def without(

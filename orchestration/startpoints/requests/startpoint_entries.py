@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.startpoints.requests.fan_out import without
 from dagster_adjunct.orchestration.startpoints.requests.stored_requests import (
-    Stored,
+    RequestReader,
     request_key,
     sequence_of,
     settled_key,
@@ -30,7 +30,7 @@ class StartpointEntries:
 
     requests: Namespace
     fan_outs: Namespace
-    stored: Stored
+    stored: RequestReader
 
     def remove(
         self,

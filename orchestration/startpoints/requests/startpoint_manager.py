@@ -17,8 +17,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.orchestration.startpoints.requests.fan_out import (
-    Decision,
     FanOut,
+    FanOutDecision,
     Requests,
     Taken,
     decide_fan_out,
@@ -30,7 +30,7 @@ from dagster_adjunct.orchestration.startpoints.requests.startpoint_request impor
     check_task,
 )
 from dagster_adjunct.orchestration.startpoints.requests.stored_requests import (
-    Stored,
+    RequestReader,
     difference,
     equal_requests,
     request_key,
@@ -96,7 +96,7 @@ class StartpointManager:
             )
         self.application, self.lake = name, store.lake
         self._is_known = not isinstance(application, str)
-        self._stored = Stored(name)
+        self._stored = RequestReader(name)
         self._is_on = isinstance(application, str) or application.startpoints
         self._requests = store.namespace(REQUESTS, name)
         self._fan_outs = store.namespace(FAN_OUTS, name)
@@ -252,7 +252,7 @@ class StartpointManager:
         }
         reserved = frozenset(named_only)
 
-        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], tuple[int | None, Decision]]:
+        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], tuple[int | None, FanOutDecision]]:
             has_taken = taken or self._applied()  # anew where another coordinator came between
             before = self._stored.state(snapshot.items())
             # After the fan-outs, never before: a request that is still there now was not handed out and forgotten

@@ -27,7 +27,7 @@ _NEXT = "Take it back (adjunct startpoint clear MODULE:APP --all …), or upgrad
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class RequestReader:
     """Reads the entries of one application's namespaces."""
 
     application: str

@@ -22,7 +22,7 @@ Compare = Callable[["SystemStreamPartition", str, str], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedOffsets:
     """Offsets [start, end) of each partition that are to be read as they were, in streams of these identities.
 
     `compare` orders the offsets of a partition. Streams in `reset` may have gone back without a new epoch.
@@ -49,7 +49,7 @@ class FirstReads:
     cut: tuple[int, ...]
 
 
-def main_batches(history: Iterable[ApplicationState], asked: Asked) -> dict[int, Intent]:
+def main_batches(history: Iterable[ApplicationState], asked: AskedOffsets) -> dict[int, Intent]:
     """Return the intents of the closed batches of the main position that may have read it, by their numbers.
 
     `history` is given newest first, and is read no further back than anything that is asked for can have been read.
@@ -65,7 +65,7 @@ def main_batches(history: Iterable[ApplicationState], asked: Asked) -> dict[int,
     return intents
 
 
-def first_reads(batches: Mapping[int, Intent], asked: Asked) -> FirstReads:
+def first_reads(batches: Mapping[int, Intent], asked: AskedOffsets) -> FirstReads:
     """Return which of these batches read each offset first."""
     open_spans = {ssp: [span] for ssp, span in asked.spans.items()}
     read: dict[SystemStreamPartition, list[tuple[Span, int]]] = {ssp: [] for ssp in asked.spans}
@@ -91,12 +91,12 @@ def first_reads(batches: Mapping[int, Intent], asked: Asked) -> FirstReads:
     )
 
 
-def _is_of(state: ApplicationState, asked: Asked, stream: str) -> bool:
+def _is_of(state: ApplicationState, asked: AskedOffsets, stream: str) -> bool:
     """Whether offsets of this state are of the stream as it is asked for, where it is."""
     return stream not in asked.identities or state.offsets.streams.get(stream) == asked.identities[stream]
 
 
-def _is_before(state: ApplicationState, asked: Asked, ssp: SystemStreamPartition) -> bool:
+def _is_before(state: ApplicationState, asked: AskedOffsets, ssp: SystemStreamPartition) -> bool:
     """Whether no batch up to this state has read any of what is asked for: it had not come so far, nor gone back."""
     if ssp not in state.checkpoint:
         return True
@@ -140,7 +140,7 @@ def _is_cut(
     intent: Intent,
     read: Mapping[SystemStreamPartition, list[tuple[Span, int]]],
     number: int,
-    asked: Asked,
+    asked: AskedOffsets,
 ) -> bool:
     """Whether the batch read more than what is asked for of it, or read it not for the first time."""
     for ssp, whole in intent.ranges.items():

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _YOUNG = timedelta(minutes=10)
 
 
-class Piece(StoredDocument):
+class RecordedPiece(StoredDocument):
     """What one batch read first: up to this offset, from where the piece before it ends."""
 
     end: str
@@ -65,7 +65,7 @@ class RecordedPlan(StoredDocument):
     expires_at: datetime
     streams: dict[str, str]
     spans: dict[Partition, Range]
-    pieces: dict[Partition, tuple[Piece, ...]]
+    pieces: dict[Partition, tuple[RecordedPiece, ...]]
     versions: dict[int, dict[str, str | None]]
     over_time: dict[int, dict[str, tuple[str, ...]]] = Default(default_factory=dict)
 

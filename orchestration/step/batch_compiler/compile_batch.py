@@ -90,10 +90,10 @@ def run_batch(context: StepContext, inputs: BatchInputs, before_output: Callable
     streams. `before_output` is called with the output's name before anything is written to it.
     """
     with interpreted_plans(context.spark()) if inputs.interpreted else nullcontext():
-        return Batch(context, inputs, before_output).run()
+        return CompiledBatch(context, inputs, before_output).run()
 
 
-class Batch(OverTime):
+class CompiledBatch(OverTime):
     """One batch as its operators are compiled: what they read, where they send to, and what they count."""
 
     def __init__(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> None:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.unbounded.local_writes import Batch, LocalWrites
+from dagster_adjunct.assets.unbounded.local_writes import LocalWrites, WritingBatch
 from dagster_adjunct.assets.unbounded.state_table import state_dataset, state_name
 from dagster_adjunct.assets.writing.generation_writer import BY_ONE_TASK, SPARK
 from dagster_adjunct.resources.bucketing.bucketed_tables import GENERATION, bucketed_frame
@@ -116,7 +116,7 @@ class StateTables:
             app, inputs = self._context.app, self._inputs
             dataset = state_dataset(app.name, name, spec)
             pinned = inputs.states.get(dataset.name)
-            batch = Batch(app.name, inputs.batch, self._context.run)
+            batch = WritingBatch(app.name, inputs.batch, self._context.run)
             writer = BY_ONE_TASK if inputs.few else SPARK
             sealed = None if pinned is None else pinned.sealed
             writes = self._stack.enter_context(LocalWrites(self._context.lake, dataset, sealed, batch, writer))

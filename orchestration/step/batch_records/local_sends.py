@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.local_manifest import schema_of
-from dagster_adjunct.assets.unbounded.local_writes import Batch, LocalWrites
+from dagster_adjunct.assets.unbounded.local_writes import LocalWrites, WritingBatch
 from dagster_adjunct.assets.writing.generation_writer import BY_ONE_TASK, SPARK
 from dagster_adjunct.orchestration.operators.columns.hidden_columns import tie_breakers
 from dagster_adjunct.orchestration.operators.spec.versions_met import RECORDED
@@ -99,7 +99,7 @@ class LocalSends:
             view = self._inputs.views.get(table)
             pinned = view.sealed if isinstance(view, VersionReader) else None
             app, run = self._context.app, self._context.run
-            batch = Batch(app.name, self._inputs.batch, run)
+            batch = WritingBatch(app.name, self._inputs.batch, run)
             writer = BY_ONE_TASK if self._inputs.few else SPARK
             self._writes[table] = self._stack.enter_context(
                 LocalWrites(self._context.lake, app.dataset(table), pinned, batch, writer)

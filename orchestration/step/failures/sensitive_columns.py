@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset_inputs import OwnedBy
-from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageContext, Node
+from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageContext, LineageNode
 from dagster_adjunct.resources.errors import StreamNotFoundError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -44,19 +44,19 @@ def sensitive_entries(context: StepContext, name: str) -> frozenset[str]:
     return own | (_of_stream(context, dataset.stream) if dataset.stream else frozenset())
 
 
-def _declared(context: StepContext) -> set[tuple[Node, str]]:
+def _declared(context: StepContext) -> set[tuple[LineageNode, str]]:
     app = context.app
     flagged = {
-        (Node("dataset", dataset.name), name)
+        (LineageNode("dataset", dataset.name), name)
         for dataset in app.datasets
         for name in sensitive_entries(context, dataset.name)
     }
     for stream in app.inputs:
-        flagged |= {(Node("stream", stream), name) for name in _of_stream(context, stream)}
+        flagged |= {(LineageNode("stream", stream), name) for name in _of_stream(context, stream)}
     for operator in app.operators:  # what functions return: known by its name
         made = [getattr(operator.spec, name, None) for name in ("made", "returns", "schema")]
         schemas = [argument for argument in made if isinstance(argument, Schema)]
-        flagged |= {(Node("stream", operator.id), name) for schema in schemas for name in _flagged(schema)}
+        flagged |= {(LineageNode("stream", operator.id), name) for schema in schemas for name in _flagged(schema)}
     return flagged
 
 

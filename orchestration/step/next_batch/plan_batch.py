@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
     from dagster_adjunct.orchestration.batchlog.stored_positions import Replay
     from dagster_adjunct.orchestration.startpoints.positions.input_positions import InputPositions
-    from dagster_adjunct.orchestration.startpoints.resolving.recorded_plan import Piece, RecordedPlan
+    from dagster_adjunct.orchestration.startpoints.resolving.recorded_plan import RecordedPiece, RecordedPlan
     from dagster_adjunct.orchestration.step.next_batch.look_before_batch import Seen
     from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
@@ -143,7 +143,7 @@ def _recorded_batch(
 ) -> Intent:
     """Return the batch that reads what the earliest batch of this plan has read that is not read again yet."""
 
-    def piece_of(replay: Replay) -> Piece | None:
+    def piece_of(replay: Replay) -> RecordedPiece | None:
         """Return the piece that a replay is in: the first whose end lies behind where it has come to."""
         compare = context.systems[replay.ssp.system].compare
         pieces = plan.pieces.get(replay.ssp, ())

@@ -10,12 +10,12 @@ from dagster_adjunct.assets.declaration.dataset_inputs import OwnedBy
 from dagster_adjunct.assets.unbounded.state_table import check_state, state_dataset
 from dagster_adjunct.orchestration.operators.columns.hidden_columns import UNSENT, tie_breakers
 from dagster_adjunct.orchestration.operators.functions.shipped_function import shipped_function
-from dagster_adjunct.orchestration.operators.sends.table_checks import Sink, check_columns
+from dagster_adjunct.orchestration.operators.sends.table_checks import CheckedSink, check_columns
 from dagster_adjunct.orchestration.operators.spec.table_lookups import check_stored, read_function
 from dagster_adjunct.orchestration.planner.known_records.fed_columns import check_fed
 from dagster_adjunct.orchestration.step.answers.function_sinks import SinkCall, made_by
 from dagster_adjunct.orchestration.step.answers.table_answers import with_unknown
-from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import Batch, Counted
+from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import CompiledBatch, Counted
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.batch_records.local_sends import kept_rows
 from dagster_adjunct.orchestration.step.batch_records.sent_records import sent_schema
@@ -76,7 +76,7 @@ def rehearse(
     return rehearsal.proof.result()
 
 
-class Rehearsal(Batch):
+class Rehearsal(CompiledBatch):
     """A batch without records, which writes nothing and runs no Spark job."""
 
     def __init__(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> None:
@@ -212,11 +212,11 @@ class Rehearsal(Batch):
         table = self.app.tables[send.table]
         check_record_columns(frame.columns, table.name, table.key, updates=send.contract is not None, what=operator)
         spec = self.app.operator(operator).spec
-        sink = Sink(table, send, getattr(spec, "update", None))
+        sink = CheckedSink(table, send, getattr(spec, "update", None))
         check_columns(operator, sink, _types(frame), self._stored_types(sink))
         self._written_as_they_lie(operator, frame)
 
-    def _stored_types(self, sink: Sink) -> dict[str, str] | None:
+    def _stored_types(self, sink: CheckedSink) -> dict[str, str] | None:
         return sink.columns or self._stored(sink.table.name, sink.function)
 
     def _stored(self, table: str, function: TableFunction | None) -> dict[str, str] | None:

@@ -11,7 +11,7 @@ from dagster_adjunct.resources.key_value_backends.object_runs.segment_pointer im
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WriteRequest:
+class QueuedWrite:
     """A call of `apply`, and where its answer goes."""
 
     changes: Sequence[SegmentChange]
@@ -30,9 +30,9 @@ class CommitDecision:
     """What a commit does: the requests that it applies, those applied by an earlier commit, and those whose conditions
     fail, with the versions found. `writes` has each key once, as the last of the applied requests leaves it."""
 
-    applied: tuple[WriteRequest, ...]
-    before: tuple[WriteRequest, ...]
-    refused: tuple[tuple[WriteRequest, dict[int, bytes | None]], ...]
+    applied: tuple[QueuedWrite, ...]
+    before: tuple[QueuedWrite, ...]
+    refused: tuple[tuple[QueuedWrite, dict[int, bytes | None]], ...]
     writes: tuple[Write, ...]
 
     @property
@@ -42,13 +42,13 @@ class CommitDecision:
         return bool(self.applied) or any(request.repeated for request, _ in self.refused)
 
 
-def conditional_keys(requests: Sequence[WriteRequest]) -> set[bytes]:
+def conditional_keys(requests: Sequence[QueuedWrite]) -> set[bytes]:
     """Return the keys whose versions must be known to decide."""
     return {change.key for request in requests for change in request.changes if change.expected is not ANYTHING}
 
 
 def decide(
-    requests: Sequence[WriteRequest], versions: Mapping[bytes, bytes | None], applied_before: Collection[bytes]
+    requests: Sequence[QueuedWrite], versions: Mapping[bytes, bytes | None], applied_before: Collection[bytes]
 ) -> CommitDecision:
     """Return what becomes of each request, upon the versions that stand (None: no such key).
 

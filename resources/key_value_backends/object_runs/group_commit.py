@@ -15,7 +15,7 @@ from dagster_adjunct.resources.errors import ObjectNotFoundError, TableUnavailab
 from dagster_adjunct.resources.key_value.table_segment import ConditionsFailed, SegmentChange
 from dagster_adjunct.resources.key_value_backends.object_runs.deciding_writes import (
     CommitDecision,
-    WriteRequest,
+    QueuedWrite,
     conditional_keys,
     decide,
 )
@@ -38,7 +38,7 @@ class GroupCommit:
 
     def __init__(self, core: SegmentCore, upkeep: SegmentUpkeep) -> None:
         self._core, self._upkeep = core, upkeep
-        self._waiting: list[WriteRequest] = []
+        self._waiting: list[QueuedWrite] = []
         self._running = False
         self._lock = threading.Lock()
         self._pace = Pace()
@@ -46,7 +46,7 @@ class GroupCommit:
 
     def submit(self, changes: Sequence[SegmentChange], token: bytes, repeated: bool) -> Future[None]:
         """Return where the outcome will be: None, or the errors of `TableSegment.apply`."""
-        request = WriteRequest(changes, token, repeated)
+        request = QueuedWrite(changes, token, repeated)
         with self._lock:
             self._waiting.append(request)
             if not self._running:
@@ -71,10 +71,10 @@ class GroupCommit:
                     if not request.answer.done():
                         request.answer.set_exception(error)
 
-    def _take(self, group: list[WriteRequest]) -> list[WriteRequest]:
+    def _take(self, group: list[QueuedWrite]) -> list[QueuedWrite]:
         """Return what joins a group: as many of those that wait as it may hold."""
         size = sum(request.size for request in group)
-        joining: list[WriteRequest] = []
+        joining: list[QueuedWrite] = []
         with self._lock:
             while self._waiting and len(group) + len(joining) < _GROUP_REQUESTS:
                 size += self._waiting[0].size
@@ -85,7 +85,7 @@ class GroupCommit:
                     joining.append(request)
         return joining
 
-    def _commit(self, group: list[WriteRequest]) -> None:
+    def _commit(self, group: list[QueuedWrite]) -> None:
         """Decide and swap until the requests of a group are answered; those that come meanwhile join it."""
         deadline = time.monotonic() + _PATIENCE
         standing = self._core.pointer.last if self._pace.alone else None
@@ -126,7 +126,7 @@ class GroupCommit:
             table=f"{self._core.table.scope}/{self._core.table.name}",
         )
 
-    def _decide(self, standing: Standing, group: list[WriteRequest]) -> CommitDecision:
+    def _decide(self, standing: Standing, group: list[QueuedWrite]) -> CommitDecision:
         """Return what becomes of the group. What a sealed or deleted segment refuses is answered, and leaves it."""
         state = self._core.readable(standing)
         repeated = {request.token for request in group if request.repeated}

@@ -55,14 +55,14 @@ class RunRef(StoredDocument):
     newest: int
 
 
-class Dropped(StoredDocument):
+class DroppedRun(StoredDocument):
     """A run that nothing stands on since a time in milliseconds: its object is deleted later."""
 
     id: str
     at: int
 
 
-class Claim(StoredDocument):
+class MergeClaim(StoredDocument):
     """Some process merges these runs into one, until a time in milliseconds. `into` is the id of the run to be."""
 
     into: str
@@ -77,8 +77,8 @@ class Levels(StoredDocument):
     runs: tuple[RunRef, ...] = ()
     flushed: int = 0
     collected: int = 0
-    dropped: tuple[Dropped, ...] = ()
-    claims: tuple[Claim, ...] = ()
+    dropped: tuple[DroppedRun, ...] = ()
+    claims: tuple[MergeClaim, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,9 @@ from dagster_adjunct.resources.key_value_backends.object_runs.run_format import 
 from dagster_adjunct.resources.key_value_backends.object_runs.run_objects import BlockCache, RunObjects
 from dagster_adjunct.resources.key_value_backends.object_runs.segment_core import TOKENS_KEPT, SegmentCore, now_in_ms
 from dagster_adjunct.resources.key_value_backends.object_runs.segment_pointer import (
-    Claim,
-    Dropped,
+    DroppedRun,
     Levels,
+    MergeClaim,
     RunRef,
     SegmentState,
     Status,
@@ -157,7 +157,7 @@ class SegmentUpkeep:
 
     def _merge(self) -> bool:
         """Merge what is due, if anything is."""
-        claim = Claim(into=uuid.uuid4().hex, of=(), until=0)
+        claim = MergeClaim(into=uuid.uuid4().hex, of=(), until=0)
         runs: tuple[RunRef, ...] = ()
 
         def claimed(state: SegmentState) -> SegmentState | None:
@@ -291,7 +291,7 @@ def _named(levels: Levels) -> set[str]:
     return runs | {claim.into for claim in levels.claims}
 
 
-def _replaced(levels: Levels, claim: Claim, run: RunRef, now: int) -> Levels | None:
+def _replaced(levels: Levels, claim: MergeClaim, run: RunRef, now: int) -> Levels | None:
     """Return the levels with a merged run in the place of what it was made of; None where that is not possible."""
     ids = tuple(other.id for other in levels.runs)
     if claim not in levels.claims or claim.of[0] not in ids:
@@ -306,7 +306,7 @@ def _replaced(levels: Levels, claim: Claim, run: RunRef, now: int) -> Levels | N
             "claims": tuple(other for other in levels.claims if other != claim),
             "dropped": (
                 *(gone for gone in levels.dropped if gone.at > now - _GRACE),
-                *(Dropped(id=gone, at=now) for gone in claim.of),
+                *(DroppedRun(id=gone, at=now) for gone in claim.of),
             ),
         }
     )

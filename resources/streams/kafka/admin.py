@@ -15,7 +15,7 @@ from dagster_adjunct.resources.errors import (
     StreamNotFoundError,
     StreamUnavailableError,
 )
-from dagster_adjunct.resources.streams.kafka.security import Refusals, new_client
+from dagster_adjunct.resources.streams.kafka.security import BrokerRefusals, new_client
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
@@ -49,7 +49,7 @@ class KafkaAdmin:
 
     def __init__(self, settings: KafkaSettings) -> None:
         self.settings = settings
-        self._refusals = Refusals(settings)
+        self._refusals = BrokerRefusals(settings)
         self._lock = threading.Lock()
         self._client: AdminClient | None = None
 
@@ -179,7 +179,7 @@ class KafkaAdmin:
             self._refusals.check()
         except AdjunctError:
             with self._lock:
-                self._client, self._refusals = None, Refusals(self.settings)
+                self._client, self._refusals = None, BrokerRefusals(self.settings)
             raise
 
     def _explained(self, error: KafkaError, what: str) -> AdjunctError:

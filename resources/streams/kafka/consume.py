@@ -17,7 +17,7 @@ from dagster_adjunct.resources.errors import AdjunctError, OffsetOutOfRangeError
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.kafka.admin import KafkaAdmin, failure, no_answer, patience
 from dagster_adjunct.resources.streams.kafka.offsets import TOPIC
-from dagster_adjunct.resources.streams.kafka.security import Refusals, new_client
+from dagster_adjunct.resources.streams.kafka.security import BrokerRefusals, new_client
 from dagster_adjunct.resources.streams.kafka.task_producer import END_OF_DATASET
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class _Reader:
         self, settings: KafkaSettings, ranges: Sequence[TopicRange], own: Mapping[str, Any] | None = None
     ) -> None:
         self._settings = settings
-        self._refusals = Refusals(settings)
+        self._refusals = BrokerRefusals(settings)
         given = {key: value for key, value in {**_DEFAULTS, **(own or {})}.items() if key not in settings.client}
         self._consumer: Consumer = new_client("consumer", settings, {**given, **_FIXED}, self._refusals)
         self._left = {wanted.partition: wanted for wanted in ranges if wanted.start < wanted.end}

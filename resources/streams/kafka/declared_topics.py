@@ -26,7 +26,7 @@ _RAW = KafkaTopic()
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownTopic:
     """A stream's topic, and how it is to be read; `key` are the columns that a record's partition goes by."""
 
     topic: str
@@ -41,17 +41,17 @@ class _Created(StoredDocument):
     topic: str
     declaration: Declaration
 
-    def known(self) -> Known:
+    def known(self) -> KnownTopic:
         from dagster_adjunct.resources.streams.kafka.json_format import Json
         from dagster_adjunct.resources.streams.kafka.raw_format import KeyText
 
         schema, key = self.declaration.schema_, self.declaration.key
         text = KeyText(schema.select(key).ddl()) if key else None
         partitioner: Literal["kafka-murmur2", "unknown"] = "kafka-murmur2" if key else "unknown"
-        return Known(self.topic, KafkaTopic(self.topic, Json(schema), text, partitioner), key)
+        return KnownTopic(self.topic, KafkaTopic(self.topic, Json(schema), text, partitioner), key)
 
 
-class Declarations:
+class DeclaredTopics:
     """The streams of one system: those of its settings, and those that were created, which the lake remembers."""
 
     def __init__(self, lake: Lake, settings: KafkaSettings) -> None:
@@ -60,23 +60,23 @@ class Declarations:
         self._namespace = MetadataStore(lake).namespace(_NAMESPACE, settings.name)
         self._created: dict[str, _Created] = {}
 
-    def of(self, stream: str) -> Known:
+    def of(self, stream: str) -> KnownTopic:
         """Return what is known of a stream, whether there is a topic or not."""
         check_name("stream", stream)
         declared = self._settings.topics.get(stream)
         if declared is not None:
-            return Known(
+            return KnownTopic(
                 declared.topic or stream, declared, () if declared.key is None else declared.key.columns().names
             )
         created = self._created.get(stream) or self._read(self._namespace.read(), stream)
-        return Known(stream, _RAW, ()) if created is None else created.known()
+        return KnownTopic(stream, _RAW, ()) if created is None else created.known()
 
     def topics(self) -> dict[str, str]:
         """Return the topic of each stream that was declared or created."""
         created = {stream: self._parsed(stream, stored).topic for stream, stored in self._namespace.read().items()}
         return created | {stream: topic.topic or stream for stream, topic in self._settings.topics.items()}
 
-    def check(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> Known:
+    def check(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> KnownTopic:
         """Return what a stream would be if it were created so. Raises StreamExistsError for one that is otherwise."""
         wanted = declare(stream, schema, tuple(key), partitions, None, None, None)
         declared = self._settings.topics.get(stream)

@@ -32,7 +32,7 @@ from dagster_adjunct.resources.streams.interface.stream_system import (
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.kafka.admin import KafkaAdmin, TopicDescription
 from dagster_adjunct.resources.streams.kafka.consume import TopicRange, count_records, first_at
-from dagster_adjunct.resources.streams.kafka.declared_topics import Declarations, Known
+from dagster_adjunct.resources.streams.kafka.declared_topics import DeclaredTopics, KnownTopic
 from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings, KafkaTopic
 from dagster_adjunct.resources.streams.kafka.offsets import TOPIC
 from dagster_adjunct.resources.streams.kafka.record_formats import schema_of
@@ -81,7 +81,7 @@ class KafkaStreams(NumberedOffsets):
         self.lake = lake
         self.settings = settings
         self.admin = KafkaAdmin(settings)
-        self._declarations = Declarations(lake, settings)
+        self._declarations = DeclaredTopics(lake, settings)
 
     # -- declaring
 
@@ -267,7 +267,7 @@ class KafkaStreams(NumberedOffsets):
 
     def _checked(
         self, name: str, schema: Schema, key: Sequence[str], partitions: int
-    ) -> tuple[Known, TopicDescription | None]:
+    ) -> tuple[KnownTopic, TopicDescription | None]:
         """Return what a stream would be if it were created so, and its topic, None where there is none yet."""
         check_name("stream", name)
         known = self._declarations.check(name, schema, key, partitions)
@@ -287,7 +287,7 @@ class KafkaStreams(NumberedOffsets):
     def _config_of(self, facts: TopicFacts) -> Mapping[str, str]:
         return self.admin.config(facts.topic)
 
-    def _not_found(self, stream: str, known: Known) -> StreamNotFoundError:
+    def _not_found(self, stream: str, known: KnownTopic) -> StreamNotFoundError:
         there = self.list_streams()
         some = ", ".join(there[:20]) + (f" and {len(there) - 20} more" if len(there) > 20 else "")
         return StreamNotFoundError(

@@ -22,14 +22,14 @@ from pydantic import ValidationError
 
 from dagster_adjunct.resources.errors import MalformedDocumentError, ProducerConflictError
 from dagster_adjunct.resources.stored_documents import StoredDocument, first_problem
-from dagster_adjunct.resources.streams.kafka.security import Refusals, new_client
+from dagster_adjunct.resources.streams.kafka.security import BrokerRefusals, new_client
 from dagster_adjunct.resources.streams.kafka.send_errors import refused
 from dagster_adjunct.resources.streams.kafka.task_producer import (
-    Append,
     Record,
     Sender,
     SentSpan,
     Target,
+    TaskAppend,
     records_of,
 )
 
@@ -45,7 +45,7 @@ _PAUSE_SECONDS = 0.1
 _BITS = 128
 
 
-class Mark(StoredDocument):
+class TransactionMark(StoredDocument):
     """What the mark of one partition says: of the append `sequence`, `rows` records begin at `first`."""
 
     format: Literal[1] = 1
@@ -57,10 +57,10 @@ class Mark(StoredDocument):
 
 
 # By partition, and with the offset after the producer's records.
-Marks = Mapping[int, tuple[Mark, int]]
+Marks = Mapping[int, tuple[TransactionMark, int]]
 
 
-def transact(append: Append, batches: Iterable[pa.RecordBatch]) -> tuple[list[SentSpan], bool]:
+def transact(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> tuple[list[SentSpan], bool]:
     """Append the batches in one transaction; return where they lie, and whether they were in already.
 
     Raises ProducerConflictError for other records under a sequence that is in, CommitConflictError where another
@@ -83,7 +83,7 @@ def transact(append: Append, batches: Iterable[pa.RecordBatch]) -> tuple[list[Se
             sender.send(digest.passed(records_of(batch, append)))
         sender.mark(append)
         spans = sender.finish()
-        mark = Mark(topic=append.target.identity, sequence=append.sequence, digest=digest.of(append))
+        mark = TransactionMark(topic=append.target.identity, sequence=append.sequence, digest=digest.of(append))
         _commit_offsets(sender, append, spans, mark, marks[0][1] if 0 in marks else 0)
         _settle(sender, sender.producer.commit_transaction)
     except BaseException:
@@ -123,7 +123,7 @@ def _read_marks(target: Target, producer: str, isolation: str, seconds: float) -
     """Return the marks; as `read_committed` this waits until no transaction of the producer is open."""
     from confluent_kafka import KafkaException, TopicPartition
 
-    refusals = Refusals(target.settings)
+    refusals = BrokerRefusals(target.settings)
     wanted = [TopicPartition(target.topic, partition) for partition in range(target.partitions)]
     with closing(_member(target, _MARKS + producer, refusals, isolation)) as consumer:
         deadline = time.monotonic() + seconds
@@ -155,7 +155,9 @@ def spans_of(marks: Marks, sequence: int) -> list[SentSpan]:
     ]
 
 
-def _commit_offsets(sender: Sender, append: Append, spans: list[SentSpan], mark: Mark, before: int) -> None:
+def _commit_offsets(
+    sender: Sender, append: TaskAppend, spans: list[SentSpan], mark: TransactionMark, before: int
+) -> None:
     """Put the marks and the consumed offsets into the transaction; `before` is where partition 0 stood."""
     from confluent_kafka import TopicPartition
 
@@ -174,7 +176,7 @@ def _commit_offsets(sender: Sender, append: Append, spans: list[SentSpan], mark:
     for group, offsets in ((_MARKS + append.producer, list(marks.values())), (append.producer, consumed)):
         if offsets:
             # Nobody joins these groups: committing in a transaction needs no more than their names.
-            with closing(_member(target, group, Refusals(target.settings), "read_committed")) as member:
+            with closing(_member(target, group, BrokerRefusals(target.settings), "read_committed")) as member:
                 send = partial(sender.producer.send_offsets_to_transaction, offsets, member.consumer_group_metadata())
                 _settle(sender, send)
 
@@ -213,13 +215,13 @@ class _Digest:
         for _ in self.passed(records):
             pass
 
-    def of(self, append: Append) -> str:
+    def of(self, append: TaskAppend) -> str:
         """Return the digest of what was counted in and of the append's markers."""
         whole = [self._count, self._sum % 2**_BITS, append.markers]
         return hashlib.blake2b(repr(whole).encode(), digest_size=_BITS // 8).hexdigest()
 
 
-def _check_same(append: Append, last: Mark, digest: str) -> None:
+def _check_same(append: TaskAppend, last: TransactionMark, digest: str) -> None:
     if last.digest != digest:
         raise ProducerConflictError(
             f"sequence {append.sequence} of producer {append.producer!r} in {append.target} is in already with other "
@@ -231,9 +233,9 @@ def _check_same(append: Append, last: Mark, digest: str) -> None:
         )
 
 
-def _parsed(text: str, target: Target) -> Mark:
+def _parsed(text: str, target: Target) -> TransactionMark:
     try:
-        return Mark.model_validate_json(text)
+        return TransactionMark.model_validate_json(text)
     except ValidationError as error:
         raise MalformedDocumentError(
             f"{target}: the mark of its producer reads {text[:200]!r}, which is none of this release of Adjunct "
@@ -243,7 +245,7 @@ def _parsed(text: str, target: Target) -> Mark:
         ) from error
 
 
-def _member(target: Target, group: str, refusals: Refusals, isolation: str) -> Consumer:
+def _member(target: Target, group: str, refusals: BrokerRefusals, isolation: str) -> Consumer:
     own = {"group.id": group, "enable.auto.commit": False, "isolation.level": isolation}
     consumer: Consumer = new_client("consumer", target.settings, own, refusals)
     return consumer

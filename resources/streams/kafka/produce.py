@@ -33,10 +33,10 @@ from dagster_adjunct.resources.streams.kafka.record_formats import schema_of
 from dagster_adjunct.resources.streams.kafka.records import encode, encode_table
 from dagster_adjunct.resources.streams.kafka.task_producer import (
     KEY,
-    Append,
     Sender,
     SentSpan,
     Target,
+    TaskAppend,
     records_of,
 )
 from dagster_adjunct.resources.streams.lake.producers import check_producer
@@ -162,7 +162,7 @@ def appended(system: KafkaStreams, stream: str, producer: str, sequence: int) ->
     return _told(spans_of(marks, sequence), duplicate=True)
 
 
-def deliver(append: Append, batches: Iterable[pa.RecordBatch]) -> Sent:
+def deliver(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> Sent:
     """Send the batches, then the markers, without a transaction; return where they lie, and False."""
     sender = Sender(append.target)
     try:
@@ -175,11 +175,11 @@ def deliver(append: Append, batches: Iterable[pa.RecordBatch]) -> Sent:
         raise
 
 
-def _send(facts: TopicFacts) -> Callable[[Append, Iterable[pa.RecordBatch]], Sent]:
+def _send(facts: TopicFacts) -> Callable[[TaskAppend, Iterable[pa.RecordBatch]], Sent]:
     return transact if facts.declared.transactional else deliver
 
 
-def _in_tasks(frame: DataFrame, facts: TopicFacts, append: Append, ordered_by: int) -> Sent:
+def _in_tasks(frame: DataFrame, facts: TopicFacts, append: TaskAppend, ordered_by: int) -> Sent:
     """Send an encoded frame from Spark's tasks: from one in a transaction, else with each key in one task."""
     keyed = facts.declared.key is not None or isinstance(facts.declared.value, Raw)
     if facts.declared.transactional:
@@ -197,7 +197,7 @@ def _in_tasks(frame: DataFrame, facts: TopicFacts, append: Append, ordered_by: i
 
 
 def _collected(
-    frame: DataFrame, append: Append, send: Callable[[Append, Iterable[pa.RecordBatch]], Sent]
+    frame: DataFrame, append: TaskAppend, send: Callable[[TaskAppend, Iterable[pa.RecordBatch]], Sent]
 ) -> Sent | None:
     """Send a frame from its tasks; return what they tell, None where there was no task."""
 
@@ -241,7 +241,7 @@ def _append(
     sequence: int,
     markers: Mapping[int, bytes],
     consumed: Mapping[SystemStreamPartition, str],
-) -> Append:
+) -> TaskAppend:
     if markers and "compact" in facts.config.get("cleanup.policy", ""):
         raise ConfigurationError(
             f"{system.name}.{facts.stream} can't have end-of-dataset markers: topic {facts.topic!r} is compacted "
@@ -256,7 +256,7 @@ def _append(
         topics = {stream: system.topic(stream).topic for stream in {ssp.stream for ssp, _ in ours}}
         for ssp, offset in ours:
             offsets.setdefault(topics[ssp.stream], {})[ssp.partition] = offset
-    return Append(_target(system, facts), producer, sequence, tuple(sorted(markers.items())), offsets)
+    return TaskAppend(_target(system, facts), producer, sequence, tuple(sorted(markers.items())), offsets)
 
 
 def _target(system: KafkaStreams, facts: TopicFacts) -> Target:
@@ -265,7 +265,7 @@ def _target(system: KafkaStreams, facts: TopicFacts) -> Target:
     return Target(settings, facts.stream, facts.topic, facts.identity, facts.partitions, limit)
 
 
-def _result(system: KafkaStreams, append: Append, sent: Sent, before: Mapping[int, int]) -> AppendResult:
+def _result(system: KafkaStreams, append: TaskAppend, sent: Sent, before: Mapping[int, int]) -> AppendResult:
     """Return what an append did, once readers see it; a partition without records is told as empty there.
 
     `before` is where the partitions ended before, for what a broker did not tell.

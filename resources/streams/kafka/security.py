@@ -111,7 +111,7 @@ def secret(value: Any, what: str) -> Any:
     return os.environ[name]
 
 
-class Refusals:
+class BrokerRefusals:
     """What brokers refused for good, heard as a client's `error_cb`: a login, a certificate.
 
     librdkafka itself tries again for ever and calls time out. `check` raises instead, once the client has been polled.
@@ -151,7 +151,7 @@ Kind = Literal["admin", "consumer", "producer"]
 _DEFAULTS: Mapping[str, Any] = {"reconnect.backoff.ms": 500}
 
 
-def new_client(kind: Kind, settings: ClientSettings, own: Mapping[str, Any], refusals: Refusals) -> Any:
+def new_client(kind: Kind, settings: ClientSettings, own: Mapping[str, Any], refusals: BrokerRefusals) -> Any:
     """Return a new client with the system's settings and the caller's `own`, which win.
 
     Raises ConfigurationError for settings that librdkafka does not take, and StreamUnavailableError where the token

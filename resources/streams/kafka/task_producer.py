@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError, StreamUnavailableError
 from dagster_adjunct.resources.streams.interface.stream_system import EPOCH, SOURCE, SOURCE_OFFSET, TIMESTAMP
-from dagster_adjunct.resources.streams.kafka.security import Refusals, new_client
+from dagster_adjunct.resources.streams.kafka.security import BrokerRefusals, new_client
 from dagster_adjunct.resources.streams.kafka.send_errors import refused
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Append:
+class TaskAppend:
     """One append, but for its records; picklable.
 
     `markers` have the partition and what the marker says. `consumed` are next offsets of input, by topic and partition.
@@ -100,7 +100,7 @@ class Sender:
         self._last: dict[int, int | None] = {}
         self._rows: dict[int, int] = {}
         self._failure: AdjunctError | None = None
-        self._heard = Refusals(target.settings)
+        self._heard = BrokerRefusals(target.settings)
         self.producer: Producer = new_client(
             "producer", target.settings, {**own, "on_delivery": self._delivered}, self._heard
         )
@@ -125,7 +125,7 @@ class Sender:
                     raise self.explained(error.args[0], key, size) from error
         self._serve(lambda: self.producer.poll(0))
 
-    def mark(self, append: Append) -> None:
+    def mark(self, append: TaskAppend) -> None:
         """Queue the append's markers; they do not count as records."""
         for partition, marker in append.markers:
             self._rows[partition] = self._rows.get(partition, 0) - 1
@@ -208,7 +208,7 @@ class Sender:
         self._rows[partition] = self._rows.get(partition, 0) + 1  # type: ignore[index,arg-type]
 
 
-def records_of(batch: pa.RecordBatch, append: Append) -> Iterator[Record]:
+def records_of(batch: pa.RecordBatch, append: TaskAppend) -> Iterator[Record]:
     """Return the records of a batch that has `__key` `__value` and, as it may, `__timestamp`, `__epoch`, `__headers`
     and the columns of POSITION.
 

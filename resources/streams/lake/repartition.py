@@ -49,7 +49,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class MarkerCut:
     """The rows [low, high) of each old partition of a segment that lie between the same two markers."""
 
     segment: Segment
@@ -74,7 +74,7 @@ class _Piece:
     files: tuple[FileEntry, ...]
 
 
-def cuts_of(stream: str, segments: Sequence[Segment], partitions: int) -> list[Cut | Barrier]:
+def cuts_of(stream: str, segments: Sequence[Segment], partitions: int) -> list[MarkerCut | Barrier]:
     """Return the segments' rows and markers in the order in which they are written anew. No I/O.
 
     Raises ConfigurationError for markers that do not stand in all partitions alike, hold a checksum of records, or say
@@ -85,7 +85,7 @@ def cuts_of(stream: str, segments: Sequence[Segment], partitions: int) -> list[C
         for marker in segment.markers:
             marked[marker.partition].append((marker, segment.appended))
     _check_markers(stream, [[marker for marker, _ in in_partition] for in_partition in marked])
-    result: list[Cut | Barrier] = []
+    result: list[MarkerCut | Barrier] = []
     starts = [0] * partitions
     for epoch in range(len(marked[0]) + 1):
         last = epoch == len(marked[0])
@@ -102,7 +102,7 @@ def cuts_of(stream: str, segments: Sequence[Segment], partitions: int) -> list[C
             for p, (low, high) in enumerate(ranges):
                 counts[p] += max(high - low, 0)
             if any(low < high for p, (low, high) in enumerate(ranges) if p in filled):
-                result.append(Cut(segment, ranges))
+                result.append(MarkerCut(segment, ranges))
         if not last:
             markers = [in_partition[epoch][0] for in_partition in marked]
             told = [marker.rows for marker in markers]
@@ -175,7 +175,7 @@ def repartition(
         for collected in [key for key, piece in written.items() if int(piece.attempt[:13]) < state.horizon]:
             del written[collected]
         for step in steps:
-            if isinstance(step, Cut) and (step.segment.id, step.ranges) not in written:
+            if isinstance(step, MarkerCut) and (step.segment.id, step.ranges) not in written:
                 piece = _write(streams, stream, state.declaration, declaration, step)
                 written[step.segment.id, step.ranges] = piece
         after = _after(streams, state, declaration, steps, written, reason)
@@ -214,7 +214,7 @@ def _check_count(stream: str, stored: Declaration, partitions: int) -> None:
         )
 
 
-def _write(streams: LakeStreams, stream: str, old: Declaration, new: Declaration, cut: Cut) -> _Piece:
+def _write(streams: LakeStreams, stream: str, old: Declaration, new: Declaration, cut: MarkerCut) -> _Piece:
     """Write the rows of a cut, in the order of their old partitions and rows, into the new ones."""
     import numpy as np
 
@@ -275,7 +275,7 @@ def _after(
     streams: LakeStreams,
     state: StreamState,
     declaration: Declaration,
-    steps: Iterable[Cut | Barrier],
+    steps: Iterable[MarkerCut | Barrier],
     written: dict[tuple[int, Ranges], _Piece],
     reason: str,
 ) -> StreamState:
@@ -290,7 +290,7 @@ def _after(
     counted = [0] * n
     for step in steps:
         base, number = at, len(segments)
-        if isinstance(step, Cut):
+        if isinstance(step, MarkerCut):
             piece = written[step.segment.id, step.ranges]
             rows = {file.partition: file.rows for file in piece.files}
             at = tuple(offset + rows.get(p, 0) for p, offset in enumerate(base))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
 from dagster_adjunct.assets.sources.opened_stream import Source
-from dagster_adjunct.assets.sources.whole_transactions import Part, cut_at_incomplete, whole_transactions
+from dagster_adjunct.assets.sources.whole_transactions import TransactionPart, cut_at_incomplete, whole_transactions
 from dagster_adjunct.resources.errors import DatasetError, NoSealedVersionError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
@@ -34,12 +34,12 @@ Partitions = dict[int, list[str | None]]
 # -- the cut
 
 
-def parts_of(partitions: Partitions) -> dict[tuple[str, int], Part]:
-    parts: dict[tuple[str, int], Part] = {}
+def parts_of(partitions: Partitions) -> dict[tuple[str, int], TransactionPart]:
+    parts: dict[tuple[str, int], TransactionPart] = {}
     for partition, records in partitions.items():
         for transaction in set(records) - {None}:
             at = [offset for offset, name in enumerate(records) if name == transaction]
-            parts[str(transaction), partition] = Part(at[0], at[-1], len(at))
+            parts[str(transaction), partition] = TransactionPart(at[0], at[-1], len(at))
     return parts
 
 

@@ -11,7 +11,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.sources.opened_stream import Source, as_stored
 from dagster_adjunct.assets.unbounded.recovery import decide, recover
-from dagster_adjunct.assets.unbounded.table_state import Seen, state_of
+from dagster_adjunct.assets.unbounded.table_state import SeenTable, state_of
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
 from dagster_adjunct.assets.versions.stored_declaration import declaration_of
@@ -48,12 +48,12 @@ def seen(
     ssps: tuple[SystemStreamPartition, ...] = SSPS,
     info: dict[str, Any] | None = None,
     **given: Any,
-) -> Seen:
+) -> SeenTable:
     """Return what a look finds of a stream that holds everything, five records in each partition."""
     facts: dict[str, Any] = {"identity": "first", **(info or {})}
     stream = StreamInfo("t", len(ssps), ("k",), "spark-murmur3", columns, **facts)
     source = Source(spec, OFFSET_OF, stream, ssps, columns)
-    return Seen(source, NOW, None, manifest, **{"oldest": offsets(0, 0), "ends": offsets(5, 5), **given})
+    return SeenTable(source, NOW, None, manifest, **{"oldest": offsets(0, 0), "ends": offsets(5, 5), **given})
 
 
 def table(spec: AdjunctDataset, *, read: tuple[int, int] = (5, 5), **changes: Any) -> UnboundedManifest:

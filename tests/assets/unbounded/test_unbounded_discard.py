@@ -20,7 +20,7 @@ from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.sealed_version import version_number
-from dagster_adjunct.assets.versions.stored_declaration import Declaration
+from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
 from dagster_adjunct.assets.versions.unbounded_state import Bootstrap, Retired
 from dagster_adjunct.resources.errors import DatasetError, ManifestMismatchError, VersionDiscardedError
 from dagster_adjunct.resources.objects import Lake
@@ -77,7 +77,7 @@ def retired(*untils: int) -> UnboundedManifest:
     spans = {"lake.table.0": "0"}
     return UnboundedManifest(
         name="table",
-        declaration=Declaration(
+        declaration=DatasetDeclaration(
             kind="unbounded", input="lake.table", key=("k",), key_types=("string",), partition_by=("k",), partitions=1,
             input_partitions=1,
         ),

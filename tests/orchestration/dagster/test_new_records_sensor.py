@@ -41,7 +41,7 @@ from dagster_adjunct.orchestration.code_location.sensing.resumable_look import (
     look_at_ages,
     look_at_streams,
 )
-from dagster_adjunct.orchestration.code_location.sensing.run_requests import Asked, Request, Skip
+from dagster_adjunct.orchestration.code_location.sensing.run_requests import LastRequest, LaunchRequest, Skip
 from dagster_adjunct.orchestration.code_location.sensing.sensor_cursor import read_cursor
 from dagster_adjunct.orchestration.code_location.shared.runs_in_progress import concerns
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
@@ -63,11 +63,11 @@ def decided(
     rule: LaunchWhen | None = None,
     waiting: tuple[str, ...] = (),
     unfinished: tuple[str, ...] = (),
-) -> Request | Skip:
+) -> LaunchRequest | Skip:
     stock = Stock(Look(streams={"lake.orders": StreamFinding(lag=lag, due=due)}), True, old)
     return decide(
         "app:lake",
-        Asked(),
+        LastRequest(),
         stock,
         {"checkpoint": {}},
         rule=rule or LaunchWhen(),
@@ -82,13 +82,13 @@ def test_nothing_new_launches_nothing() -> None:
 
 
 def test_one_record_is_enough_unless_said_otherwise() -> None:
-    assert isinstance(decided(1), Request)
+    assert isinstance(decided(1), LaunchRequest)
 
 
 def test_a_threshold_in_records_is_met_exactly() -> None:
     rule = LaunchWhen(records=100)
     assert decided(99, rule=rule) == Skip("99 new records, fewer than wanted: launched at 100 records.")
-    assert isinstance(decided(100, rule=rule), Request)
+    assert isinstance(decided(100, rule=rule), LaunchRequest)
 
 
 def test_with_an_age_alone_no_number_of_young_records_is_enough() -> None:
@@ -96,13 +96,13 @@ def test_with_an_age_alone_no_number_of_young_records_is_enough() -> None:
     assert decided(10**9, rule=rule) == Skip(
         "1,000,000,000 new records, fewer than wanted: launched at one older than 0:10:00."
     )
-    assert isinstance(decided(1, rule=rule, old="lake.orders.1"), Request)
+    assert isinstance(decided(1, rule=rule, old="lake.orders.1"), LaunchRequest)
 
 
 def test_what_is_begun_is_finished_however_little_waits() -> None:
     rule = LaunchWhen(records=100)
-    assert isinstance(decided(1, rule=rule, unfinished=("batch 3 is open",)), Request)
-    assert isinstance(decided(0, rule=rule, due="lake.orders: no position is stored yet"), Request)
+    assert isinstance(decided(1, rule=rule, unfinished=("batch 3 is open",)), LaunchRequest)
+    assert isinstance(decided(0, rule=rule, due="lake.orders: no position is stored yet"), LaunchRequest)
 
 
 def test_a_dataset_without_its_markers_is_waited_for_by_name() -> None:

@@ -35,7 +35,7 @@ from dagster_adjunct.orchestration.batchlog.batch_log import (
     Range,
 )
 from dagster_adjunct.orchestration.batchlog.run_lease import Claim, RunLease
-from dagster_adjunct.orchestration.code_location.sensing.restart_sensor import Attempt, Restart, decide
+from dagster_adjunct.orchestration.code_location.sensing.restart_sensor import ApplicationRun, Restart, decide
 from dagster_adjunct.orchestration.code_location.sensing.run_requests import Skip
 from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures
 from tests.clocks import on_clock
@@ -57,16 +57,16 @@ def closed(run: str, at: float) -> ClosedBatch:
     )
 
 
-def failed(*runs: str, seconds: float = 100.0) -> list[Attempt]:
+def failed(*runs: str, seconds: float = 100.0) -> list[ApplicationRun]:
     """Runs that failed one after the other, the newest first; each took `each` seconds, the last ended at 1000."""
     return [
-        Attempt(run, STATUS.FAILURE, 1000.0 - seconds * (number + 1), 1000.0 - seconds * number)
+        ApplicationRun(run, STATUS.FAILURE, 1000.0 - seconds * (number + 1), 1000.0 - seconds * number)
         for number, run in enumerate(runs)
     ]
 
 
 def decided(
-    attempts: list[Attempt], state: ApplicationState | None = None, *, permanent: str = "", now: float = 10_000.0
+    attempts: list[ApplicationRun], state: ApplicationState | None = None, *, permanent: str = "", now: float = 10_000.0
 ) -> Restart | Skip:
     return decide(attempts, state or ApplicationState(), permanent, limit=5, now=now)
 
@@ -81,7 +81,7 @@ def test_without_runs_there_is_nothing_to_restart() -> None:
 
 @pytest.mark.parametrize("status", [STATUS.STARTED, STATUS.QUEUED, STATUS.SUCCESS, STATUS.CANCELED, STATUS.CANCELING])
 def test_a_newer_run_ends_the_matter_whatever_became_of_it(status: DagsterRunStatus) -> None:
-    skip = decided([Attempt("newer-run", status, 2000.0), *failed("a")])
+    skip = decided([ApplicationRun("newer-run", status, 2000.0), *failed("a")])
     assert isinstance(skip, Skip)
     assert skip.reason.startswith("The newest run, newer-ru, ")
 
@@ -124,7 +124,7 @@ def test_restarts_wait_ever_longer_and_end_at_the_limit() -> None:
 
 def test_failures_count_in_a_row_whoever_launched_the_runs() -> None:
     assert decided(failed("c", "b", "a")) == Restart("c", "a", 3)
-    done = Attempt("done", STATUS.SUCCESS, 0.0, 100.0)
+    done = ApplicationRun("done", STATUS.SUCCESS, 0.0, 100.0)
     assert decided([*failed("c", "b"), done, *failed("a")]) == Restart("c", "b", 2)
     # b closed a batch before it failed: a new row begins with c.
     assert decided(failed("c", "b", "a"), ApplicationState(last=closed("b", 850.0))) == Restart("c", "c", 1)

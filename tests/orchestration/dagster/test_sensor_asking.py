@@ -8,8 +8,8 @@ from dagster_adjunct.orchestration.code_location.sensing.new_records_sensor impo
 from dagster_adjunct.orchestration.code_location.sensing.restart_sensor import RestartCursor
 from dagster_adjunct.orchestration.code_location.sensing.resumable_look import Look, StreamFinding
 from dagster_adjunct.orchestration.code_location.sensing.run_requests import (
-    Asked,
-    Request,
+    LastRequest,
+    LaunchRequest,
     Skip,
     ask,
     shortened,
@@ -17,20 +17,20 @@ from dagster_adjunct.orchestration.code_location.sensing.run_requests import (
 from dagster_adjunct.orchestration.code_location.sensing.sensor_cursor import read_cursor, write_cursor
 
 
-def asked(about: object, before: Asked, now: float) -> Request:
+def asked(about: object, before: LastRequest, now: float) -> LaunchRequest:
     request = ask("app:lake", "5 new records", about, before, now)
-    assert isinstance(request, Request), request
+    assert isinstance(request, LaunchRequest), request
     return request
 
 
 def test_a_run_key_holds_the_state_of_things_and_the_attempt() -> None:
-    request = asked({"lake.orders.0": "5"}, Asked(), 1000.0)
+    request = asked({"lake.orders.0": "5"}, LastRequest(), 1000.0)
     assert request.run_key == f"app:lake:{request.asked.about}:1"
     assert (request.asked.attempt, request.asked.asked_at) == (1, 1000.0)
 
 
 def test_what_a_run_left_as_it_was_is_asked_for_ever_more_rarely_under_new_keys() -> None:
-    request, now, waits, keys = asked("x", Asked(), 0.0), 0.0, [], set()
+    request, now, waits, keys = asked("x", LastRequest(), 0.0), 0.0, [], set()
     for _ in range(9):
         keys.add(request.run_key)
         wait = 30.0
@@ -43,20 +43,20 @@ def test_what_a_run_left_as_it_was_is_asked_for_ever_more_rarely_under_new_keys(
 
 
 def test_what_has_changed_is_asked_for_at_once() -> None:
-    first = asked("x", Asked(), 0.0)
+    first = asked("x", LastRequest(), 0.0)
     second = asked("y", first.asked, 1.0)
     assert second.asked.attempt == 1
     assert second.run_key != first.run_key
 
 
 def test_the_reason_for_waiting_says_what_waits_which_attempt_and_how_long() -> None:
-    first = asked("x", Asked(), 0.0)
+    first = asked("x", LastRequest(), 0.0)
     skip = ask("app:lake", "5 new records", "x", first.asked, 20.0)
     assert skip == Skip("5 new records; attempt 1 did not get past that (see its run), the next is in 40 s.")
 
 
 def test_a_very_late_attempt_waits_an_hour() -> None:
-    old = Asked(about=asked("x", Asked(), 0.0).asked.about, attempt=5000, asked_at=0.0)
+    old = LastRequest(about=asked("x", LastRequest(), 0.0).asked.about, attempt=5000, asked_at=0.0)
     assert isinstance(ask("app:lake", "", "x", old, 3599.0), Skip)
     assert asked("x", old, 3600.0).asked.attempt == 5001
 
@@ -64,32 +64,32 @@ def test_a_very_late_attempt_waits_an_hour() -> None:
 @pytest.mark.parametrize(
     "cursor",
     [
-        Asked(about="abc", attempt=3, asked_at=12.5),
+        LastRequest(about="abc", attempt=3, asked_at=12.5),
         NewRecordsCursor(
-            asked=Asked(about="a"), look=Look(of="c", streams={"lake.x": StreamFinding(lag=3)}, young="lake.x.1")
+            asked=LastRequest(about="a"), look=Look(of="c", streams={"lake.x": StreamFinding(lag=3)}, young="lake.x.1")
         ),
         RestartCursor(run_id="r", permanent="no such column"),
     ],
 )
-def test_a_cursor_survives_as_json(cursor: Asked | NewRecordsCursor | RestartCursor) -> None:
+def test_a_cursor_survives_as_json(cursor: LastRequest | NewRecordsCursor | RestartCursor) -> None:
     assert read_cursor(type(cursor), write_cursor(cursor)) == (cursor, "")
 
 
 def test_without_a_cursor_nothing_is_said() -> None:
-    assert read_cursor(Asked, None) == (Asked(), "")
-    assert read_cursor(Asked, "") == (Asked(), "")
+    assert read_cursor(LastRequest, None) == (LastRequest(), "")
+    assert read_cursor(LastRequest, "") == (LastRequest(), "")
 
 
 @pytest.mark.parametrize("version", [1, 99])
 def test_a_cursor_of_another_version_starts_anew_and_says_so(version: int) -> None:
-    cursor, notice = read_cursor(Asked, f'{{"version": {version}, "about": "a", "attempt": 1, "asked_at": 0}}')
-    assert cursor == Asked()
+    cursor, notice = read_cursor(LastRequest, f'{{"version": {version}, "about": "a", "attempt": 1, "asked_at": 0}}')
+    assert cursor == LastRequest()
     assert notice == f"The cursor is of version {version}, and this release writes 2: it starts anew."
 
 
 @pytest.mark.parametrize("text", ["nonsense", "[]", "3", '{"version": 2, "about": 7}', '{"version": 2, "more": 1}'])
 def test_a_cursor_that_cannot_be_read_starts_anew_and_says_so(text: str) -> None:
-    assert read_cursor(Asked, text) == (Asked(), "The cursor can't be read: it starts anew.")
+    assert read_cursor(LastRequest, text) == (LastRequest(), "The cursor can't be read: it starts anew.")
 
 
 def test_a_tag_shows_the_first_of_many_texts_and_counts_the_others() -> None:

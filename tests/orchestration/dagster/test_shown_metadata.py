@@ -28,7 +28,7 @@ from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage imp
     origins,
     output_columns,
 )
-from dagster_adjunct.orchestration.operators.spec.column_lineage import Node
+from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.step.step_report import StepReport
 from dagster_adjunct.resources.errors import ConfigurationError
@@ -43,8 +43,8 @@ ITEMS = bounded_dataset(
     column_descriptions={"label": "What is on the shelf"},
     sensitive="price",
 )
-ORDERS, COPY = Node("stream", "lake.orders"), Node("stream", "lake.copy")
-STOCK = Node("dataset", "items")
+ORDERS, COPY = LineageNode("stream", "lake.orders"), LineageNode("stream", "lake.copy")
+STOCK = LineageNode("dataset", "items")
 
 
 @pytest.fixture
@@ -84,13 +84,13 @@ def test_each_column_of_an_output_names_the_columns_that_it_is_made_of(lab: Lab,
             "loud": ((ORDERS, "label"),),
             "one": (),
         },
-        Node("table", "state"): {
+        LineageNode("table", "state"): {
             "item": ((COPY, "item"),),
             "spent": ((COPY, "saved"),),
             "title": ((COPY, "title"),),
         },
     }
-    assert origins(made)[Node("table", "state")]["spent"] == ((ORDERS, "price"), (STOCK, "price"))
+    assert origins(made)[LineageNode("table", "state")]["spent"] == ((ORDERS, "price"), (STOCK, "price"))
 
 
 def test_what_a_function_returns_is_of_unknown_columns(lab: Lab) -> None:
@@ -101,7 +101,7 @@ def test_what_a_function_returns_is_of_unknown_columns(lab: Lab) -> None:
 
 
 def test_a_datasets_columns_are_those_of_its_input_or_what_its_projection_names() -> None:
-    source = Node("stream", "lake.items")
+    source = LineageNode("stream", "lake.items")
     assert dataset_columns(ITEMS, ["item", "label"], SCHEMA.names) == {
         "item": ((source, "item"),),
         "label": ((source, "label"),),

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, ClosedBatch, Intent, Range
 from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
-from dagster_adjunct.orchestration.startpoints.resolving.recorded_batches import Asked, first_reads, main_batches
+from dagster_adjunct.orchestration.startpoints.resolving.recorded_batches import AskedOffsets, first_reads, main_batches
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -75,7 +75,7 @@ def test_every_record_is_of_the_batch_of_the_main_position_that_read_it_first() 
         for ssp in chance.sample(PARTITIONS, chance.randint(1, 3)):
             begin = chance.randint(0, 12)
             spans[ssp] = (str(begin), str(begin + chance.randint(0, 12)))
-        asked = Asked(spans, {"fake.s": "one"}, compare)
+        asked = AskedOffsets(spans, {"fake.s": "one"}, compare)
         reads = first_reads(main_batches(iter(states), asked), asked)
         read: Reads = {}
         for ssp, (start, end) in spans.items():
@@ -106,7 +106,7 @@ def test_the_log_is_read_no_further_back_than_what_is_asked_for_reaches() -> Non
             looked.append(state.batch)
             yield state
 
-    asked = Asked({PARTITIONS[0]: ("45", "47")}, {"fake.s": None}, compare)
+    asked = AskedOffsets({PARTITIONS[0]: ("45", "47")}, {"fake.s": None}, compare)
     reads = first_reads(main_batches(newest_first(), asked), asked)
     assert reads.pieces == {PARTITIONS[0]: (("46", 46), ("47", 47))}
     assert looked == [49, 48, 47, 46, 45]
@@ -119,5 +119,5 @@ def test_offsets_of_the_stream_before_are_not_those_of_the_one_that_was_made_ane
     state = ApplicationState(
         batch=1, checkpoint={PARTITIONS[0]: "5"}, last=closed, offsets=OffsetState(streams={"fake.s": "before"})
     )
-    asked = Asked({PARTITIONS[0]: ("0", "5")}, {"fake.s": "now"}, compare)
+    asked = AskedOffsets({PARTITIONS[0]: ("0", "5")}, {"fake.s": "now"}, compare)
     assert first_reads(main_batches([state], asked), asked).unread == {PARTITIONS[0]: (("0", "5"),)}

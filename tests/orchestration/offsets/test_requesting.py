@@ -9,7 +9,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.startpoints.ask_startpoints import Asked, ask
+from dagster_adjunct.orchestration.startpoints.ask_startpoints import AskedStartpoints, ask
 from dagster_adjunct.orchestration.startpoints.requests.request_parsing import startpoint_requests
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_listing import list_startpoints
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager, startpoints_of
@@ -60,7 +60,7 @@ def asked(
     until: Startpoint | None = None,
     task: str | None = None,
     **how: Any,
-) -> Asked:
+) -> AskedStartpoints:
     requests = startpoint_requests(at(*numbers), position, until, task=task, **{**WHO, **how.pop("who", {})})
     return ask(world.lake, world.systems(), app, requests, **how)
 

@@ -10,7 +10,7 @@ from dagster_adjunct.assets.declaration.dataset import BY_OFFSET, AdjunctDataset
 from dagster_adjunct.assets.declaration.dataset_inputs import FileSource, QuerySource
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection
 from dagster_adjunct.orchestration.application.output_lineage import source_of, sources_read
-from dagster_adjunct.orchestration.operators.spec.column_lineage import Node
+from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode
 from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -112,5 +112,5 @@ def test_files_are_in_the_lineage_and_a_query_is_not() -> None:
     app = application()
     flights = app.input_stream("lake.flights")
     flights.join(app.table(planes(FILES)), on="tailnum")
-    assert sources_read(app) == (Node("stream", "lake.flights"), Node("files", "s3://bucket/planes"))
+    assert sources_read(app) == (LineageNode("stream", "lake.flights"), LineageNode("files", "s3://bucket/planes"))
     assert source_of(planes(QUERY)) is None

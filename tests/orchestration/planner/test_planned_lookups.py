@@ -9,7 +9,7 @@ import pytest
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.output_lineage import joins_of, outputs_of
 from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage import output_columns
-from dagster_adjunct.orchestration.operators.spec.column_lineage import Node
+from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode
 from dagster_adjunct.orchestration.planner import SPARK, StreamFacts
 from dagster_adjunct.orchestration.planner.planner import plan
 from dagster_adjunct.orchestration.planner.plans.execution_plan import ExecutionPlan
@@ -92,8 +92,8 @@ def test_a_lookup_between_joins_with_datasets_keeps_their_proof() -> None:
 def test_lineage_names_the_table_and_its_columns() -> None:
     app = looked_up(table(), select=["seats as places"], prefix="x_")
     (output,) = outputs_of(app)
-    assert output.upstream == (Node("stream", "lake.flights"), Node("table", "planes"))
-    assert output_columns(app, planned(app))[output.node]["places"] == ((Node("table", "planes"), "seats"),)
+    assert output.upstream == (LineageNode("stream", "lake.flights"), LineageNode("table", "planes"))
+    assert output_columns(app, planned(app))[output.node]["places"] == ((LineageNode("table", "planes"), "seats"),)
     assert joins_of(app) == {"join-2-planes": output.node}
 
 

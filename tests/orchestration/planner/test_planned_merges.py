@@ -10,7 +10,7 @@ import pytest
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
 from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage import output_columns
-from dagster_adjunct.orchestration.operators.spec.column_lineage import Node
+from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode
 from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -128,8 +128,8 @@ def test_lineage_comes_from_all_inputs() -> None:
     merged.send_to(app.output_stream("lake.out", partitions=4, key="k"))
     planned = plan(app, ALL)
     assert planned.exchanges == ()
-    made = output_columns(app, planned)[Node("stream", "lake.out")]
-    assert made["v"] == ((Node("stream", "lake.a"), "v"), (Node("stream", "lake.b"), "v"))
+    made = output_columns(app, planned)[LineageNode("stream", "lake.out")]
+    assert made["v"] == ((LineageNode("stream", "lake.a"), "v"), (LineageNode("stream", "lake.b"), "v"))
 
 
 def test_columns_that_are_not_known_are_left_to_the_run() -> None:

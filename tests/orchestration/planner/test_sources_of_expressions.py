@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from dagster_adjunct.orchestration.operators.records.map import Map
-from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageContext, Made, Node, sources_of
+from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageContext, LineageNode, Made, sources_of
 from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.planner.planning import application, catalog
 
-VISITS = Node("stream", "lake.visits")
+VISITS = LineageNode("stream", "lake.visits")
 MADE: Made = {
     "visitor": ((VISITS, "visitor"),),
     "Spent": ((VISITS, "spent"),),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_adjunct.orchestration.operators.sends.table_checks import Sink, check_columns
+from dagster_adjunct.orchestration.operators.sends.table_checks import CheckedSink, check_columns
 from dagster_adjunct.orchestration.operators.spec.table_sends import TableSend
 from dagster_adjunct.resources.backends import SqliteTable
 from dagster_adjunct.resources.errors import PlanningError
@@ -27,7 +27,7 @@ def told(column: str, sent: str | None, declared: str | None = None) -> str:
     """What is said where `sent` goes into a column of the table; "" where it may."""
     columns = COLUMNS | ({} if declared is None else {column: declared})
     store = SqliteTable("t.sqlite", "t", "key", columns=COLUMNS)
-    sink = Sink(RemoteTable("t", key="key", write_function=store), TableSend("t"), None)
+    sink = CheckedSink(RemoteTable("t", key="key", write_function=store), TableSend("t"), None)
     try:
         check_columns("send-to-2-t", sink, {"key": "string"} | {column: sent}, columns)
     except PlanningError as error:

@@ -224,7 +224,7 @@ def test_old_requests_are_forgotten_by_blocks_in_a_large_table(segment_store, ta
 
 
 def test_what_is_old_is_looked_for_in_a_part_of_the_table_without_an_index(table, bare):
-    forget = postgres_key_values.KeyValueStatements.of("public", table).forget.format(1200)
+    forget = postgres_key_values.PostgresStatements.of("public", table).forget.format(1200)
     bare.execute(postgres_segments.SESSION)
     plan = "\n".join(row[0] for row in bare.execute(f"EXPLAIN {forget}"))
     assert "Tid Range Scan" in plan
@@ -232,7 +232,7 @@ def test_what_is_old_is_looked_for_in_a_part_of_the_table_without_an_index(table
 
 
 def test_plans_made_for_an_empty_table_go_by_the_index_and_join_without_loops(table, bare):
-    statements = postgres_key_values.KeyValueStatements.of("public", table)
+    statements = postgres_key_values.PostgresStatements.of("public", table)
     bare.execute(postgres_segments.SESSION)
 
     def plan(statement: str, parameters: int) -> str:

@@ -20,7 +20,7 @@ from dagster_adjunct.resources.streams.interface.stream_system import OffsetRang
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings, KafkaTopic
 from dagster_adjunct.resources.streams.kafka.produce import deliver
-from dagster_adjunct.resources.streams.kafka.task_producer import Append, Target
+from dagster_adjunct.resources.streams.kafka.task_producer import Target, TaskAppend
 from tests.resources.streams.kafka.producing import raw, seen, system_with
 from tests.servers.kafka import KafkaServer
 from tests.servers.ports import free_port
@@ -197,7 +197,7 @@ def test_a_broker_that_is_not_there_is_a_passing_failure(tmp_path: Path) -> None
     nowhere = KafkaSettings("kafka", f"127.0.0.1:{free_port()}", client={"message.timeout.ms": 300})
     batch = pa.RecordBatch.from_pydict({"__key": [b"k"], "__value": [b"v"]})
     with pytest.raises(StreamUnavailableError, match=r"kafka\.s: .*_MSG_TIMED_OUT"):
-        deliver(Append(Target(nowhere, "s", "t", "id", 1, 1_000_000), "p", 0), [batch])
+        deliver(TaskAppend(Target(nowhere, "s", "t", "id", 1, 1_000_000), "p", 0), [batch])
 
 
 def test_what_kafka_cannot_keep_is_refused(kafka: KafkaServer, tmp_path: Path) -> None:

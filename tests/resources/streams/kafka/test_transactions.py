@@ -18,7 +18,7 @@ from dagster_adjunct.resources.streams.interface.system_stream_partition import 
 from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings, KafkaTopic
 from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams
 from dagster_adjunct.resources.streams.kafka.kafka_transactions import read_marks, transact
-from dagster_adjunct.resources.streams.kafka.task_producer import Append, Target
+from dagster_adjunct.resources.streams.kafka.task_producer import Target, TaskAppend
 from tests.resources.streams.kafka.producing import committed, raw, seen, system_with
 from tests.servers.kafka import KafkaServer
 from tests.servers.s3 import ROOT
@@ -142,7 +142,7 @@ def test_consumed_offsets_are_committed_with_the_records_for_kafkas_own_tools(
 
 def test_a_second_producer_of_the_name_fences_the_first(kafka: KafkaServer, topic: str) -> None:
     target = Target(KafkaSettings("kafka", kafka.bootstrap), "s", topic, "id", 4, 1_000_000)
-    append = Append(target, "p", 5)
+    append = TaskAppend(target, "p", 5)
 
     def zombie() -> Iterator[pa.RecordBatch]:
         yield _encoded(0, 10)
@@ -220,7 +220,7 @@ def test_what_an_open_transaction_will_be_is_not_told_before_it_is_settled(
         yield _encoded(5, 15)
         inside.append((system.appended("s", "p", 1), system.appended("s", "p", 2)))
 
-    transact(Append(target, "p", 2), batches())
+    transact(TaskAppend(target, "p", 2), batches())
     ((before, now),) = inside
     assert before is not None
     assert now is None
