@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dagster_adjunct._arguments import guard
-from dagster_adjunct.assets.declaration.dataset_inputs import Computation, FileSource, QuerySource
 from dagster_adjunct.assets.declaration.initial_load import (
     InitialLoad,
     ParquetSnapshot,
     QuerySnapshot,
     Snapshot,
 )
+from dagster_adjunct.assets.declaration.inputs_besides_streams import Computation, FileSource, QuerySource
 from dagster_adjunct.assets.declaration.postgres_snapshot import PostgresSnapshot
 
 __all__ = [

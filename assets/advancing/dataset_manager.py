@@ -10,7 +10,7 @@ from dagster_adjunct.assets.bounded.advance_versions import advance_version_set
 from dagster_adjunct.assets.reading.open_dataset import Dataset, open_dataset
 from dagster_adjunct.assets.sources.opened_stream import Source
 from dagster_adjunct.assets.unbounded.recovery import recover
-from dagster_adjunct.assets.unbounded.table_state import look
+from dagster_adjunct.assets.unbounded.table_validity import look
 from dagster_adjunct.assets.unbounded.transient_table import TransientTable
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport
 from dagster_adjunct.assets.writing.write_context import WriteContext

@@ -21,7 +21,7 @@ from dagster_adjunct.assets.bounded.look_at_inputs import look
 from dagster_adjunct.assets.bounded.next_delivery import next_delivery
 from dagster_adjunct.assets.bounded.publish_version import publish
 from dagster_adjunct.assets.bounded.version_set import join_version_set
-from dagster_adjunct.assets.declaration.dataset_inputs import QuerySource
+from dagster_adjunct.assets.declaration.inputs_besides_streams import QuerySource
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport, OnStage, ignore
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.deliveries import Abandoned

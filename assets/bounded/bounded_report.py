@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.dataset_inputs import FileSource, QuerySource
+from dagster_adjunct.assets.declaration.inputs_besides_streams import FileSource, QuerySource
 from dagster_adjunct.assets.versions.advance_report import Action, AdvanceReport
 
 if TYPE_CHECKING:

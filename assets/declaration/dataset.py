@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Literal
 
 from dagster_adjunct.assets.declaration.changes.change_formats import ChangeFormat, Upserts
 from dagster_adjunct.assets.declaration.dataset_arguments import descriptions, names, spread_by
-from dagster_adjunct.assets.declaration.dataset_inputs import Input, OwnedBy, QuerySource
 from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy, VersionPartitions
 from dagster_adjunct.assets.declaration.extractors.extractor import KeyValueExtractor
 from dagster_adjunct.assets.declaration.following_changes import (
@@ -24,6 +23,7 @@ from dagster_adjunct.assets.declaration.following_changes import (
     History,
     OnLostOffset,
 )
+from dagster_adjunct.assets.declaration.inputs_besides_streams import Input, OwnedBy, QuerySource
 from dagster_adjunct.assets.declaration.validator import check_validators
 from dagster_adjunct.assets.declaration.version_times import check_valid_from
 from dagster_adjunct.resources.declared_place import Place, caller

@@ -7,9 +7,9 @@ from typing import TypedDict
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.dataset_arguments import descriptions, names
-from dagster_adjunct.assets.declaration.dataset_inputs import OwnedBy
 from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction, Following
+from dagster_adjunct.assets.declaration.inputs_besides_streams import OwnedBy
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema, check_key_types
 

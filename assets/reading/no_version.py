@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.dataset_inputs import QuerySource
+from dagster_adjunct.assets.declaration.inputs_besides_streams import QuerySource
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, UnboundedManifest
 from dagster_adjunct.resources.errors import NoSealedVersionError
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.declaration.dataset_inputs import FileSource
+    from dagster_adjunct.assets.declaration.inputs_besides_streams import FileSource
     from dagster_adjunct.assets.sources.folder_contents import Copies
 
 

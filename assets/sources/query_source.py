@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.dataset_inputs import Computation
+from dagster_adjunct.assets.declaration.inputs_besides_streams import Computation
 from dagster_adjunct.assets.sources.entries_of_records import entries_of
 from dagster_adjunct.assets.sources.records_in_process import (
     entries_in_arrow,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.declaration.dataset_inputs import QuerySource
+    from dagster_adjunct.assets.declaration.inputs_besides_streams import QuerySource
 
 
 class QueryVersions(VersionsOfNoStream):

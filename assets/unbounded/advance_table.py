@@ -1,6 +1,6 @@
 """One advance of an unbounded dataset: look at what is there, decide, carry it out.
 
-look        -> Seen           what the manifest, the stream's ends and the declaration say now     table_state.py
+look        -> SeenTable      what the manifest, the stream's ends and the declaration say now     table_validity.py
 decide      -> RecoveryPlan   by the recovery table of SAMZA-1278, without any I/O                 recovery.py
 carry out   -> Progress       begin a table (bootstrap.py), apply the changes (apply_changes.py), compact
 """
@@ -19,7 +19,7 @@ from dagster_adjunct.assets.unbounded.engine import engine_of
 from dagster_adjunct.assets.unbounded.evolve_columns import evolve
 from dagster_adjunct.assets.unbounded.recovery import RecoveryPlan, decide
 from dagster_adjunct.assets.unbounded.table_report import report_of
-from dagster_adjunct.assets.unbounded.table_state import look
+from dagster_adjunct.assets.unbounded.table_validity import look
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport, OnStage, Stages, ignore
 from dagster_adjunct.resources.errors import DatasetError
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.sources.opened_stream import as_stored
-from dagster_adjunct.assets.unbounded.table_state import SeenTable, max_age_of
+from dagster_adjunct.assets.unbounded.table_validity import SeenTable, max_age_of
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
 from dagster_adjunct.assets.versions.unbounded_state import Bootstrap, Decision
 from dagster_adjunct.resources.errors import CommitConflictError

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.dataset_inputs import OwnedBy
+from dagster_adjunct.assets.declaration.inputs_besides_streams import OwnedBy
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
 from dagster_adjunct.assets.versions.stored_declaration import check_declaration, declaration_of

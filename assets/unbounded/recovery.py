@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from dagster_adjunct.assets.unbounded.table_state import SeenTable, TableContinuity, state_of
+from dagster_adjunct.assets.unbounded.table_validity import SeenTable, TableContinuity, state_of
 from dagster_adjunct.assets.versions.stored_declaration import check_declaration
 from dagster_adjunct.assets.versions.unbounded_state import Decision
 from dagster_adjunct.resources.errors import DatasetError, OffsetOutOfRangeError

@@ -24,7 +24,7 @@ from dagster_adjunct.assets.unbounded.rewind_plan import (
     open_startpoints,
 )
 from dagster_adjunct.assets.unbounded.table_report import report_of
-from dagster_adjunct.assets.unbounded.table_state import SeenTable, look
+from dagster_adjunct.assets.unbounded.table_validity import SeenTable, look
 from dagster_adjunct.assets.versions.advance_report import OnStage, Stages, ignore
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.operator_actions import explained

@@ -27,7 +27,7 @@ from dagster_adjunct.resources.streams.interface.system_stream_partition import 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.sources.opened_stream import Source
-    from dagster_adjunct.assets.unbounded.table_state import SeenTable
+    from dagster_adjunct.assets.unbounded.table_validity import SeenTable
     from dagster_adjunct.assets.versions.unbounded_state import Decision
 
 Positions = Mapping[SystemStreamPartition, Startpoint]

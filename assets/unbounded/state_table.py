@@ -10,9 +10,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.dataset_inputs import OwnedBy
 from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
+from dagster_adjunct.assets.declaration.inputs_besides_streams import OwnedBy
 from dagster_adjunct.assets.declaration.local_table import local_table
 from dagster_adjunct.assets.unbounded.compact_table import compact_due
 from dagster_adjunct.assets.unbounded.local_manifest import Parent, check_as_stored, first_manifest, schema_of, serving

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, model_validator
 
 from dagster_adjunct.assets.declaration.dataset import Kind
-from dagster_adjunct.assets.declaration.dataset_inputs import OwnedBy, QuerySource
 from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
+from dagster_adjunct.assets.declaration.inputs_besides_streams import OwnedBy, QuerySource
 from dagster_adjunct.assets.versions.document_base import ManifestPart
 from dagster_adjunct.assets.versions.kept_history import KeptHistory
 from dagster_adjunct.resources.errors import DatasetError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.dataset_inputs import QuerySource
+from dagster_adjunct.assets.declaration.inputs_besides_streams import QuerySource
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.resources.errors import ConfigurationError
 

@@ -15,7 +15,7 @@ from dagster_adjunct.orchestration.application.joined_tables import ByTime, join
 from dagster_adjunct.orchestration.application.stream_over_time import StreamOverTime
 from dagster_adjunct.orchestration.application.undeclared import not_declared
 from dagster_adjunct.orchestration.operators.columns.update_columns import checked_update
-from dagster_adjunct.orchestration.operators.inputs.broadcast import Broadcast, checked_broadcast
+from dagster_adjunct.orchestration.operators.inputs.broadcast_stream import Broadcast, checked_broadcast
 from dagster_adjunct.orchestration.operators.joins.join import Join
 from dagster_adjunct.orchestration.operators.records.filter import checked_filter
 from dagster_adjunct.orchestration.operators.records.flat_map import checked_flat_map

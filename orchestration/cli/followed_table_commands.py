@@ -71,7 +71,7 @@ def lag_facts(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
 
 def _facts(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
     from dagster_adjunct.assets.unbounded.bootstrap_progress import bootstrap_progress
-    from dagster_adjunct.assets.unbounded.freshness import lag_of
+    from dagster_adjunct.assets.unbounded.table_lag import lag_of
     from dagster_adjunct.resources.streams.registry import open_system
 
     system = split_stream_name(manifest.declaration.input)[0]

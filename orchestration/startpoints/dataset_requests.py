@@ -18,7 +18,7 @@ from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest, as_unbounded
 from dagster_adjunct.orchestration.startpoints.requests.fan_out_in_words import gone_in_words
-from dagster_adjunct.orchestration.startpoints.resolving.resolve_offsets import Unresolved
+from dagster_adjunct.orchestration.startpoints.resolving.resolve_handed import Unresolved
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     DatasetError,

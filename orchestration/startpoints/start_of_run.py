@@ -26,7 +26,7 @@ from dagster_adjunct.orchestration.startpoints.requests.fan_out_in_words import 
     left_in_words,
 )
 from dagster_adjunct.orchestration.startpoints.requests.handed_requests import sort_handed_requests
-from dagster_adjunct.orchestration.startpoints.resolving.resolve_offsets import resolve_handed
+from dagster_adjunct.orchestration.startpoints.resolving.resolve_handed import resolve_handed
 
 if TYPE_CHECKING:
     from datetime import datetime

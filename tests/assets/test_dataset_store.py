@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.declaration.dataset_inputs import QuerySource
 from dagster_adjunct.assets.declaration.discard_policy import VersionPartitions
+from dagster_adjunct.assets.declaration.inputs_besides_streams import QuerySource
 from dagster_adjunct.assets.reading.dataset_names import list_datasets
 from dagster_adjunct.assets.reading.entry_keys import coerce_key, decode_key, key_from_text
 from dagster_adjunct.assets.reading.open_dataset import open_dataset

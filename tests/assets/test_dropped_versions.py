@@ -10,7 +10,7 @@ import pytest
 from dagster_adjunct.assets.bounded import manifest_after_delivery as delivered_manifest
 from dagster_adjunct.assets.bounded.advance_versions import advance_version_set
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, version_set
-from dagster_adjunct.assets.declaration.dataset_inputs import FileSource
+from dagster_adjunct.assets.declaration.inputs_besides_streams import FileSource
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.sealed_version import Verdict
 from dagster_adjunct.resources.errors import MarkerConflictError

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
-from dagster_adjunct.assets.declaration.dataset_inputs import QuerySource
 from dagster_adjunct.assets.declaration.extractors.extractor import (
     KeyValueExtractor,
     Projection,
@@ -20,6 +19,7 @@ from dagster_adjunct.assets.declaration.extractors.extractor import (
     hiding,
 )
 from dagster_adjunct.assets.declaration.extractors.python_extractor import _entries
+from dagster_adjunct.assets.declaration.inputs_besides_streams import QuerySource
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema

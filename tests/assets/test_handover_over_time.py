@@ -12,7 +12,7 @@ import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.declaration.dataset_inputs import FileSource
+from dagster_adjunct.assets.declaration.inputs_besides_streams import FileSource
 from dagster_adjunct.assets.exchange.handover import duckdb_view, parquet_files, polars_frame, pyarrow_dataset
 from dagster_adjunct.assets.exchange.iceberg import register_in_iceberg
 from dagster_adjunct.assets.reading.entries_over_time import EntriesAt, EntriesOverTime

@@ -10,8 +10,8 @@ import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
-from dagster_adjunct.assets.declaration.dataset_inputs import Computation, QuerySource
 from dagster_adjunct.assets.declaration.discard_policy import VersionPartitions
+from dagster_adjunct.assets.declaration.inputs_besides_streams import Computation, QuerySource
 from dagster_adjunct.assets.sources.open_source import open_source
 from dagster_adjunct.assets.sources.query_source import QueryVersions, _filled_in, _new_name
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import BY_OFFSET, AdjunctDataset, bounded_dataset
-from dagster_adjunct.assets.declaration.dataset_inputs import FileSource, QuerySource
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection, PythonExtractor
+from dagster_adjunct.assets.declaration.inputs_besides_streams import FileSource, QuerySource
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources.open_source import open_source
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionSource

@@ -13,7 +13,7 @@ import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
-from dagster_adjunct.assets.declaration.dataset_inputs import FileSource
+from dagster_adjunct.assets.declaration.inputs_besides_streams import FileSource
 from dagster_adjunct.assets.reading.open_dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.versions_over_time import VersionsOverTime

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset, version_set
-from dagster_adjunct.assets.declaration.dataset_inputs import FileSource, QuerySource
 from dagster_adjunct.assets.declaration.discard_policy import VersionPartitions
+from dagster_adjunct.assets.declaration.inputs_besides_streams import FileSource, QuerySource
 from dagster_adjunct.assets.reading.open_dataset import open_dataset
 from dagster_adjunct.orchestration.application.advance_units import units_of
 from dagster_adjunct.orchestration.application.application import Application

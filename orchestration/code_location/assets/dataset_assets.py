@@ -164,7 +164,7 @@ def _materialised(
 
     A table with a freshness policy is materialised by each look at its stream, because Dagster counts nothing else.
     """
-    from dagster_adjunct.assets.unbounded.freshness import lag_of
+    from dagster_adjunct.assets.unbounded.table_lag import lag_of
     from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 
     context = run.context

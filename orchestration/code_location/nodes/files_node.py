@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster import AssetKey
 
-from dagster_adjunct.assets.declaration.dataset_inputs import FileSource
+from dagster_adjunct.assets.declaration.inputs_besides_streams import FileSource
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.code_location.nodes.asset_subject import AssetSubject
 from dagster_adjunct.orchestration.code_location.nodes.node_kind import NodeKind

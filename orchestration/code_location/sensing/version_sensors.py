@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from dagster import RunRequest, SensorDefinition
 
-from dagster_adjunct.assets.declaration.dataset_inputs import QuerySource
+from dagster_adjunct.assets.declaration.inputs_besides_streams import QuerySource
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.code_location.sensing.run_requests import Skip
 from dagster_adjunct.orchestration.code_location.sensing.tick import Tick, job_sensor

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dagster import AssetKey
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.unbounded.freshness import PartitionLag
+    from dagster_adjunct.assets.unbounded.table_lag import PartitionLag
     from dagster_adjunct.assets.versions.advance_report import AdvanceReport
     from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest
     from dagster_adjunct.orchestration.application.declared_handles import OutputStream

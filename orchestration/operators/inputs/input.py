@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from dagster_adjunct.orchestration.operators.columns.expressions import plain_column
 from dagster_adjunct.orchestration.operators.columns.known_columns import Types, types_of
-from dagster_adjunct.orchestration.operators.inputs.broadcast import columns_with_task, for_each_task
+from dagster_adjunct.orchestration.operators.inputs.broadcast_stream import columns_with_task, for_each_task
 from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode, whole
 from dagster_adjunct.orchestration.operators.spec.operator_spec import Spec
 from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, StreamEdge

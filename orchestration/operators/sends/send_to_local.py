@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from dagster_adjunct.assets.declaration.dataset_inputs import OwnedBy
+from dagster_adjunct.assets.declaration.inputs_besides_streams import OwnedBy
 from dagster_adjunct.orchestration.operators.columns.known_columns import require
 from dagster_adjunct.orchestration.operators.sends.exchange_before_sink import before_local
 from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.dataset_inputs import OwnedBy
+from dagster_adjunct.assets.declaration.inputs_besides_streams import OwnedBy
 from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageContext, LineageNode
 from dagster_adjunct.resources.errors import StreamNotFoundError
 from dagster_adjunct.resources.names import split_stream_name

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.served_together import current_readers
-from dagster_adjunct.assets.unbounded.freshness import check_fresh
 from dagster_adjunct.assets.unbounded.local_manifest import check_as_stored
+from dagster_adjunct.assets.unbounded.table_lag import check_fresh
 from dagster_adjunct.assets.versions.manifest import as_unbounded
 from dagster_adjunct.orchestration.step.next_batch.versions_to_wait_for import check_bootstrapped
 from dagster_adjunct.resources.errors import StaleDatasetError

@@ -11,7 +11,7 @@ import pytest
 from dagster_adjunct.assets.declaration.following_changes import Following
 from dagster_adjunct.assets.sources.opened_stream import as_stored
 from dagster_adjunct.assets.unbounded.bootstrap_progress import bootstrap_progress
-from dagster_adjunct.assets.unbounded.freshness import check_fresh, lag_of, stale_partitions
+from dagster_adjunct.assets.unbounded.table_lag import check_fresh, lag_of, stale_partitions
 from dagster_adjunct.resources.errors import DatasetError, StaleDatasetError
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from tests.assets.conftest import World

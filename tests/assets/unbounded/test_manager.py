@@ -14,7 +14,7 @@ from dagster_adjunct.assets.declaration.dataset import (
     unbounded_dataset,
     version_set,
 )
-from dagster_adjunct.assets.declaration.dataset_inputs import FileSource
+from dagster_adjunct.assets.declaration.inputs_besides_streams import FileSource
 from dagster_adjunct.assets.reading.open_dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.leases import all_leases

@@ -13,8 +13,8 @@ import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset, version_set
-from dagster_adjunct.assets.declaration.dataset_inputs import Computation, QuerySource
 from dagster_adjunct.assets.declaration.discard_policy import VersionPartitions
+from dagster_adjunct.assets.declaration.inputs_besides_streams import Computation, QuerySource
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.validation.validators import min_rows, row_count_within
 from dagster_adjunct.assets.versions.advance_report import StageEvent

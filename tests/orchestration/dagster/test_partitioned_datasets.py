@@ -19,8 +19,8 @@ from dagster import (
 )
 
 from dagster_adjunct import AdjunctDataset, LakeResource, bounded_dataset
-from dagster_adjunct.assets.declaration.dataset_inputs import Computation, QuerySource
 from dagster_adjunct.assets.declaration.discard_policy import VersionPartitions
+from dagster_adjunct.assets.declaration.inputs_besides_streams import Computation, QuerySource
 from dagster_adjunct.assets.validation.validators import min_rows
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
 from dagster_adjunct.orchestration.step.step_report import StepReport

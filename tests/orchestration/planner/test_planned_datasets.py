@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import BY_OFFSET, AdjunctDataset, bounded_dataset, unbounded_dataset
-from dagster_adjunct.assets.declaration.dataset_inputs import FileSource, QuerySource
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection
+from dagster_adjunct.assets.declaration.inputs_besides_streams import FileSource, QuerySource
 from dagster_adjunct.orchestration.application.output_lineage import source_of, sources_read
 from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode
 from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_adjunct.orchestration.operators.sends.table_checks import CheckedSink, check_columns
+from dagster_adjunct.orchestration.operators.sends.refused_sends import CheckedSink, check_columns
 from dagster_adjunct.orchestration.operators.spec.table_sends import TableSend
 from dagster_adjunct.resources.backends import SqliteTable
 from dagster_adjunct.resources.errors import PlanningError
