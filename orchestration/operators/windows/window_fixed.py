@@ -38,10 +38,10 @@ def fixed_windows(kept: DataFrame, records: DataFrame, windows: Windows, marks: 
     new = made_of(in_windows(records, windows), key, windows.partials, (PLACE,))
     both, keys = joined_rows(kept, new, key)
     added = [
-        F.expr(each.added.format(f"old.{quoted(each.name)}", f"new.{quoted(each.name)}"))
-        .cast(each.type)
-        .alias(each.name)
-        for each in windows.partials
+        F.expr(partial.added.format(f"old.{quoted(partial.name)}", f"new.{quoted(partial.name)}"))
+        .cast(partial.type)
+        .alias(partial.name)
+        for partial in windows.partials
     ]
     touched = F.col(f"new.{quoted(RECORDS)}").isNotNull().alias(TOUCHED)
     rows = both.select(*keys, *added, touched, F.col(f"old.{quoted(EXPIRES)}").alias(EXPIRES))

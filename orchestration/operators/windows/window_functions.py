@@ -149,7 +149,7 @@ def called_of_windows(operator: str, records: DataFrame, windows: Windows, sensi
 
     names = windows.functions
     keys = [Field(name, windows.types[name]) for name in windows.by]
-    made = Schema((*keys, Field(START, "timestamp"), *(Field(name, each.returns) for name, each in names)))
+    made = Schema((*keys, Field(START, "timestamp"), *(Field(name, function.returns) for name, function in names)))
     key, given = (*windows.by, START), tuple(record_schema(windows).names[: -len((PLACE, KEPT_TIME, LIMIT, EXPIRES))])
     call = _Call(operator, names, key, given, made, sensitive)
     schema = cast("StructType", StructType.fromDDL(made.ddl()))

@@ -83,8 +83,8 @@ def in_windows(records: DataFrame, windows: Windows) -> DataFrame:
         return records.withColumn(START, F.timestamp_micros(_LAST))
     limit = F.coalesce(F.col(_LIMIT) - micros(windows.kind.size) - micros(windows.lateness), F.col(_FIRST) - 1)
     starts = F.filter(F.sequence(_FIRST, _LAST, F.lit(every)), lambda start: start > limit)
-    each = records.withColumn(_START, F.explode(starts))
-    return each.withColumn(START, F.timestamp_micros(_START))
+    by_window = records.withColumn(_START, F.explode(starts))
+    return by_window.withColumn(START, F.timestamp_micros(_START))
 
 
 def with_starts(frame: DataFrame, windows: Windows) -> DataFrame:

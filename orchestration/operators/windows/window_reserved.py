@@ -26,7 +26,7 @@ def check_reserved(
 
     `names` are the columns of the records, which a function without `of` takes.
     """
-    partials = [each.name for name, made in aggregates for each in made.partials(name, "")]
+    partials = [partial.name for name, made in aggregates for partial in made.partials(name, "")]
     _refuse(operator, "by=", by, {*_OF_RECORDS, *_OF_WINDOWS, *partials})
     own = [name for name in names if not name.startswith("__")]
     for name, made in aggregates:
@@ -38,12 +38,12 @@ def check_reserved(
 
 
 def _refuse(operator: str, what: str, taken: Iterable[str], reserved: Collection[str]) -> None:
-    found = next((name for name in taken if name.lower() in {other.lower() for other in reserved}), None)
-    if found is not None:
+    clash = next((name for name in taken if name.lower() in {other.lower() for other in reserved}), None)
+    if clash is not None:
         raise PlanningError(
-            f"{operator}: {what} takes the column {found!r}, and windows keep something of their own under that name.",
-            f'Give the column another name before: .select("… as {found.replace("$", "")}_of_record"), say; a function '
+            f"{operator}: {what} takes the column {clash!r}, and windows keep something of their own under that name.",
+            f'Give the column another name before: .select("… as {clash.replace("$", "")}_of_record"), say; a function '
             "takes the columns that of= names.",
             operator=operator,
-            column=found,
+            column=clash,
         )
