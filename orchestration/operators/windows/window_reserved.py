@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Sequence
 
 from dagster_adjunct.orchestration.operators.windows.window_aggregates import Aggregate, Aggregation
 from dagster_adjunct.orchestration.operators.windows.window_functions import KEPT_TIME, LIMIT
-from dagster_adjunct.orchestration.operators.windows.window_kinds import Kind, Session
 from dagster_adjunct.orchestration.operators.windows.window_records import PLACE
 from dagster_adjunct.orchestration.operators.windows.window_rows import END, EXPIRES, RECORDS, START
 from dagster_adjunct.resources.errors import PlanningError
@@ -18,7 +17,6 @@ _OF_WINDOWS = (START, END, RECORDS)
 def check_reserved(
     operator: str,
     names: Iterable[str],
-    kind: Kind,
     by: Sequence[str],
     aggregates: Sequence[tuple[str, Aggregation]],
 ) -> None:
@@ -30,11 +28,8 @@ def check_reserved(
     _refuse(operator, "by=", by, {*_OF_RECORDS, *_OF_WINDOWS, *partials})
     own = [name for name in names if not name.startswith("__")]
     for name, made in aggregates:
-        function = isinstance(made, Aggregate)
-        # A record of a fixed window gets the window's begin beside its columns; so does one that a function takes.
-        more = () if isinstance(kind, Session) and not function else (START,)
-        taken = made.columns or (own if function else ())
-        _refuse(operator, f"the aggregate {name!r}", taken, {*_OF_RECORDS, *more})
+        taken = made.columns or (own if isinstance(made, Aggregate) else ())
+        _refuse(operator, f"the aggregate {name!r}", taken, _OF_RECORDS)
 
 
 def _refuse(operator: str, what: str, taken: Iterable[str], reserved: Collection[str]) -> None:
