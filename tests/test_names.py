@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 EMPTY = frozenset({"each", "found", "said"})
-LEFT = {"orchestration": 32, "assets": 6, "resources": 29}
+LEFT = {"orchestration": 0, "assets": 6, "resources": 29}
 """At most so many such variables and parameters. A number may only fall: whoever renames some lowers it."""
 
 

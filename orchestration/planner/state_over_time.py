@@ -61,17 +61,17 @@ def state_over_time(app: Application) -> Iterator[str]:
 
 def _updating(app: Application, operator: Operator) -> list[str]:
     """Return the windows whose updates reach an operator as they are, with no filter of what is final between."""
-    found, waiting, seen = [], list(operator.inputs), set[str]()
+    updating, waiting, seen = [], list(operator.inputs), set[str]()
     while waiting:
         before = app.operator(waiting.pop())
         if before.id in seen or before.spec.asks_final:
             continue
         seen.add(before.id)
         if getattr(before.spec, "results", None) == "updates":
-            found.append(before.id)
+            updating.append(before.id)
         elif before.spec.over_time is None:
             waiting.extend(before.inputs)
-    return sorted(found)
+    return sorted(updating)
 
 
 def _source(app: Application, stream: str, span: timedelta) -> str:

@@ -15,7 +15,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.orchestration.operators.windows.window_kinds import Kind, Session, Sliding, Tumbling
 from dagster_adjunct.orchestration.step.step_report import StepEvent
-from dagster_adjunct.windows import Aggregate, Count, Distinct, Max, Mean, Sum
+from dagster_adjunct.windows import Aggregate, Count, Distinct, Max, Mean, Min, Sum
 from tests.orchestration.step_world import StepWorld
 from tests.orchestration.window_oracle import Click, Expected, at, expected, random_clicks, watermark
 from tests.rounds import rounds
@@ -187,3 +187,29 @@ def test_a_stream_of_one_partition_has_windows_with_functions(step_world: StepWo
         ("a", 4, "xz"),
         ("b", 2, "y"),
     ]
+
+
+def begins(records: pa.Table) -> str:
+    """Return the seconds at which the windows begin that a window behind them takes for records."""
+    return " ".join(f"{begin:%S}" for begin in records.column("window_start").to_pylist())
+
+
+@pytest.mark.parametrize("kind", ["sliding", "session"])
+def test_windows_behind_others_take_the_begins_of_these_and_not_their_own(step_world: StepWorld, kind: str) -> None:
+    step_world.stream("clicks", "key", 2, key="string", time="timestamp", number="int", text="string")
+    app = Application("behind")
+    clicks = app.input_stream("lake.clicks", default_offset="oldest", event_time="time")
+    seconds = clicks.window(Tumbling(dt.timedelta(seconds=2)), by="key", name="two", aggregates={"n": Count()})
+    made = {"begins": Aggregate(begins, "string"), "first": Min("window_start"), "last": Max("window_start")}
+    seconds.window(KINDS[kind], by="key", name="w", aggregates=made).send_to(
+        app.output_stream("lake.windows", partitions=2, key="key")
+    )
+    for times in ((10.5, 13.0), (14.5, 90.0)):
+        send(step_world, [Click(key, time, 1, None, "x", None) for time in times for key in "abcdefg"])
+        step_world.run(app)
+    rows = {
+        (row["window_start"].second, row["begins"], row["first"].second, row["last"].second)
+        for row in step_world.rows("windows")
+    }
+    sliding = {(4, "10 12", 10, 12), (8, "10 12 14", 10, 14), (12, "12 14", 12, 14)}
+    assert rows == (sliding if kind == "sliding" else {(11, "10 12 14", 10, 14)})

@@ -111,7 +111,7 @@ def checked_event_time(
             "max_watermark_lag": max_lag is not None,
         }
         if any(given.values()):
-            name = next(name for name, said in given.items() if said)
+            name = next(name for name, is_given in given.items() if is_given)
             raise ConfigurationError(
                 f"input stream {stream!r} has {name} without event_time: its records have no times.",
                 f'Say when records happened (event_time="a column", or ARRIVAL), or leave {name} out.',

@@ -162,16 +162,16 @@ def declared_types(sink: CheckedSink, types: Types) -> list[ComparedColumn]:
     """Return what is written to the table's columns, by their names there, with the types on both sides."""
     columns, known = sink.columns or {}, types or {}
     if sink.update is not None:
-        found = [(name, known.get(name)) for name in sink.table.key]
+        written = [(name, known.get(name)) for name in sink.table.key]
         for pairs in (sink.update.set, sink.update.add, sink.update.append):
-            found += [(name, _type(text, types)) for name, text in pairs]
+            written += [(name, _type(text, types)) for name, text in pairs]
     else:
         unknown = dict.fromkeys(columns) if sink.send.contract is None else {}
-        found = list((_sent(sink, types) or unknown).items())
-    found += [] if sink.send.contract is None else _defaults(sink, types).items()
+        written = list((_sent(sink, types) or unknown).items())
+    written += [] if sink.send.contract is None else _defaults(sink, types).items()
     return [
         ComparedColumn(name, kind, f"table {sink.table.name}", columns[name])
-        for name, kind in found
+        for name, kind in written
         if name in columns and column_of(name, columns[name]).kind not in (Kind.OTHER, Kind.JSON)
     ]
 
@@ -236,7 +236,7 @@ def _unfit_times(
     name = sink.newest_by
     if name is None or name not in sent:
         return
-    if sink.update is not None and name not in {each for each, _ in sink.update.set}:
+    if sink.update is not None and name not in {column for column, _ in sink.update.set}:
         yield (
             f" keeps what is newest by {name!r}, and updates do not set it: what is added or removed is no time.",
             f"Set it with each update: set={{'{name}': …}}.",

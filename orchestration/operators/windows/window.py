@@ -121,7 +121,7 @@ class Window(Spec):
 
     def _check_types(self, operator: str, types: Mapping[str, str | None]) -> None:
         """Refuse what can't be added up, or kept; a type that is None is not known yet."""
-        check_reserved(operator, types, self.windows, self.by, self.aggregates)
+        check_reserved(operator, types, self.by, self.aggregates)
         whole = any(isinstance(made, Aggregate) and not made.of for _, made in self.aggregates)
         check_kept(operator, types, [name for name in types if not name.startswith("__")] if whole else (), self.by)
         for name, made in self.aggregates:

@@ -64,9 +64,9 @@ def _aggregates(what: str, aggregates: Mapping[str, Aggregation]) -> tuple[tuple
     double = first_double(names)
     wrong = next((name for name, made in aggregates.items() if not isinstance(made, Aggregation)), None)
     if double is not None or wrong is not None:
-        found = f"names {double!r} twice" if double is not None else f"gives {wrong!r} {aggregates[wrong or '']!r}"
+        mistake = f"names {double!r} twice" if double is not None else f"gives {wrong!r} {aggregates[wrong or '']!r}"
         raise ConfigurationError(
-            f"{what}: aggregates= {found}.",
+            f"{what}: aggregates= {mistake}.",
             "Give each name one of Count(), Sum(…), Min(…), Max(…), Mean(…), Distinct(…) and Aggregate(…).",
             argument="aggregates",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.windows.window_kinds import Session, micros
-from dagster_adjunct.orchestration.operators.windows.window_records import PLACE, in_windows
+from dagster_adjunct.orchestration.operators.windows.window_records import BEGIN, PLACE, in_windows
 from dagster_adjunct.orchestration.operators.windows.window_rows import (
     END,
     EXPIRES,
@@ -35,13 +35,13 @@ def fixed_windows(kept: DataFrame, records: DataFrame, windows: Windows, marks: 
 
     assert not isinstance(windows.kind, Session)
     key = (*windows.by, START)
-    new = made_of(in_windows(records, windows), key, windows.partials, (PLACE,))
-    both, keys = joined_rows(kept, new, key)
+    new = made_of(in_windows(records, windows), (*windows.by, BEGIN), windows.partials, (PLACE,))
+    both, keys = joined_rows(kept, new.withColumnRenamed(BEGIN, START), key)
     added = [
-        F.expr(each.added.format(f"old.{quoted(each.name)}", f"new.{quoted(each.name)}"))
-        .cast(each.type)
-        .alias(each.name)
-        for each in windows.partials
+        F.expr(partial.added.format(f"old.{quoted(partial.name)}", f"new.{quoted(partial.name)}"))
+        .cast(partial.type)
+        .alias(partial.name)
+        for partial in windows.partials
     ]
     touched = F.col(f"new.{quoted(RECORDS)}").isNotNull().alias(TOUCHED)
     rows = both.select(*keys, *added, touched, F.col(f"old.{quoted(EXPIRES)}").alias(EXPIRES))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from dagster_adjunct.orchestration.operators.functions.shipped_function import shipped_function
 from dagster_adjunct.orchestration.operators.windows.window_aggregates import Aggregate
 from dagster_adjunct.orchestration.operators.windows.window_kinds import Session, micros
-from dagster_adjunct.orchestration.operators.windows.window_records import PLACE, in_windows, with_starts
+from dagster_adjunct.orchestration.operators.windows.window_records import BEGIN, PLACE, in_windows, with_starts
 from dagster_adjunct.orchestration.operators.windows.window_rows import (
     CLOSING,
     END,
@@ -75,7 +75,7 @@ def all_records(kept: DataFrame, new: DataFrame, windows: Windows) -> DataFrame:
 
 
 def session_records(records: DataFrame, rows: DataFrame, windows: Windows) -> DataFrame:
-    """Return the records of the sessions `rows`, with START of theirs, and its EXPIRES in place of their own."""
+    """Return the records of the sessions `rows`, with BEGIN of theirs, and its EXPIRES in place of their own."""
     from pyspark.sql import functions as F
 
     sessions = rows.select(*map(column, (*windows.by, START, END, EXPIRES)), TOUCHED, CLOSING).alias("session")
@@ -84,20 +84,20 @@ def session_records(records: DataFrame, rows: DataFrame, windows: Windows) -> Da
     for name in windows.by:
         pairs = pairs & (F.col(f"record.{quoted(name)}") == F.col(f"session.{quoted(name)}"))
     theirs = [F.col(f"record.{quoted(name)}") for name in record_schema(windows).names if name != EXPIRES]
-    marks = [F.col(f"session.{quoted(name)}") for name in (START, EXPIRES, TOUCHED, CLOSING)]
-    return records.alias("record").join(sessions.hint("merge"), pairs).select(*theirs, *marks)
+    marks = [F.col(f"session.{quoted(name)}") for name in (EXPIRES, TOUCHED, CLOSING)]
+    begin = F.col(f"session.{START}").alias(BEGIN)
+    return records.alias("record").join(sessions.hint("merge"), pairs).select(*theirs, begin, *marks)
 
 
 def window_records(records: DataFrame, rows: DataFrame, windows: Windows) -> DataFrame:
-    """Return a record for each of the windows `rows` of one size that it is in, with the window's START."""
+    """Return a record for each of the windows `rows` of one size that it is in, with the window's BEGIN."""
     from pyspark.sql import functions as F
 
     times = {TIME: F.unix_micros(column(KEPT_TIME)), "__limit": F.unix_micros(column(LIMIT))}
     placed = in_windows(with_starts(records.withColumns(times), windows), windows)
-    key = [*windows.by, START]
-    asked = rows.select(*map(column, key)).alias("asked")
-    condition = F.lit(True)
-    for name in key:
+    asked = rows.select(*map(column, (*windows.by, START))).alias("asked")
+    condition = F.col(f"record.{BEGIN}") == F.col(f"asked.{START}")
+    for name in windows.by:
         condition = condition & (F.col(f"record.{quoted(name)}") == F.col(f"asked.{quoted(name)}"))
     return placed.alias("record").join(asked.hint("merge"), condition, "left_semi")
 
@@ -119,7 +119,7 @@ class _Call:
         key = records.select(list(self.key)).slice(0, 1)
         shown = records.sort_by(PLACE).select(list(self.given))
         arrays = [self._value(name, made, shown) for name, made in self.aggregates]
-        return pa.table([*key.columns, *arrays], names=[*self.key, *(name for name, _ in self.aggregates)])
+        return pa.table([*key.columns, *arrays], names=self.made.names)
 
     def _value(self, name: str, made: Aggregate, records: pa.Table) -> pa.Array:
         import pyarrow as pa
@@ -149,8 +149,8 @@ def called_of_windows(operator: str, records: DataFrame, windows: Windows, sensi
 
     names = windows.functions
     keys = [Field(name, windows.types[name]) for name in windows.by]
-    made = Schema((*keys, Field(START, "timestamp"), *(Field(name, each.returns) for name, each in names)))
-    key, given = (*windows.by, START), tuple(record_schema(windows).names[: -len((PLACE, KEPT_TIME, LIMIT, EXPIRES))])
+    made = Schema((*keys, Field(START, "timestamp"), *(Field(name, function.returns) for name, function in names)))
+    key, given = (*windows.by, BEGIN), tuple(record_schema(windows).names[: -len((PLACE, KEPT_TIME, LIMIT, EXPIRES))])
     call = _Call(operator, names, key, given, made, sensitive)
     schema = cast("StructType", StructType.fromDDL(made.ddl()))
     return apply_in_arrow(records, key, _task(operator, call), schema)

@@ -9,7 +9,7 @@ from dagster_adjunct.orchestration.operators.columns.hidden_columns import AGAIN
 from dagster_adjunct.orchestration.operators.event_times.event_time import LAST
 from dagster_adjunct.orchestration.operators.event_times.made_records import place_in
 from dagster_adjunct.orchestration.operators.windows.window_kinds import Session, longest, micros
-from dagster_adjunct.orchestration.operators.windows.window_rows import START, TIME, Windows, micros_of
+from dagster_adjunct.orchestration.operators.windows.window_rows import TIME, Windows, micros_of
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.streams.interface.stream_system import TOMBSTONE
 
@@ -27,6 +27,8 @@ ASIDE = (LATE, NULL_TIME, NULL_KEY)
 """Of which the stream of late records tells."""
 PLACE = "place$"
 """A text that is different for each record, and sorts them by their positions."""
+BEGIN = "__begin"
+"""The begin of a window that a record is in; records of another window have one of their own."""
 _LIMIT, _FIRST, _LAST, _START = "__limit", "__first_start", "__last_start", "__start"
 
 
@@ -74,17 +76,17 @@ def counted(frame: DataFrame, batch: Batch) -> DataFrame:
 
 
 def in_windows(records: DataFrame, windows: Windows) -> DataFrame:
-    """Return a record for each fixed window of one size that it is not too late for, with the window's START."""
+    """Return a record for each fixed window of one size that it is not too late for, with the window's BEGIN."""
     from pyspark.sql import functions as F
 
     assert not isinstance(windows.kind, Session)
     every = micros(windows.kind.every)
     if windows.kind.every == windows.kind.size:
-        return records.withColumn(START, F.timestamp_micros(_LAST))
+        return records.withColumn(BEGIN, F.timestamp_micros(_LAST))
     limit = F.coalesce(F.col(_LIMIT) - micros(windows.kind.size) - micros(windows.lateness), F.col(_FIRST) - 1)
     starts = F.filter(F.sequence(_FIRST, _LAST, F.lit(every)), lambda start: start > limit)
-    each = records.withColumn(_START, F.explode(starts))
-    return each.withColumn(START, F.timestamp_micros(_START))
+    by_window = records.withColumn(_START, F.explode(starts))
+    return by_window.withColumn(BEGIN, F.timestamp_micros(_START))
 
 
 def with_starts(frame: DataFrame, windows: Windows) -> DataFrame:

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Sequence
 
 from dagster_adjunct.orchestration.operators.windows.window_aggregates import Aggregate, Aggregation
 from dagster_adjunct.orchestration.operators.windows.window_functions import KEPT_TIME, LIMIT
-from dagster_adjunct.orchestration.operators.windows.window_kinds import Kind, Session
 from dagster_adjunct.orchestration.operators.windows.window_records import PLACE
 from dagster_adjunct.orchestration.operators.windows.window_rows import END, EXPIRES, RECORDS, START
 from dagster_adjunct.resources.errors import PlanningError
@@ -18,7 +17,6 @@ _OF_WINDOWS = (START, END, RECORDS)
 def check_reserved(
     operator: str,
     names: Iterable[str],
-    kind: Kind,
     by: Sequence[str],
     aggregates: Sequence[tuple[str, Aggregation]],
 ) -> None:
@@ -26,24 +24,21 @@ def check_reserved(
 
     `names` are the columns of the records, which a function without `of` takes.
     """
-    partials = [each.name for name, made in aggregates for each in made.partials(name, "")]
+    partials = [partial.name for name, made in aggregates for partial in made.partials(name, "")]
     _refuse(operator, "by=", by, {*_OF_RECORDS, *_OF_WINDOWS, *partials})
     own = [name for name in names if not name.startswith("__")]
     for name, made in aggregates:
-        function = isinstance(made, Aggregate)
-        # A record of a fixed window gets the window's begin beside its columns; so does one that a function takes.
-        more = () if isinstance(kind, Session) and not function else (START,)
-        taken = made.columns or (own if function else ())
-        _refuse(operator, f"the aggregate {name!r}", taken, {*_OF_RECORDS, *more})
+        taken = made.columns or (own if isinstance(made, Aggregate) else ())
+        _refuse(operator, f"the aggregate {name!r}", taken, _OF_RECORDS)
 
 
 def _refuse(operator: str, what: str, taken: Iterable[str], reserved: Collection[str]) -> None:
-    found = next((name for name in taken if name.lower() in {other.lower() for other in reserved}), None)
-    if found is not None:
+    clash = next((name for name in taken if name.lower() in {other.lower() for other in reserved}), None)
+    if clash is not None:
         raise PlanningError(
-            f"{operator}: {what} takes the column {found!r}, and windows keep something of their own under that name.",
-            f'Give the column another name before: .select("… as {found.replace("$", "")}_of_record"), say; a function '
+            f"{operator}: {what} takes the column {clash!r}, and windows keep something of their own under that name.",
+            f'Give the column another name before: .select("… as {clash.replace("$", "")}_of_record"), say; a function '
             "takes the columns that of= names.",
             operator=operator,
-            column=found,
+            column=clash,
         )

@@ -58,8 +58,8 @@ def _with_taken_back(rows: DataFrame, windows: Windows, values: Sequence[Column]
 
     def gone(old: Column) -> Column:
         parts = [
-            (old.getField(each.name) if each.name in known else F.lit(None).cast(each.dataType)).alias(each.name)
-            for each in fields
+            (old.getField(field.name) if field.name in known else F.lit(None).cast(field.dataType)).alias(field.name)
+            for field in fields
         ]
         return F.struct(*parts, F.lit(True).alias(TOMBSTONE))
 

@@ -45,7 +45,7 @@ class Windows:
         )
         return (
             counted,
-            *(each for name, made in self.aggregates for each in made.partials(name, self._kind_of(made))),
+            *(partial for name, made in self.aggregates for partial in made.partials(name, self._kind_of(made))),
         )
 
     @property
@@ -59,7 +59,12 @@ class Windows:
         keys = [Field(name, self.types[name]) for name in self.by]
         times = [Field(name, "timestamp") for name in (START, END)]
         return Schema(
-            (*keys, *times, *(Field(each.name, each.type) for each in self.partials), Field(EXPIRES, "timestamp"))
+            (
+                *keys,
+                *times,
+                *(Field(partial.name, partial.type) for partial in self.partials),
+                Field(EXPIRES, "timestamp"),
+            )
         )
 
     @property
@@ -96,7 +101,7 @@ def made_of(
     """
     from pyspark.sql import functions as F
 
-    made = [F.expr(each.made).cast(each.type).alias(each.name) for each in partials]
+    made = [F.expr(partial.made).cast(partial.type).alias(partial.name) for partial in partials]
     return _aggregated(frame, by, partials, order, [*more, *made])
 
 
@@ -106,7 +111,7 @@ def merged_of(
     """Return the same for each of the groups `by` of rows that have partial values."""
     from pyspark.sql import functions as F
 
-    merged = [F.expr(each.merged).cast(each.type).alias(each.name) for each in partials]
+    merged = [F.expr(partial.merged).cast(partial.type).alias(partial.name) for partial in partials]
     return _aggregated(frame, by, partials, order, [*more, *merged])
 
 
@@ -114,7 +119,7 @@ def _aggregated(
     frame: DataFrame, by: Sequence[str], partials: Sequence[Partial], order: Sequence[str], made: Sequence[Column]
 ) -> DataFrame:
     names = [column(name) for name in by]
-    if any(each.ordered for each in partials):  # a task adds up rows as they come
+    if any(partial.ordered for partial in partials):  # a task adds up rows as they come
         frame = frame.sortWithinPartitions(*names, *map(column, order))
     return frame.groupBy(*names).agg(*made)
 

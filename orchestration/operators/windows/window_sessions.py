@@ -39,7 +39,7 @@ def sessions_side_by_side(kept: DataFrame, records: DataFrame, windows: Windows,
     """
     from pyspark.sql import functions as F
 
-    names = (START, END, EXPIRES, *(each.name for each in windows.partials))
+    names = (START, END, EXPIRES, *(partial.name for partial in windows.partials))
     sides = []
     runs = _runs(records, windows).withColumn(EXPIRES, F.lit(None).cast("timestamp"))
     for frame, is_kept in ((kept, True), (runs, False)):

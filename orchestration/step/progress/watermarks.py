@@ -70,9 +70,9 @@ def moved_times(
     """
     declared, partitions = event_times(app), dict(times.partitions)
     for ssp, stood in times.partitions.items():
-        found = measured.get(ssp.qualified_stream, Measured())
-        if ssp.partition in found.read_to:
-            moved = _moved(stood, found, ssp.partition, declared[ssp.qualified_stream].delay, clock)
+        read = measured.get(ssp.qualified_stream, Measured())
+        if ssp.partition in read.read_to:
+            moved = _moved(stood, read, ssp.partition, declared[ssp.qualified_stream].delay, clock)
             span = (ranges or {}).get(ssp)
             partitions[ssp] = (
                 moved if span is None else moved.model_copy(update={"skipped": stood.skipped_after(*span)})
@@ -105,7 +105,7 @@ class Lowest:
 def lowest_source(app: Application, times: TimeState, name: str, clock: datetime) -> Lowest | None:
     """Return which source partition holds the watermark of a stateful operator back; None where all are idle."""
     declared = event_times(app)
-    found: Lowest | None = None
+    lowest: Lowest | None = None
     for stream, span in held_back(app.operators)[name].items():
         for ssp, stood in sorted(times.partitions.items()):
             if ssp.qualified_stream != stream or is_idle(declared.get(stream), stood, clock):
@@ -113,9 +113,9 @@ def lowest_source(app: Application, times: TimeState, name: str, clock: datetime
             mark = None if stood.watermark is None else long_before(stood.watermark, span)
             if mark is None:
                 return Lowest(ssp, None)
-            if found is None or found.watermark is None or mark < found.watermark:
-                found = Lowest(ssp, mark)
-    return found
+            if lowest is None or lowest.watermark is None or mark < lowest.watermark:
+                lowest = Lowest(ssp, mark)
+    return lowest
 
 
 def is_idle(declared: EventTime | None, times: PartitionTimes, clock: datetime) -> bool:
@@ -125,13 +125,13 @@ def is_idle(declared: EventTime | None, times: PartitionTimes, clock: datetime) 
     return clock - times.active_at >= declared.idle_after
 
 
-def _moved(stood: PartitionTimes, found: Measured, partition: int, delay: timedelta, clock: datetime) -> PartitionTimes:
+def _moved(stood: PartitionTimes, read: Measured, partition: int, delay: timedelta, clock: datetime) -> PartitionTimes:
     newest, watermark = stood.newest, stood.watermark
-    if partition in found.newest:
-        here = EPOCH + timedelta(microseconds=found.newest[partition])
+    if partition in read.newest:
+        here = EPOCH + timedelta(microseconds=read.newest[partition])
         newest = here if newest is None else max(newest, here)
     if newest is not None:
         mark = long_before(newest, delay)
         watermark = mark if watermark is None else max(watermark, mark)
-    read_to = max(stood.read_to, found.read_to[partition])
+    read_to = max(stood.read_to, read.read_to[partition])
     return stood.model_copy(update={"active_at": clock, "newest": newest, "watermark": watermark, "read_to": read_to})

@@ -204,12 +204,12 @@ class BatchTimes:
     def _with_behind(self, stream: str, records: DataFrame) -> DataFrame:
         from pyspark.sql import functions as F
 
-        found = self._lateness(stream).behind
-        if found is None:
+        marks = self._lateness(stream).behind
+        if marks is None:
             none = F.lit(None).cast("timestamp")
             # Not a constant in a rehearsal: Spark would leave out what is made of records that are behind.
             return records.withColumn(BEHIND, F.when(F.col(OFFSET) < 0, F.col(TIMESTAMP)) if self._rehearsed else none)
-        behind = F.broadcast(self._context.spark().createDataFrame(found))
+        behind = F.broadcast(self._context.spark().createDataFrame(marks))
         return records.join(behind, [PARTITION, OFFSET], "left").select(*records.columns, BEHIND)
 
 

@@ -78,10 +78,10 @@ def _by_blocks(times: DataFrame, stood: Mapping[int, Stood], delay: int, in_task
 
     look = BlocksOfTimes(stood, delay, BLOCK)
     if in_tasks is None:
-        found = times.select(PARTITION, OFFSET, TIME).mapInArrow(look, BLOCKS)
+        rows = times.select(PARTITION, OFFSET, TIME).mapInArrow(look, BLOCKS)
     else:
-        found = in_tasks.blocks(times.sparkSession, look)
-    looked = put_together(found.toArrow(), stood, delay, BLOCK)
+        rows = in_tasks.blocks(times.sparkSession, look)
+    looked = put_together(rows.toArrow(), stood, delay, BLOCK)
     behind = looked.behind
     if looked.unsure.num_rows:
         behind = pa.concat_tables([behind, _within(times, looked.unsure, delay)])
@@ -100,12 +100,12 @@ class PutTogether:
     unsure: pa.Table
 
 
-def put_together(found: pa.Table, stood: Mapping[int, Stood], delay: int, length: int) -> PutTogether:
+def put_together(rows: pa.Table, stood: Mapping[int, Stood], delay: int, length: int) -> PutTogether:
     """Return what rows of BLOCKS say, of all tasks, about blocks of `length` offsets."""
     import numpy as np
 
-    found = found.sort_by([("partition", "ascending"), ("last", "ascending")])
-    blocks, late = found.filter(found["mark"].is_null()), found.filter(found["mark"].is_valid())
+    rows = rows.sort_by([("partition", "ascending"), ("last", "ascending")])
+    blocks, late = rows.filter(rows["mark"].is_null()), rows.filter(rows["mark"].is_valid())
     partition, first, last, oldest, latest = (blocks[name].to_numpy() for name in blocks.column_names[:-1])
     late_partition, late_offset, late_mark = (late[name].to_numpy() for name in ("partition", "last", "mark"))
     begun, mark, place = np.full(len(last), NEVER), np.full(len(last), NEVER), np.zeros(len(late_mark), np.int64)
@@ -157,11 +157,11 @@ def _within(times: DataFrame, blocks: pa.Table, delay: int) -> pa.Table:
 
     spark = times.sparkSession
     times = times.withColumn("block", F.col(OFFSET) - F.pmod(F.col(OFFSET), F.lit(BLOCK)))
-    found = times.join(F.broadcast(spark.createDataFrame(blocks)), [PARTITION, "block"])
+    asked = times.join(F.broadcast(spark.createDataFrame(blocks)), [PARTITION, "block"])
     earlier = Window.partitionBy(PARTITION, "block").orderBy(OFFSET).rowsBetween(Window.unboundedPreceding, -1)
     running = F.greatest(F.max(TIME).over(earlier), F.col("begun"))
     mark = F.greatest(running - F.lit(delay), F.col("floor"))
-    late = found.select(PARTITION, OFFSET, TIME, mark.alias("mark")).where(F.col(TIME) < F.col("mark"))
+    late = asked.select(PARTITION, OFFSET, TIME, mark.alias("mark")).where(F.col(TIME) < F.col("mark"))
     rows = late.select(PARTITION, OFFSET, "mark").toArrow()
     return _behind(*(rows[name].to_numpy() for name in (PARTITION, OFFSET, "mark")))
 

@@ -120,15 +120,15 @@ class Rehearsal(CompiledBatch):
         return self._kept[-1]
 
     def _look(self, operator: str, frame: DataFrame) -> SparkPlan:
-        found = plan_of(operator, frame, self._datasets)
-        self.proof.add(found, self._datasets)
-        return found
+        planned = plan_of(operator, frame, self._datasets)
+        self.proof.add(planned, self._datasets)
+        return planned
 
     def _written_as_they_lie(self, operator: str, frame: DataFrame) -> None:
-        found = self._look(operator, frame)
+        planned = self._look(operator, frame)
         (source,) = self.app.operator(operator).inputs
         if operator not in self._exchanges and self._planned[source].partitioned_by:
-            note = check_written(operator, self._planned[source], found)
+            note = check_written(operator, self._planned[source], planned)
             if note is not None:
                 self.proof.note(note)
 

@@ -12,7 +12,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.resources.errors import ConfigurationError, PartitionCountMismatchError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.testing import TestStream, assert_plannable
-from dagster_adjunct.windows import Aggregate, Count, Min, Session, Sum, Tumbling
+from dagster_adjunct.windows import Aggregate, Count, Session, Sum, Tumbling
 
 MINUTE = timedelta(minutes=1)
 
@@ -270,12 +270,14 @@ def test_a_key_of_the_name_of_what_windows_keep_is_refused_where_it_is_planned(n
         assert_plannable(app, {"lake.left": stream})
 
 
-@pytest.mark.parametrize("made", [Aggregate(len, "int"), Min("window_start")])
-def test_an_aggregate_of_the_begins_of_other_windows_is_refused_as_its_own_would_take_their_place(made: Any) -> None:
+@pytest.mark.parametrize("name", ["expires$", "place$", "time$", "behind$"])
+def test_a_function_of_all_columns_is_refused_one_that_is_kept_beside_records(name: str) -> None:
+    columns = {"k": "string", "at": "timestamp", name: "int"}
+    stream = TestStream(Schema.of(**columns), key="k", partitions=2)
     app = Application("app")
-    minutes = app.input_stream("lake.left", event_time="at").window(
-        Tumbling(MINUTE), by="k", name="m", aggregates={"n": Count()}
-    )
-    minutes.window(Tumbling(60 * MINUTE), by="k", name="h", aggregates={"made": made})
-    with pytest.raises(PlanningError, match="'window_start', and windows keep something"):
-        assert_plannable(app, given())
+    clicks = app.input_stream("lake.left", event_time="at")
+    clicks.window(Tumbling(MINUTE), by="k", name="m", aggregates={"n": Aggregate(len, "int", of="at")})
+    assert_plannable(app, {"lake.left": stream})
+    clicks.window(Tumbling(MINUTE), by="k", name="o", aggregates={"n": Aggregate(len, "int")})
+    with pytest.raises(PlanningError, match=r"the aggregate 'n' takes the column '.*', and windows keep something"):
+        assert_plannable(app, {"lake.left": stream})
