@@ -2,7 +2,7 @@
 
 look        -> SeenTable      what the manifest, the stream's ends and the declaration say now     table_validity.py
 decide      -> RecoveryPlan   by the recovery table of SAMZA-1278, without any I/O                 recovery.py
-carry out   -> Progress       begin a table (bootstrap.py), apply the changes (apply_changes.py), compact
+carry out   -> AdvanceProgress begin a table (bootstrap.py), apply the changes (apply_changes.py), compact
 """
 
 from __future__ import annotations
