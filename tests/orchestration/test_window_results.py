@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from dagster_adjunct.orchestration.operators.windows.window_arguments import che
 from dagster_adjunct.orchestration.operators.windows.window_kinds import Kind, Session, Sliding, Tumbling
 from dagster_adjunct.orchestration.operators.windows.window_records import NULL_TIME, WHY, judged
 from dagster_adjunct.orchestration.operators.windows.window_rows import Windows
+from dagster_adjunct.orchestration.operators.windows.window_sessions import sessions_side_by_side
 from dagster_adjunct.resources.streams.interface.stream_system import TOMBSTONE
 from dagster_adjunct.windows import Count, Distinct, Max, Mean, Min, Sum
 from tests.orchestration.window_oracle import Click, at, behind, expected, random_clicks, values_of, watermark
@@ -235,3 +237,15 @@ def test_a_record_whose_last_window_ends_after_all_times_has_no_time_that_counts
     )
     found = {row["n"]: row[WHY] for row in judged(frame, windows, None).collect()}
     assert found == {0: None, 1: NULL_TIME, 2: NULL_TIME}
+
+
+def test_open_sessions_of_a_key_are_rows_and_no_list_that_has_to_fit_in_one(spark: SparkSession) -> None:
+    windows = Windows(KINDS["session"], ("k",), (("n", Count()),), dt.timedelta(0), {"k": "string"})
+    columns = windows.schema.ddl()
+    rows = [("hot", at(20 * n), at(20 * n + 6), 1, 1, at(20 * n + 6)) for n in range(50)]
+    rows += [("other", at(0), at(6), 1, 1, at(6)), ("closing", at(0), at(6), 1, 1, at(1)), ("new", *rows[0][1:])]
+    kept, runs = spark.createDataFrame(rows[:-1], columns), spark.createDataFrame([rows[0], rows[-1]], columns)
+    together = sessions_side_by_side(kept, runs, windows, Watermarks(None, at(1)))
+    assert "collect_list" not in together._jdf.queryExecution().optimizedPlan().toString()  # type: ignore[operator]
+    counts = Counter((row["k"], row["__kept"]) for row in together.collect())
+    assert counts == {("hot", True): 50, ("hot", False): 1, ("closing", True): 1, ("new", False): 1}

@@ -22,7 +22,11 @@ from dagster_adjunct.orchestration.operators.windows.window_kinds import Kind, S
 from dagster_adjunct.orchestration.operators.windows.window_reserved import check_reserved
 from dagster_adjunct.orchestration.operators.windows.window_results import Results, kept_rows, results_of
 from dagster_adjunct.orchestration.operators.windows.window_rows import CLOSING, END, EXPIRES, START, TOUCHED, Windows
-from dagster_adjunct.orchestration.operators.windows.window_sessions import session_windows, sessions_side_by_side
+from dagster_adjunct.orchestration.operators.windows.window_sessions import (
+    session_runs,
+    session_windows,
+    sessions_side_by_side,
+)
 from dagster_adjunct.resources.errors import PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.schema import Field
@@ -166,7 +170,8 @@ class Window(Spec):
         marks = batch.watermarks(self.name)
         lying = [column(name) for name in self.partition_by]
         if isinstance(self.windows, Session):
-            rows = sessions_side_by_side(kept, counted, windows, marks)
+            runs = batch.computed_once(operator, session_runs(counted, windows))
+            rows = sessions_side_by_side(kept, runs, windows, marks)
             return session_windows(rows.repartition(batch.partitions_at(operator), *lying), windows, marks)
         rows = fixed_windows(kept, counted, windows, marks)
         if not windows.functions and not batch.lying_by(operator):

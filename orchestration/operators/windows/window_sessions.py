@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.windows.window_kinds import Session, micros
@@ -15,13 +17,12 @@ from dagster_adjunct.orchestration.operators.windows.window_rows import (
     TIME,
     TOUCHED,
     Windows,
-    joined_rows,
     made_of,
     merged_of,
     micros_of,
     with_marks,
 )
-from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.quoted_columns import column, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -29,30 +30,49 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.spec.compiling import Watermarks
 
 _NUMBER, _BEGINS, _ITEMS, _KEPT, _FIRST = "__number", "__begins", "__items", "__kept", "__first"
+_CLOSES = "__closes"
 
 
-def sessions_side_by_side(kept: DataFrame, records: DataFrame, windows: Windows, marks: Watermarks) -> DataFrame:
-    """Return the open sessions of before and those that the batch's records make by themselves.
-
-    Of `kept`, those of before, only the sessions of keys that have records, or of which one closes. `records` are those
-    that count. So that nothing else moves, both come in lists of a key.
-    """
+def session_runs(records: DataFrame, windows: Windows) -> DataFrame:
+    """Return the sessions that the batch's records, those that count, make by themselves; they have no EXPIRES yet."""
+    from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    names = (START, END, EXPIRES, *(partial.name for partial in windows.partials))
-    sides = []
-    runs = _runs(records, windows).withColumn(EXPIRES, F.lit(None).cast("timestamp"))
-    for frame, is_kept in ((kept, True), (runs, False)):
-        row = F.struct(*map(column, names), F.lit(is_kept).alias(_KEPT))
-        sides.append(frame.groupBy(*map(column, windows.by)).agg(F.collect_list(row).alias(_ITEMS)))
-    both, keys = joined_rows(sides[0], sides[1], windows.by)
-    asked = F.col(f"new.{_ITEMS}").isNotNull()
+    assert isinstance(windows.kind, Session)
+    gap = micros(windows.kind.gap)
+    order = (TIME, PLACE)
+    before = F.lag(TIME).over(Window.partitionBy(*map(column, windows.by)).orderBy(*map(column, order)))
+    numbered = _numbered(records, before.isNull() | (F.col(TIME) - before >= gap), windows, order)
+    times = (
+        F.timestamp_micros(F.min(TIME)).alias(START),
+        F.timestamp_micros(F.max(TIME) + gap).alias(END),
+    )
+    runs = made_of(numbered, (*windows.by, _NUMBER), windows.partials, order, *times)
+    return runs.withColumn(EXPIRES, F.lit(None).cast("timestamp"))
+
+
+def sessions_side_by_side(kept: DataFrame, runs: DataFrame, windows: Windows, marks: Watermarks) -> DataFrame:
+    """Return the open sessions of before with `runs`, those that the batch's records make by themselves.
+
+    Of `kept`, those of before, only the sessions of keys that have records, or of which one closes. Each is a row of
+    its own, of which Spark puts on disk what memory has no room for: one key may have most of them. Only where both
+    are put together is not known any more where rows lie.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    asked = F.col(f"new.{quoted(windows.by[0])}").isNotNull()
     reached = micros_of(marks.after)
     if reached is not None:
-        closes = F.exists(f"old.{_ITEMS}", lambda old: F.unix_micros(old[EXPIRES]) <= reached)
-        asked = asked | F.coalesce(closes, F.lit(False))
-    lists = [F.coalesce(F.col(f"{side}.{_ITEMS}"), F.array()) for side in ("old", "new")]
-    return both.filter(asked).select(*keys, F.inline(F.concat(*lists)))
+        first = F.min(column(EXPIRES)).over(Window.partitionBy(*map(column, windows.by)))
+        kept = kept.withColumn(_CLOSES, F.unix_micros(first) <= reached)
+        asked = asked | F.col(f"old.{_CLOSES}")
+    pairs = [F.col(f"old.{quoted(name)}") == F.col(f"new.{quoted(name)}") for name in windows.by]
+    keys = runs.select(*map(column, windows.by)).distinct()
+    known = kept.alias("old").join(keys.hint("merge").alias("new"), reduce(and_, pairs), "left").filter(asked)
+    names = (*windows.by, START, END, EXPIRES, *(partial.name for partial in windows.partials))
+    before = known.select(*[F.col(f"old.{quoted(name)}") for name in names], F.lit(True).alias(_KEPT))
+    return before.union(runs.select(*map(column, names), F.lit(False).alias(_KEPT)))
 
 
 def session_windows(rows: DataFrame, windows: Windows, marks: Watermarks) -> DataFrame:
@@ -76,23 +96,6 @@ def session_windows(rows: DataFrame, windows: Windows, marks: Watermarks) -> Dat
     others = F.filter(_ITEMS, lambda item: item[START] != F.col(_FIRST))
     made = sessions.withColumn(ABSORBED, others).drop(_ITEMS, _NUMBER).withColumnRenamed(_FIRST, START)
     return with_marks(made, windows, marks.after)
-
-
-def _runs(records: DataFrame, windows: Windows) -> DataFrame:
-    """Return the sessions that the batch's records make by themselves."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F
-
-    assert isinstance(windows.kind, Session)
-    gap = micros(windows.kind.gap)
-    order = (TIME, PLACE)
-    before = F.lag(TIME).over(Window.partitionBy(*map(column, windows.by)).orderBy(*map(column, order)))
-    numbered = _numbered(records, before.isNull() | (F.col(TIME) - before >= gap), windows, order)
-    times = (
-        F.timestamp_micros(F.min(TIME)).alias(START),
-        F.timestamp_micros(F.max(TIME) + gap).alias(END),
-    )
-    return made_of(numbered, (*windows.by, _NUMBER), windows.partials, order, *times)
 
 
 def _numbered(frame: DataFrame, begins: Column, windows: Windows, order: Sequence[str]) -> DataFrame:
