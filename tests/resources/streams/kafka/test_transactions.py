@@ -178,7 +178,7 @@ def test_a_process_that_is_killed_in_a_transaction_leaves_nothing_and_the_next_a
     script = f"""
         import sys, time
         from tests.resources.streams.kafka.test_transactions import _encoded
-        from dagster_adjunct.resources.streams.kafka.task_producer import Append, Target
+        from dagster_adjunct.resources.streams.kafka.task_producer import TaskAppend, Target
         from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings
         from dagster_adjunct.resources.streams.kafka.kafka_transactions import read_marks, transact
 
@@ -191,7 +191,7 @@ def test_a_process_that_is_killed_in_a_transaction_leaves_nothing_and_the_next_a
             print("half", flush=True)
             time.sleep(60)
 
-        transact(Append(target, "p", 1), batches())
+        transact(TaskAppend(target, "p", 1), batches())
     """
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True, cwd=ROOT
