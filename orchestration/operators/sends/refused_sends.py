@@ -28,7 +28,9 @@ _ADDED = (Kind.INTEGER, Kind.FLOAT, Kind.DECIMAL, Kind.OTHER)
 _WITHOUT_ORDER = (Kind.BOOLEAN, Kind.LIST, Kind.JSON)
 # Of the types that Spark has and columns don't, these may become one of theirs; a struct is an object in JSON.
 _MAY_BE_ANY = re.compile(r"void$|null$|string collate ")
-_NEVER_IN_JSON = re.compile(r"(?:^|[<:,])(?:map<|(?:interval|timestamp_ntz|time|variant)\b(?!\s*:))")
+_NEVER_IN_JSON = re.compile(
+    r"(?:^|[<:,])(?:map<|(?:interval|date|timestamp|timestamp_ntz|time|decimal|binary|variant)\b(?!\s*:))"
+)
 _APPENDED = (Kind.LIST, Kind.JSON, Kind.OTHER)
 
 

@@ -47,11 +47,14 @@ def test_what_has_parts_is_no_plain_value_and_may_be_json(sent: str) -> None:
     assert told("j", sent) == ""
 
 
-@pytest.mark.parametrize("sent", ["struct<map:int,time:string,interval:int>", "string", "double", "array<int>"])
+@pytest.mark.parametrize(
+    "sent", ["struct<map:int,time:string,interval:int,date:int>", "string", "double", "array<int>"]
+)
 def test_json_takes_what_it_can_hold(sent: str) -> None:
     assert told("j", sent) == ""
-    for part in ("timestamp_ntz", "map<string,int>", "interval day"):
+    for part in ("timestamp_ntz", "map<string,int>", "interval day", "date", "timestamp", "decimal(9,2)", "binary"):
         assert "is sent" in told("j", f"struct<a:int,b:{part}>")
+        assert "is sent" in told("j", part)
 
 
 def test_a_map_is_told_how_it_becomes_an_object() -> None:
