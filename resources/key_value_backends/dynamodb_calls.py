@@ -164,16 +164,20 @@ def pause_before(turn: int) -> float:
 
 
 class Patience:
-    """Seconds in which something is tried again, with growing pauses."""
+    """Seconds in which something is tried again, with growing pauses, from the end of its first try on."""
 
     def __init__(self, seconds: float, pause: Pause) -> None:
-        self._until = time.monotonic() + seconds
+        self._seconds = seconds
+        self._until: float | None = None
         self._pause = pause
         self._turn = 0
 
     async def wait(self) -> bool:
         """Pause before the next try; False says, at once, that the time is over."""
-        if time.monotonic() >= self._until:
+        now = time.monotonic()
+        if self._until is None:  # the first try may have had to connect, and to list families
+            self._until = now + self._seconds
+        if now >= self._until:
             return False
         self._turn += 1
         await self._pause(pause_before(self._turn))

@@ -33,6 +33,7 @@ from dagster_adjunct.resources.key_value_backends.dynamodb_calls import Clients,
 from dagster_adjunct.resources.key_value_backends.dynamodb_forgetting import forget_families
 from dagster_adjunct.resources.key_value_backends.dynamodb_layout import SegmentLayout
 from dagster_adjunct.resources.key_value_backends.dynamodb_segment import DynamoDbSegment
+from dagster_adjunct.resources.key_value_backends.dynamodb_writes import SegmentWrites
 from tests.servers.dynamodb import DynamoDbServer, new_name
 from tests.servers.tcp_proxy import TcpProxy
 
@@ -239,6 +240,30 @@ def test_no_entry_is_missed_whatever_request_of_an_insert_the_forgetting_comes_b
                 await write(segment, key(family), None, version)
                 await calls.close()
                 await plain.close()
+
+    asyncio.run(work())
+
+
+def test_a_write_that_hears_of_a_newer_term_is_sent_again_however_long_it_took_to_connect(
+    backend: DynamoDbSegments, table: TableId, eager: None
+) -> None:
+    """As on a machine that has much to do: a handle's first request took longer than a write may meet others."""
+    layout = layout_of(backend, table)
+
+    async def work() -> None:
+        old = Interrupted(table)
+        segment = DynamoDbSegment(old, layout)
+        await write(segment, key("gone"))
+        await write(segment, key("gone"), None)
+        for _ in range(2):
+            await forget_families(old, layout)
+        calls = Interrupted(table, 0, lambda: asyncio.sleep(0.3))
+        await SegmentWrites(calls, layout, patience=0.2).apply(
+            [SegmentChange(key("f"), b"v", version_of(new_token(), 0), ANYTHING)], new_token(), repeated=False
+        )
+        assert await keys_of(segment) == [key("f")]
+        await calls.close()
+        await old.close()
 
     asyncio.run(work())
 
