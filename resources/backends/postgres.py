@@ -7,7 +7,7 @@ numeric, bytea, jsonb and arrays.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dagster_adjunct.resources.backends.applied import beside
 from dagster_adjunct.resources.backends.column_values import check_identifier, declared_column
@@ -56,6 +56,8 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
     neither says comes from libpq's own environment, service and password files. `key`, `columns`,
     `create` and `forget_after` are as with `SqliteTable`.
     """
+
+    appends_to_json: ClassVar[bool] = False  # only to lists
 
     def __init__(
         self,

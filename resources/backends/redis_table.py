@@ -10,7 +10,7 @@ entries take effect together, what other keys do is apart.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from dagster_adjunct.resources.backends.environment_variables import variable_name
 from dagster_adjunct.resources.backends.redis_connection import (
@@ -53,6 +53,8 @@ class RedisTable(StoreFunction[Key, Record, Record | Changes]):
     more than `largest_value` bytes is refused before it is sent. At most `connections` requests of an event loop are
     under way at a time, each for at most `timeout` seconds.
     """
+
+    appends_to_json: ClassVar[bool] = False  # only to lists
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from dagster_adjunct.resources.backends.column_values import Column, check_identifier, declared_column
 from dagster_adjunct.resources.backends.forgetting import is_time_to_forget
@@ -82,6 +82,8 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
     What `newest_by` and `idempotent` need lies in the table `<table>__adjunct`; `forget` removes what is
     old of it, and where `forget_after` (seconds) is given each process does so once an hour, when it connects.
     """
+
+    appends_to_json: ClassVar[bool] = False  # only to lists
 
     def __init__(
         self,

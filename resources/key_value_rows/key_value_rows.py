@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dagster_adjunct.resources.backends.column_values import declared_column
 from dagster_adjunct.resources.backends.rows import Key, Record, Row, RowCodec
@@ -57,6 +57,8 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
     backend takes so much at once. Marks of `newest_by` and `idempotent` lie in the record's own document, and stay
     behind when it is deleted; `forget` removes what is old of them.
     """
+
+    appends_to_json: ClassVar[bool] = False  # only to lists
 
     def __init__(
         self,

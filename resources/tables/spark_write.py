@@ -25,6 +25,7 @@ from dagster_adjunct.resources.tables.arrow_operations import (
     Shape,
     parts_of,
 )
+from dagster_adjunct.resources.tables.changes import Changes
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.operation import Conditions
 from dagster_adjunct.resources.tables.outcomes import Outcomes
@@ -257,13 +258,22 @@ def _as_document(letter: Letter) -> dict[str, Any]:
                 **place,
                 "kind": letter.kind,
                 "key": json.dumps(letter.key, default=str),
-                "record": json.dumps(letter.value, default=str),
+                "record": json.dumps(_document_of(letter.value), default=str),
                 "problem": letter.problem,
             },
             default=str,
         )
     )
     return document
+
+
+def _document_of(value: Any) -> Any:
+    """The record of a put, the columns that an update sets, or what it does to columns under the names of `Changes`."""
+    if not isinstance(value, Changes):
+        return value
+    parts = {"set": value.set, "add": value.add, "append": value.append}
+    document: dict[str, Any] = {part: dict(columns) for part, columns in parts.items() if columns}
+    return document | ({"remove": list(value.remove)} if value.remove else {})
 
 
 def _with_keys(batch: Any, write: TableWrite, what: str) -> tuple[Any, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from dagster_adjunct.resources.errors import (
     RecordNotFoundError,
     TableError,
 )
-from dagster_adjunct.resources.tables import RemoteTable, UpdateContract
+from dagster_adjunct.resources.tables import BlockingTable, RemoteTable, UpdateContract
 from dagster_adjunct.resources.tables.operation import Operation, RowEntries
 from dagster_adjunct.resources.tables.outcomes import Outcomes
 from tests.orchestration.step_world import StepWorld
@@ -242,6 +243,50 @@ def test_what_a_table_refuses_for_good_goes_to_the_dead_letters_up_to_a_bound(st
         connection.execute("CREATE TRIGGER t BEFORE INSERT ON doubles BEGIN SELECT RAISE(ABORT, 'closed'); END")
     with pytest.raises(TableError, match=r"run again, and table doubles refuses 2 record\(s\) that are not among"):
         step_world.again(sending("app", 9))
+
+
+def test_a_letter_of_an_update_says_as_json_what_it_would_have_done_to_which_columns(step_world: StepWorld) -> None:
+    step_world.stream("changes", "k", 1, k="string", v="int", at="timestamp")
+    at = datetime(2026, 3, 1, tzinfo=UTC)
+    step_world.send("changes", ("a", 1, at), ("b", 2, at))
+    columns = {"k": "string", "n": "int", "seen": "timestamp", "all": "array<int>", "note": "string"}
+    store = SqliteTable(step_world.folder / "u.sqlite", "updated", "k", columns=columns, create=True)
+    app = Application("app")
+    app.input_stream("lake.changes").update(
+        app.table(RemoteTable("updated", key="k", write_function=store)),
+        set={"seen": "at"},
+        add={"n": "v"},
+        append={"all": "v"},
+        remove=["note"],
+        dead_letters=app.output_stream("lake.letters", partitions=1),
+        at_most=2,
+    )
+    step_world.run(app)
+    letters = {row["key"]: row for row in step_world.rows("letters")}
+    refused = {
+        "set": {"seen": "2026-03-01 00:00:00+00:00"},
+        "add": {"n": 2},
+        "append": {"all": [2]},
+        "remove": ["note"],
+    }
+    assert (letters['"b"']["kind"], json.loads(letters['"b"']["record"])) == ("update", refused)
+
+
+def test_members_of_a_struct_go_into_an_object_of_json(step_world: StepWorld) -> None:
+    step_world.stream("changes", "k", 1, k="string", v="int", w="int")
+    step_world.send("changes", ("a", 1, None), ("a", 2, 3), ("b", 4, None))
+    store = SqliteTable(step_world.folder / "j.sqlite", "j", "k", columns={"k": "string", "doc": "json"}, create=True)
+    table = RemoteTable("j", key="k", read_function=store, write_function=store)
+    app = Application("app")
+    documents = app.table(table)
+    first = app.input_stream("lake.changes").update(
+        documents, add={"doc": "named_struct('v', v, 'of', named_struct('w', w))"}, if_missing=[]
+    )
+    first.update(documents, add={"doc": "case when w = 3 then named_struct('seen', true) end"})
+    step_world.run(app)
+    with BlockingTable(table) as blocking:
+        kept = {key: record["doc"] for key, record in blocking.get_all(["a", "b"]).items()}
+    assert kept == {"a": {"v": 2, "of": {"w": 3}, "seen": True}, "b": {"v": 4, "of": {"w": None}}}
 
 
 def test_a_failure_names_the_first_keys_and_how_many_there_are(step_world: StepWorld) -> None:

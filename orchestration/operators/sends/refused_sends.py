@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.tables.layer import Capabilities
 
 _TAKEN_AS = {Kind.INTEGER: (Kind.FLOAT, Kind.DECIMAL)}
-_ADDED = (Kind.INTEGER, Kind.FLOAT, Kind.DECIMAL, Kind.OTHER)
+_ADDED = (Kind.INTEGER, Kind.FLOAT, Kind.DECIMAL, Kind.JSON, Kind.OTHER)
 _WITHOUT_ORDER = (Kind.BOOLEAN, Kind.LIST, Kind.JSON)
 # Of the types that Spark has and columns don't, these may become one of theirs; a struct is an object in JSON.
 _MAY_BE_ANY = re.compile(r"void$|null$|string collate ")
 _NEVER_IN_JSON = re.compile(
     r"(?:^|[<:,])(?:map<|(?:interval|date|timestamp|timestamp_ntz|time|decimal|binary|variant)\b(?!\s*:))"
 )
-_APPENDED = (Kind.LIST, Kind.JSON, Kind.OTHER)
+_APPENDED = (Kind.LIST, Kind.OTHER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,9 @@ def _wrong_columns(sink: CheckedSink, types: Types, stored: dict[str, str] | Non
     if columns is None:
         return
     defaults = {} if sink.send.contract is None else _defaults(sink, types)
-    added = {name for name, _ in (() if sink.update is None else sink.update.add)}
+    update = sink.update
+    added = dict(() if update is None else update.add)
+    texts = added if update is None else dict((*update.set, *update.add))
     for name, kind in (*sent.items(), *defaults.items()):
         if name not in columns:
             step = f"{did_you_mean(name, columns)}Correct the name, or add the column to it."
@@ -208,13 +210,29 @@ def _wrong_columns(sink: CheckedSink, types: Types, stored: dict[str, str] | Non
         elif not _fits(kind, columns[name]) and (name not in added or column_of(name, columns[name]).kind in _ADDED):
             yield (
                 f" has the column {name!r} as {columns[name]}, and {kind} is sent.",
-                _mended(name, kind, columns[name]),
+                _mended(texts.get(name, name), kind, columns[name]),
             )
+    yield from _wrong_members(sink, types, columns)
     yield from _wrong_elements(sink, types, columns)
-    for part, kinds, step in (("add", _ADDED, "Add to a number."), ("append", _APPENDED, "Append to an array.")):
+    appended = (*_APPENDED, Kind.JSON) if getattr(sink.function, "appends_to_json", True) else _APPENDED
+    steps = (("add", _ADDED, "Add to a number, or members to JSON."), ("append", appended, "Append to an array."))
+    for part, kinds, step in steps:
         for name, _ in () if sink.update is None else getattr(sink.update, part):
             if column_of(name, columns[name]).kind not in kinds:
                 yield f" has the column {name!r} as {columns[name]}, and an update would {part} to it.", step
+
+
+def _wrong_members(sink: CheckedSink, types: Types, columns: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """What is added to JSON: a struct, whose members go into the object there."""
+    for name, text in () if sink.update is None else sink.update.add:
+        kind = (types or {}).get(f"{UPDATE}.{name}") or _type(text, types)
+        if kind is None or column_of(name, columns[name]).kind is not Kind.JSON:
+            continue
+        if not kind.startswith("struct<") and _MAY_BE_ANY.match(kind) is None:
+            yield (
+                f" has the column {name!r} as {columns[name]}, and {kind} is added to it.",
+                f"Add members to it: named_struct('…', {text}).",
+            )
 
 
 def _wrong_elements(sink: CheckedSink, types: Types, columns: dict[str, str]) -> Iterator[tuple[str, str]]:
@@ -257,7 +275,7 @@ def _sent(sink: CheckedSink, types: Types) -> dict[str, str | None] | None:
         known = types or {}
         keys: dict[str, str | None] = {name: known.get(name) for name in sink.table.key}
         pairs = {name: known.get(f"{UPDATE}.{name}") or _type(text, types) for name, text in sink.update.set}
-        added = {name: _type(text, types) for name, text in sink.update.add}
+        added = {name: known.get(f"{UPDATE}.{name}") or _type(text, types) for name, text in sink.update.add}
         return keys | pairs | added | {name: None for name in sink.update.columns if name not in {**pairs, **added}}
     if types is None:
         return None
@@ -305,8 +323,12 @@ def _fits_column(sent: Column, declared: Column) -> bool:
 def _mended(name: str, sent: str | None, declared: str) -> str:
     """What makes a value of the type of `sent` one that the column takes."""
     kind = column_of("declared", declared).kind
-    if kind is Kind.JSON and (sent or "").startswith("map<"):
-        return "Give its members names: named_struct(…)."
+    if kind is Kind.JSON:
+        if (sent or "").startswith("map<"):
+            return "Give its members names: named_struct(…)."
+        if (sent or "").startswith(("struct<", "array<")):
+            return "Cast what is in it and no text, number or boolean: to string, say."
+        return f"Cast it: cast({name} as string)."
     if kind is Kind.STRING and (sent or "").startswith(("map<", "struct<", "array<")):
         return f"Make a text of it: to_json({name})."
     return f"Cast it: cast({name} as {declared})."

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from dagster_adjunct.orchestration.operators.columns.update_columns import Update
 from dagster_adjunct.orchestration.operators.sends.refused_sends import CheckedSink, check_columns
 from dagster_adjunct.orchestration.operators.spec.table_sends import TableSend
-from dagster_adjunct.resources.backends import SqliteTable
+from dagster_adjunct.resources.backends import DynamoDbTable, SqliteTable
 from dagster_adjunct.resources.errors import PlanningError
-from dagster_adjunct.resources.tables import RemoteTable
+from dagster_adjunct.resources.tables import RemoteTable, UpdateContract
 
 COLUMNS = {"text": "string", "at": "timestamp", "j": "json", "texts": "array<string>", "n": "bigint", "key": "string"}
 NEVER = [
@@ -57,8 +60,56 @@ def test_json_takes_what_it_can_hold(sent: str) -> None:
         assert "is sent" in told("j", part)
 
 
-def test_a_map_is_told_how_it_becomes_an_object() -> None:
-    assert "named_struct" in told("j", "map<string,int>")
+@pytest.mark.parametrize(
+    ("sent", "step"),
+    [
+        ("map<string,int>", "Give its members names: named_struct(…)."),
+        ("date", "Cast it: cast(j as string)."),
+        ("array<date>", "Cast what is in it and no text, number or boolean: to string, say."),
+    ],
+)
+def test_what_json_does_not_hold_is_told_how_it_becomes_something_else(sent: str, step: str) -> None:
+    assert told("j", sent).endswith(f"is sent. {step}")
+
+
+def told_of(update: Update, store: Any = None, **known: str) -> str:
+    """What is said of an update by a stream of a text and a number, with what Spark knows of the update's columns."""
+    types = {"key": "string", "word": "string", "n": "bigint"} | {
+        f"update.{name}": kind for name, kind in known.items()
+    }
+    function = store or SqliteTable("t.sqlite", "t", "key", columns=COLUMNS)
+    sink = CheckedSink(
+        RemoteTable("t", key="key", write_function=function), TableSend("t", UpdateContract.UPDATE_ONLY), update
+    )
+    try:
+        check_columns("update-2-t", sink, types, COLUMNS)
+    except PlanningError as error:
+        return f"{error.problem} {error.next_step}"
+    return ""
+
+
+def test_members_are_added_to_json_and_nothing_else_is() -> None:
+    assert told_of(Update(add=(("j", "named_struct('n', n)"),))) == ""
+    assert told_of(Update(add=(("j", "null"),))) == ""
+    told_of_number = told_of(Update(add=(("j", "n"),)))
+    assert "'j' as json, and bigint is added to it. Add members to it: named_struct('…', n)." in told_of_number
+
+
+@pytest.mark.parametrize(("column", "kind"), [("j", "struct<d:date>"), ("n", "interval day to second")])
+def test_what_spark_alone_knows_of_what_is_added_is_refused_too(column: str, kind: str) -> None:
+    update = Update(add=((column, "told_by_spark"),))
+    assert told_of(update) == ""
+    assert f"'{column}' as {COLUMNS[column]}, and {kind} is sent" in told_of(update, **{column: kind})
+
+
+def test_only_a_store_that_can_has_lists_in_json_appended_to() -> None:
+    update = Update(append=(("j", "n"),))
+    assert "'j' as json, and an update would append to it. Append to an array." in told_of(update)
+    assert told_of(update, DynamoDbTable("t", "key", columns=COLUMNS)) == ""
+
+
+def test_the_expression_of_an_update_is_what_is_to_be_cast() -> None:
+    assert told_of(Update(set=(("n", "word"),))).endswith("is sent. Cast it: cast(word as bigint).")
 
 
 @pytest.mark.parametrize("sent", [None, "void", "string collate UTF8_LCASE", "varchar(10)"])

@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError
@@ -39,6 +39,7 @@ def test_unused_credits_expire_after_half_a_second():
     assert clock.slept == [pytest.approx(1.0)]
 
 
+@settings(deadline=None)
 @given(
     rate=st.floats(0.5, 1000),
     steps=st.lists(st.tuples(st.floats(0, 10), st.integers(1, 50)), min_size=1, max_size=30),
@@ -182,12 +183,16 @@ def test_who_waits_in_another_event_loop_moves_up_too():
     assert 0 < seconds[0] < 3
 
 
+@settings(deadline=None)
 @given(
     steps=st.lists(st.tuples(st.floats(0, 1), st.integers(1, 25), st.booleans()), min_size=1, max_size=20),
 )
 def test_no_window_sees_more_than_the_rate_where_waits_are_cancelled(steps):
-    """Each wait begins some time after the one before, and some are cancelled a moment later."""
-    rate = 100.0
+    """Each wait begins some time after the one before, and some are cancelled a moment later.
+
+    Who moves up by that may notice it a quarter of a second late, and then comes together with those behind.
+    """
+    rate, look = 100.0, 0.25
     clock = HeldClock()
     bucket = TokenBucket(rate, clock)
     sent: list[tuple[float, int]] = []
@@ -210,7 +215,7 @@ def test_no_window_sees_more_than_the_rate_where_waits_are_cancelled(steps):
     asyncio.run(run())
     for first, (start, _) in enumerate(sent):
         for last in range(first, len(sent)):
-            allowed = (sent[last][0] - start) * rate + max(rate / 2, 1)
+            allowed = (sent[last][0] - start + look) * rate + max(rate / 2, 1)
             assert sum(credits for _, credits in sent[first : last + 1]) <= allowed * (1 + 1e-6) + 2
 
 

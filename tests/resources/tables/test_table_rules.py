@@ -11,6 +11,7 @@ import pytest
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     NullKeyError,
+    RecordNotFoundError,
     TableError,
     TableUnavailableError,
 )
@@ -24,6 +25,8 @@ from dagster_adjunct.resources.tables import (
 )
 from dagster_adjunct.resources.tables.changes import Changes
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
+from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
+from dagster_adjunct.resources.tables.raised_outcomes import error_of
 from dagster_adjunct.resources.tables.rate_limit import LocalCredits
 from tests.resources.tables.slow_store import BAD, SlowStore
 
@@ -141,6 +144,22 @@ def test_the_other_entries_of_a_call_take_effect():
     with pytest.raises(TableError, match="key 'b' and 1 more"):
         asyncio.run(table_over(store).put_all([("a", {}), ("b", BAD), ("c", {}), ("d", BAD)]))
     assert store.records == {"a": {}, "c": {}}
+
+
+def test_an_error_tells_also_of_entries_that_failed_in_other_ways():
+    problems = {
+        1: Problem(State.REFUSED, ValueError("no number")),
+        2: Problem(State.FAILED, TableUnavailableError("the store is busy.", "Wait.")),
+        3: Problem(State.REFUSED, ValueError("no number, either")),
+        4: Problem(State.MISSING, RecordNotFoundError("there is no record.", "Put it.")),
+    }
+    updates = Operation(OperationKind.UPDATE, RowEntries(list("abcde"), [{"n": 1}] * 5))
+    error = error_of("t", updates, Outcomes(5, problems=problems))
+    assert isinstance(error, TableError)
+    assert error.problem == (
+        "table t: update of key 'b' and 1 more failed: ValueError: no number. Besides, update of key 'c' failed: "
+        "the store is busy. Besides, update of key 'e' failed: there is no record."
+    )
 
 
 def test_arguments_that_a_function_has_no_use_for_are_refused():
