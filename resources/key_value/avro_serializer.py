@@ -106,6 +106,8 @@ def _equal(value: Any, read: Any) -> bool:
     if isinstance(value, list) and isinstance(read, list):
         return len(value) == len(read) and all(map(_equal, value, read))
     if isinstance(value, float) and isinstance(read, float) and value != read:
+        if math.isinf(read):  # what 32 bits can't hold
+            return False
         return (math.isnan(value) and math.isnan(read)) or array("f", [value])[0] == read
     return bool(value == read)
 

@@ -106,9 +106,16 @@ def is_gone(current: StoredTable | None, table: StoredTable) -> bool:
 
 def existing(current: StoredTable | None, name: TableName) -> StoredTable:
     """Return the entry of a table that is there. Raises KeyValueTableNotFoundError, also for one being deleted."""
-    if current is None or current.state is TableState.DELETING:
+    if current is None:
         raise KeyValueTableNotFoundError(
             f"there is no {name}.", "Check the name, or create it.", scope=name.scope, table=name.table
+        )
+    if current.state is TableState.DELETING:
+        raise KeyValueTableNotFoundError(
+            f"{name} is being deleted: somebody has begun it, and it has not ended.",
+            "Whoever deletes or creates it now ends that, and what it holds is gone.",
+            scope=name.scope,
+            table=name.table,
         )
     return current
 

@@ -39,8 +39,8 @@ _TOKENS_KEPT = 2 * HORIZON  # seconds: the last attempt of a request may begin a
 _WRITES_BETWEEN_PRUNING = 256
 _KEYS_AT_ONCE = 1024
 _PAGE_BYTES = 16 << 20  # of values, after which a page ends
-_ROWS_BETWEEN_LOOKS = 64  # twice as many after each look
-_SAMPLED = 8  # values behind the first look for one whose size is added up
+_ROWS_ALL_LOOKED_AT = 64  # rows at a time, from which on only some are
+_SAMPLED = 8  # values for one whose size is then added up
 _LARGEST_LIMIT = 2**63 - 1  # of an integer in SQLite
 _KEY = itemgetter(0)
 
@@ -220,14 +220,17 @@ class SqliteSegment:
 def _page(rows: Iterator[Any], values: bool) -> StoredPage:
     """Return the page of these rows, which ends early once its values have many bytes."""
     flat: list[Any] = []
-    size, look, one_in = 0.0, _ROWS_BETWEEN_LOOKS, 1
+    size, look = 0.0, 1 if values else _ROWS_ALL_LOOKED_AT
     # No row is kept: Python's collector would look at each of them.
     while size < _PAGE_BYTES and (part := list(chain.from_iterable(islice(rows, look)))):
         flat += part
         if values:
-            some = part[2 :: 3 * one_in]
+            # To look at each of many values would take as long as to make its entry.
+            some = part[2 :: 3 * (1 if look < _ROWS_ALL_LOOKED_AT else _SAMPLED)]
             size += sum(map(len, some)) * (len(part) / 3 / len(some))
-            look, one_in = 2 * look, _SAMPLED  # to look at each value would take as long as to make its entry
+            look *= 2
+            if size:  # rows like those so far fill the page, and a value has up to 512 MiB
+                look = min(look, 1 + int((_PAGE_BYTES - size) / size * (len(flat) / 3)))
     return StoredPage(flat[::3], flat[1::3], flat[2::3])
 
 

@@ -19,6 +19,7 @@ from dagster_adjunct.resources.key_value.decide_table_changes import (
     decide_delete,
     decide_seal,
     decide_update,
+    existing,
     finished,
     is_gone,
 )
@@ -103,10 +104,20 @@ def test_who_deletes_a_table_is_told_so() -> None:
 
 @pytest.mark.parametrize("current", [None, table("deleting")])
 def test_what_is_not_there_is_neither_updated_nor_sealed(current: StoredTable | None) -> None:
-    with pytest.raises(KeyValueTableNotFoundError, match="no key-value table 'plant/machines'"):
+    with pytest.raises(KeyValueTableNotFoundError, match="key-value table 'plant/machines'"):
         decide_update(current, KeyValueTableConfiguration(4), NAME)
     with pytest.raises(KeyValueTableNotFoundError):
         decide_seal(current, NAME)
+
+
+def test_of_a_table_that_is_being_deleted_nobody_is_told_to_create_it() -> None:
+    """Who creates it ends the deletion, and that may be one that the store refused to whoever began it."""
+    with pytest.raises(KeyValueTableNotFoundError, match="is being deleted") as refused:
+        existing(table("deleting"), NAME)
+    assert "gone" in refused.value.next_step
+    with pytest.raises(KeyValueTableNotFoundError, match="there is no") as refused:
+        existing(None, NAME)
+    assert "create it" in refused.value.next_step
 
 
 def test_what_is_done_is_stored_unless_others_went_on() -> None:

@@ -217,6 +217,7 @@ def test_avro_is_what_others_write() -> None:
         (AvroSerializer(MILLIS), NOON.replace(tzinfo=None)),
         (AvroSerializer('{"type": "int", "logicalType": "date"}'), NOON),
         (AvroSerializer('"int"'), 2**31),
+        (AvroSerializer('"float"'), 1e300),
         (AvroSerializer('"long"'), True),
         (AvroSerializer('{"type": "array", "items": "long"}'), (1, 2)),
         (AvroSerializer(SCHEMA), {"a": "x", "b": None}),

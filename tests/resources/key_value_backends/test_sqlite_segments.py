@@ -401,12 +401,12 @@ def test_tokens_are_kept_over_the_horizon_and_not_for_ever(handle, path, table, 
 
 def test_a_page_ends_early_where_its_values_are_large(handle, monkeypatch):
     monkeypatch.setattr(sqlite_segment, "_PAGE_BYTES", 1000)
-    monkeypatch.setattr(sqlite_segment, "_ROWS_BETWEEN_LOOKS", 4)
     keys = [of(b"%03d" % number) for number in range(50)]
     handle.write(*(put(key, b"v" * (1 if place >= 10 else 300)) for place, key in enumerate(keys)))
     pages = handle.pages(limit=20)
     assert [entry.key for page in pages for entry in page] == keys
     assert [len(page) for page in pages] == [4, 4, 20, 20, 2]
+    assert [len(page) for page in handle.pages(limit=50, values=False)] == [50]
 
 
 def test_a_page_ends_soon_after_large_values_come_behind_small_ones(handle, monkeypatch):
