@@ -1,4 +1,6 @@
-"""Which batch read each record first, and which dataset versions it met: from the batch log's history. Pure functions.
+"""Which batch read each record first, and which dataset versions it met, or why none can be met again as they were.
+
+Pure functions over the batch log's history:
 
 history      batch 7: p0 [10, 20) p1 [4, 9)    batch 8: p0 [20, 25)    batch 9: a replay, counts for nothing
 asked for    p0 [15, 25) p1 [4, 6)
