@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dagster_adjunct.orchestration.operators.spec.versions_met import VersionsMet
-    from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import OnUnresolved, StartpointRequest
+    from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import OnUnresolved
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 # "lake.flights.3", "lake.flights.0-3,7", "lake.flights" for all, a partition, or several of these.
@@ -74,8 +74,18 @@ class Startpoints:
 
         What can't be followed has an `error` in its preview.
         """
-        wanted = (partitions, position, until, task, on_unresolved, force, versions)
-        requests = self._requests(*wanted, by="preview", reason="-")
+        ssps = self._expanded(partitions)
+        requests = startpoint_requests(
+            ssps,
+            position,
+            until,
+            task=task,
+            by="preview",
+            reason="-",
+            on_unresolved=on_unresolved,
+            force=force,
+            versions=versions,
+        )
         return ask(self.lake, self._systems, self.app, requests, dry_run=True)
 
     def request(
@@ -107,8 +117,18 @@ class Startpoints:
         without `replace`, where a bounded replay would take the place of a startpoint, or the other way round; also
         where versions were recorded that are gone.
         """
-        wanted = (partitions, position, until, task, on_unresolved, force, versions)
-        requests = self._requests(*wanted, by=by, reason=reason)
+        ssps = self._expanded(partitions)
+        requests = startpoint_requests(
+            ssps,
+            position,
+            until,
+            task=task,
+            by=by,
+            reason=reason,
+            on_unresolved=on_unresolved,
+            force=force,
+            versions=versions,
+        )
         return ask(self.lake, self._systems, self.app, requests, replace=replace)
 
     def list(self) -> dict[str, Rows]:
@@ -153,36 +173,3 @@ class Startpoints:
                 argument="partitions",
             )
         return tuple(expand_partitions(self.app, self._systems, map(str, named)))
-
-    def _requests(
-        self,
-        partitions: Partitions,
-        position: Startpoint,
-        until: Startpoint | None,
-        task: str | None,
-        on_unresolved: OnUnresolved,
-        force: bool,
-        versions: VersionsMet | None,
-        *,
-        by: str,
-        reason: str,
-    ) -> Sequence[StartpointRequest]:
-        for name, value in (("position", position), ("until", until)):
-            if not isinstance(value, Startpoint) and not (name == "until" and value is None):
-                raise ConfigurationError(
-                    f"{name} is {value!r}: expected a startpoint.",
-                    "Write StartpointOldest(), StartpointUpcoming(), StartpointTimestamp(timestamp_ms=…) or "
-                    "StartpointSpecific(offset=…).",
-                    argument=name,
-                )
-        return startpoint_requests(
-            self._expanded(partitions),
-            position,
-            until,
-            task=task,
-            by=by,
-            reason=reason,
-            on_unresolved=on_unresolved,
-            force=force,
-            versions=versions,
-        )

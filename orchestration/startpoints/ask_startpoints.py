@@ -5,26 +5,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.batchlog.batch_log import application_state
 from dagster_adjunct.orchestration.operators.spec.versions_met import RECORDED
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.dataset_requests import named_only
-from dagster_adjunct.orchestration.startpoints.previews.earlier_requests import behind_unreadable, replaced_by
-from dagster_adjunct.orchestration.startpoints.previews.plan_recorded import plan_recorded
 from dagster_adjunct.orchestration.startpoints.previews.preview_requests import preview_requests
-from dagster_adjunct.orchestration.startpoints.previews.refused_requests import check_followed, check_kinds
+from dagster_adjunct.orchestration.startpoints.previews.refused_requests import check_followed, check_kinds, replaced_by
 from dagster_adjunct.orchestration.startpoints.requests.held_startpoints import Held, not_applied
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
 from dagster_adjunct.orchestration.startpoints.resolving.recorded_plan import write_plan
-from dagster_adjunct.orchestration.startpoints.resolving.versions_of_replays import versions_in_words, what_keeps_state
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.planner import ExecutionPlan
     from dagster_adjunct.orchestration.startpoints.previews.request_preview import Preview
     from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
     from dagster_adjunct.resources.objects import Lake
@@ -83,32 +78,20 @@ def ask(
     startpoints.check_on()
     stored, state = startpoints.read(), application_state(lake, app.name)
     plan = plan_application(app, systems) if app.inputs else None
-    previews = preview_requests(lake, systems, app, plan, requests, state)
-    recorded = plan_recorded(lake, systems, app, behind_unreadable(stored.unreadable, previews))
-    previews = recorded.previews
+    shown = preview_requests(lake, systems, app, plan, requests, state, stored.unreadable)
     there = [*map(Held, stored.waiting), *not_applied(stored.handed, state)]
-    replaced = replaced_by(previews, there, named_only(app))
+    replaced = replaced_by(requests, there, named_only(app))
     if not dry_run:
-        check_followed(previews)
+        check_followed(shown.previews)
         if not replace:
             check_kinds(replaced)
-        if recorded.plan is not None:
-            write_plan(lake, recorded.plan)  # from here on its versions are held
-            naming_it = partial(dataclasses.replace, recorded=recorded.plan.id)
-            requests = [naming_it(request) if request.versions == RECORDED else request for request in requests]
+        recorded = shown.recorded
+        if recorded is not None:
+            write_plan(lake, recorded)  # from here on its versions are held
+            requests = [
+                dataclasses.replace(request, recorded=recorded.id) if request.versions == RECORDED else request
+                for request in requests
+            ]
         startpoints.write_startpoints(requests)
-    tables = {} if plan is None else _remote_tables(plan, {request.ssp.qualified_stream for request in requests})
-    notes = (*versions_in_words(app, requests), *recorded.told, *what_keeps_state(app))
-    return AskedStartpoints(
-        tuple(previews), tuple(dict.fromkeys(old for old, _ in replaced)), not dry_run, tables, notes
-    )
-
-
-def _remote_tables(plan: ExecutionPlan, streams: set[str]) -> dict[str, str]:
-    """Return what becomes of the remote tables that are made of these streams, where these are read again."""
-    told: dict[str, str] = {}
-    for table in plan.tables:
-        if streams & set(table.streams):
-            before = told.get(table.table)
-            told[table.table] = table.replay if before in (None, table.replay) else f"{before}; and {table.replay}"
-    return told
+    taken_over = tuple(dict.fromkeys(old for old, _ in replaced))
+    return AskedStartpoints(shown.previews, taken_over, not dry_run, shown.tables, shown.notes)

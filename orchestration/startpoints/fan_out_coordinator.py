@@ -36,10 +36,11 @@ def fan_out_requests(
     """
     if not app.startpoints:
         return startpoints.left_alone()
+    only_by_name = named_only(app)
     tasks = {**(plan.partitions_by_task() if plan else {}), **dataset_tasks(app, systems)}
     if not tasks:
         return FanOut({})
-    only_by_name, taken = named_only(app), taken_in(startpoints.lake, app, offsets)
+    taken = taken_in(startpoints.lake, app, offsets)
     return startpoints.fan_out(tasks, named_only=only_by_name, taken=taken, complete=True)
 
 

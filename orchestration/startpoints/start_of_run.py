@@ -25,7 +25,6 @@ from dagster_adjunct.orchestration.startpoints.requests.fan_out_in_words import 
     left_alone_in_words,
     left_in_words,
 )
-from dagster_adjunct.orchestration.startpoints.requests.handed_requests import sort_handed_requests
 from dagster_adjunct.orchestration.startpoints.resolving.resolve_handed import resolve_handed
 
 if TYPE_CHECKING:
@@ -74,17 +73,12 @@ def start_of_run(
     """
     state, carried = carry_over_all(state, streams)
     known = state.offsets
-    handed = sort_handed_requests(app, tasks, fan_out, known)
-    resolved = resolve_handed(app, streams, known, handed, plans or {}, now)
+    resolved = resolve_handed(app, streams, tasks, fan_out, known, plans or {}, now)
     reset = {source.stream for source in app.inputs.values() if source.reset_offset}
     check_same_streams(app, streams, known, resolved.startpoints, reset)
     checkpoint = state.checkpoint | first_positions(app, streams, state, resolved.startpoints)
 
-    begun = {replay.ssp for replay in resolved.replays}
-    done: dict[str, dict[SystemStreamPartition, str]] = {}
-    for task, request in (*handed.passed, *((task, one) for task, one in handed.waiting if one.ssp in begun)):
-        done.setdefault(task, {})[request.ssp] = request.id
-    still_there = {replay_id(ssp, request) for ids in done.values() for ssp, request in ids.items()}
+    still_there = {replay_id(ssp, request) for ids in resolved.done.values() for ssp, request in ids.items()}
     offsets = known.model_copy(
         update={
             "resolved": dict(resolved.startpoints),
@@ -101,7 +95,7 @@ def start_of_run(
     ]
     return Start(
         state=state.model_copy(update={"checkpoint": checkpoint, "offsets": offsets, "times": times}),
-        done=done,
+        done=resolved.done,
         carried=carried,
         held=frozenset(ssp for task in tasks for ssp in fan_out.held.get(task, ())),
         told=(

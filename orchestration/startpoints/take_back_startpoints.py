@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.startpoints.requests.handed_requests import is_broadcast
+from dagster_adjunct.orchestration.startpoints.requests.allowed_requests import is_broadcast
 from dagster_adjunct.orchestration.startpoints.requests.held_startpoints import Held, has_begun, not_applied
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
 

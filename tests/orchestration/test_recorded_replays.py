@@ -19,8 +19,9 @@ from dagster_adjunct.orchestration.application.runtime import Runtime
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.application_startpoints import Startpoints
-from dagster_adjunct.orchestration.startpoints.ask_startpoints import AskedStartpoints
+from dagster_adjunct.orchestration.startpoints.ask_startpoints import AskedStartpoints, ask
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
+from dagster_adjunct.orchestration.startpoints.requests.request_parsing import startpoint_requests
 from dagster_adjunct.orchestration.startpoints.resolving import recorded_plan as plan_module
 from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import Counted
 from dagster_adjunct.orchestration.step.step import run_step
@@ -37,6 +38,8 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointSpecific,
     StartpointUpcoming,
 )
+from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.startpoints import StartpointRequest
 from dagster_adjunct.windows import Count, Tumbling
 from tests.assets.conftest import World
@@ -437,6 +440,27 @@ def test_the_dry_run_says_what_is_met_and_held(trips: Trips) -> None:
     assert trips.startpoints.preview("lake.trips", at(0), until=at(3)).notes == ()
     current = trips.startpoints.preview("lake.trips", at(0), until=at(3), versions="current")
     assert current.notes == ("versions current: every join meets what is served when the replay runs",)
+
+
+class Looked(LakeStreams):
+    """The lake's streams; keeps which of them were looked at."""
+
+    def __init__(self, lake: Lake) -> None:
+        super().__init__(lake)
+        self.looks: list[str] = []
+
+    def snapshot(self, stream: str) -> StreamSystem:
+        self.looks.append(stream)
+        return super().snapshot(stream)
+
+
+def test_recorded_versions_are_looked_for_in_the_streams_as_the_previews_saw_them(trips: Trips) -> None:
+    trips.first_run()
+    streams = Looked(trips.lake)
+    requests = startpoint_requests([P0, P1], at(0), at(3), versions="recorded", **WHO)
+    asked = ask(trips.lake, {"lake": streams}, trips.app(), requests, dry_run=True)
+    assert asked.notes[0].startswith("recorded: what ")
+    assert streams.looks == ["trips"]
 
 
 def test_the_dry_run_names_what_keeps_state_and_leaves_out_what_is_read_again() -> None:

@@ -64,6 +64,10 @@ class ExecutionPlan:
         """Return the input partitions that each task reads, by its name."""
         return {task.name: frozenset(task.ssps) for task in self.tasks}
 
+    def tables_met_after_sends(self) -> frozenset[str]:
+        """Return the local tables that a join meets with what the same batch has sent to them before it."""
+        return frozenset(join.dataset for join in self.fed_joins if join.last_send is not None)
+
     def operator(self, operator_id: str) -> PlannedOperator:
         """Return what is planned for an operator."""
         for operator in self.operators:

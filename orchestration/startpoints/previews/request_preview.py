@@ -92,9 +92,13 @@ def preview_request(
     state: ApplicationState | None,
     request: StartpointRequest,
     tasks: tuple[str, ...],
+    versions: VersionsMet,
     now: datetime,
 ) -> Preview:
-    """Return what a request would do to an input; without a `state`, what can be said of one for datasets so far."""
+    """Return what a request would do to an input; without a `state`, what can be said of one for datasets so far.
+
+    Of recorded `versions` it says what it does of others: which batches met them is looked for in the next place.
+    """
     ssp = request.ssp
     if state is None and request.until is not None:
         return Preview(
@@ -106,7 +110,7 @@ def preview_request(
     checkpoint = None if state is None else _goes_on_at(state, ssp)
     try:
         stream = look(ssp.qualified_stream)
-        start = resolve_request(stream, request, now=now)
+        start = resolve_request(stream, request, versions=versions, now=now)
     except PermanentError as error:
         falls_back = request.on_unresolved == "checkpoint"
         return Preview(request, tasks, checkpoint, error=str(error), falls_back=falls_back)

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.unbounded.rewind import plan_rewind
-from dagster_adjunct.orchestration.startpoints.dataset_requests import positioned
+from dagster_adjunct.orchestration.startpoints.dataset_requests import dataset_task, positioned
 from dagster_adjunct.orchestration.startpoints.previews.request_preview import Preview
 from dagster_adjunct.resources.errors import PermanentError
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 
-def preview_table(
+def preview_tables(
+    lake: Lake, systems: Mapping[str, StreamSystem], app: Application, previews: Sequence[Preview]
+) -> list[Preview]:
+    """Return the previews, with what those that can be followed and are for datasets would do to their tables."""
+    shown = dict(enumerate(previews))
+    for dataset in app.datasets:
+        task = dataset_task(dataset.name)
+        mine = {number: one for number, one in shown.items() if task in one.tasks and one.error is None}
+        shown |= _preview_table(lake, systems, dataset, mine)
+    return list(shown.values())
+
+
+def _preview_table(
     lake: Lake, systems: Mapping[str, StreamSystem], dataset: AdjunctDataset, previews: Mapping[int, Preview]
 ) -> dict[int, Preview]:
     """Return what these requests would do to the table of a dataset, all of them together."""

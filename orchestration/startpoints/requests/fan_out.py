@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from dagster_adjunct.orchestration.startpoints.requests.allowed_requests import owners_of, takers_of
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest, Target, newer
 from dagster_adjunct.orchestration.startpoints.requests.unreadable_requests import Unreadable
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
@@ -116,10 +117,7 @@ def decide_fan_out(
     its commit and the removal leaves it there, and nothing that comes later has to be newer than that. Where the tasks
     are not `complete`, those that are not among them keep what nobody takes over.
     """
-    owners: dict[SystemStreamPartition, list[str]] = {}
-    for task, ssps in tasks.items():
-        for ssp in ssps if task not in named_only else ():
-            owners.setdefault(ssp, []).append(task)
+    owners = owners_of(tasks, named_only)
     held = _held(state, tasks, owners)
     hands = _Hands(state, tasks, held, taken)
     hands.pass_on(owners, keep=frozenset() if complete else state.tasks.keys() - tasks.keys())
@@ -129,7 +127,7 @@ def decide_fan_out(
     stuck = {(entry.ssp, entry.task) for entry in state.unreadable if entry.at is None}
     # In the store's order, so that the outcome does not depend on how they are kept.
     for request in sorted(requests, key=lambda request: request.sequence):
-        takers = _takers(request, tasks, owners)
+        takers = takers_of(request, tasks, owners)
         if state.settled.get(request.target) == request.sequence:
             settled[request.target] = request.sequence
             finished.append(request)
@@ -197,16 +195,6 @@ def _held(
             for task in owners.get(ssp, ()):
                 held.setdefault(task, set()).add(ssp)
     return {task: frozenset(ssps) for task, ssps in held.items() if ssps}
-
-
-def _takers(
-    request: StartpointRequest,
-    tasks: Mapping[str, frozenset[SystemStreamPartition]],
-    owners: Mapping[SystemStreamPartition, Sequence[str]],
-) -> Sequence[str]:
-    if request.task is None:
-        return owners.get(request.ssp, ())
-    return [request.task] if request.ssp in tasks.get(request.task, ()) else []
 
 
 class _Hands:

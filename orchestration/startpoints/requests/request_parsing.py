@@ -102,6 +102,14 @@ def startpoint_requests(
     versions: VersionsMet | None = None,
 ) -> list[StartpointRequest]:
     """Return a request for each partition, each a wish of its own that is made now. Raises ConfigurationError."""
+    for name, value in (("position", position), ("until", until)):
+        if not isinstance(value, Startpoint) and not (name == "until" and value is None):
+            raise ConfigurationError(
+                f"{name} is {value!r}: expected a startpoint.",
+                "Write StartpointOldest(), StartpointUpcoming(), StartpointTimestamp(timestamp_ms=…) or "
+                "StartpointSpecific(offset=…).",
+                argument=name,
+            )
     return [
         StartpointRequest(
             ssp=ssp,

@@ -1,4 +1,6 @@
-"""Which batch read each record first, and which dataset versions it met: from the batch log's history. Pure functions.
+"""Which batch read each record first, and which dataset versions it met, or why none can be met again as they were.
+
+Pure functions over the batch log's history:
 
 history      batch 7: p0 [10, 20) p1 [4, 9)    batch 8: p0 [20, 25)    batch 9: a replay, counts for nothing
 asked for    p0 [15, 25) p1 [4, 6)
@@ -12,25 +14,37 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.resources.errors import OffsetOutOfRangeError
+
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, Intent
+    from dagster_adjunct.resources.objects.commit_log import Commit
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 Span = tuple[str, str]
 # Below 0, 0 or above 0, as the first of two offsets of one partition lies before, at or after the second.
 Compare = Callable[["SystemStreamPartition", str, str], int]
+# How many offsets lie between two of one partition.
+Distance = Callable[["SystemStreamPartition", str, str], int]
+
+_NEXT = (
+    "Ask for offsets that batches have read, or leave versions=recorded out: as-of, where joins are as-of, or current "
+    "(--versions)."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class AskedOffsets:
     """Offsets [start, end) of each partition that are to be read as they were, in streams of these identities.
 
-    `compare` orders the offsets of a partition. Streams in `reset` may have gone back without a new epoch.
+    `compare` orders the offsets of a partition, and `distance` counts them. Streams in `reset` may have gone back
+    without a new epoch.
     """
 
     spans: Mapping[SystemStreamPartition, Span]
     identities: Mapping[str, str | None]
     compare: Compare
+    distance: Distance
     reset: AbstractSet[str] = frozenset()
 
 
@@ -40,13 +54,32 @@ class FirstReads:
 
     `pieces` has, by partition and in the order of offsets, the end of each piece and the batch that read it first;
     pieces follow each other without a hole but those in `unread`, which no batch has read. `versions` are by batch
-    what it met, and `cut` are the batches of which only a part is asked for.
+    what it met, with `over_time` of those that joined by time, and `cut` are the batches of which only a part is asked
+    for.
     """
 
     pieces: Mapping[SystemStreamPartition, tuple[tuple[str, int], ...]]
     versions: Mapping[int, Mapping[str, str | None]]
+    over_time: Mapping[int, Mapping[str, tuple[str, ...]]]
     unread: Mapping[SystemStreamPartition, tuple[Span, ...]]
     cut: tuple[int, ...]
+
+
+class ReadHistory:
+    """The states of a batch log, newest first, as far as somebody reads; knows the newest and the oldest one read."""
+
+    def __init__(self, commits: Iterable[tuple[Commit, ApplicationState]]) -> None:
+        self._commits = iter(commits)
+        self.newest: ApplicationState | None = None
+        self.oldest = 0
+
+    def __iter__(self) -> ReadHistory:
+        return self
+
+    def __next__(self) -> ApplicationState:
+        commit, state = next(self._commits)
+        self.oldest, self.newest = commit.number, self.newest or state
+        return state
 
 
 def main_batches(history: Iterable[ApplicationState], asked: AskedOffsets) -> dict[int, Intent]:
@@ -86,9 +119,61 @@ def first_reads(batches: Mapping[int, Intent], asked: AskedOffsets) -> FirstRead
     return FirstReads(
         {ssp: _in_order(asked.compare, ssp, pieces) for ssp, pieces in read.items()},
         versions,
+        {number: batches[number].over_time for number in versions if batches[number].over_time},
         {ssp: tuple(spans) for ssp, spans in open_spans.items() if spans},
         tuple(cut),
     )
+
+
+def why_unread(asked: AskedOffsets, reads: FirstReads, history: ReadHistory) -> dict[SystemStreamPartition, str]:
+    """Return, by partition, why what no batch has read can't be read as it was."""
+    errors = {}
+    for ssp, spans in reads.unread.items():
+        holes = [span for span in spans if asked.distance(ssp, *span)]
+        if not holes:
+            continue
+        start, end = holes[0]
+        why, state = "no batch of the main position has read them", history.newest
+        opened = state.open if state is not None else None
+        if opened is not None and ssp in opened.ranges and not opened.replays:
+            why = f"batch {opened.batch}, which is open, or one after it reads them first"
+        elif state is None or asked.compare(ssp, state.checkpoint.get(ssp, start), start) <= 0:
+            why = "no batch has read them yet"
+        elif history.oldest > 1:
+            why = f"the batch log's history from before its commit {history.oldest} is gone"
+        errors[ssp] = str(
+            OffsetOutOfRangeError(
+                f"{ssp}: nothing says which versions offsets {start} up to {end} met: {why}.",
+                _NEXT,
+                stream=ssp.qualified_stream,
+                partition=ssp.partition,
+                offset=start,
+            )
+        )
+    return errors
+
+
+def why_cut(
+    asked: AskedOffsets, reads: FirstReads, met_after_sends: AbstractSet[str]
+) -> dict[SystemStreamPartition, str]:
+    """Return, by partition, why a batch can't be cut: a join of it met what the whole batch had sent before it.
+
+    `met_after_sends` are the tables in which joins meet that.
+    """
+    if not met_after_sends or not reads.cut:
+        return {}
+    return {
+        ssp: str(
+            OffsetOutOfRangeError(
+                f"{ssp}: only a part of batch {reads.cut[0]} is asked for, and its joins met in "
+                f"{min(met_after_sends)!r} what the whole batch had sent there before.",
+                "Ask for whole batches, of all their partitions at once: adjunct checkpoint history has their offsets.",
+                stream=ssp.qualified_stream,
+                partition=ssp.partition,
+            )
+        )
+        for ssp in asked.spans
+    }
 
 
 def _is_of(state: ApplicationState, asked: AskedOffsets, stream: str) -> bool:

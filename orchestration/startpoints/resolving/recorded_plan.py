@@ -37,9 +37,12 @@ from dagster_adjunct.resources.stored_documents import StoredDocument, first_pro
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
+    from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
+    from dagster_adjunct.orchestration.startpoints.resolving.recorded_batches import AskedOffsets, FirstReads
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.objects.object_store import ObjectInfo
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 # From the plan to the requests that name it: a few requests to the store.
 _YOUNG = timedelta(minutes=10)
@@ -95,9 +98,30 @@ class RecordedPlan(StoredDocument):
         return tuple(told)
 
 
-def new_plan_id() -> str:
-    """Return the id of a plan that is to be written."""
-    return uuid.uuid4().hex
+def new_plan(app: Application, asked: AskedOffsets, reads: FirstReads, now: datetime) -> RecordedPlan:
+    """Return the plan of what is asked for, as batches have read it first; it holds nothing until it is written."""
+    pieces: dict[SystemStreamPartition, tuple[RecordedPiece, ...]] = {}
+    spans: dict[SystemStreamPartition, Range] = {}
+    for ssp, (start, end) in asked.spans.items():
+        read_pieces = [RecordedPiece(end=upto, batch=batch) for upto, batch in reads.pieces[ssp]]
+        if read_pieces:  # offsets without records behind them may follow: the last piece ends where the replay does
+            read_pieces[-1] = read_pieces[-1].model_copy(update={"end": end})
+        pieces[ssp] = tuple(read_pieces)
+        spans[ssp] = Range(start=start, end=end if read_pieces else start)
+    joined = {dataset.name for dataset in app.datasets}
+    return RecordedPlan(
+        id=uuid.uuid4().hex,
+        application=app.name,
+        expires_at=now + app.startpoints_expire_after,
+        streams={name: identity for name, identity in asked.identities.items() if identity is not None},
+        spans=spans,
+        pieces=pieces,
+        versions={
+            batch: {name: version for name, version in met.items() if name in joined}
+            for batch, met in reads.versions.items()
+        },
+        over_time={batch: dict(met) for batch, met in reads.over_time.items()},
+    )
 
 
 def write_plan(lake: Lake, plan: RecordedPlan) -> None:

@@ -6,21 +6,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.stored_positions import Replay, ResolvedStartpoint
-from dagster_adjunct.orchestration.operators.spec.versions_met import RECORDED
-from dagster_adjunct.orchestration.startpoints.resolving.resolve_request import as_planned, resolve_request
-from dagster_adjunct.orchestration.startpoints.resolving.versions_of_replays import check_versions, default_versions
+from dagster_adjunct.orchestration.startpoints.requests.allowed_requests import (
+    is_broadcast,
+    one_task_of_all,
+    versions_met,
+)
+from dagster_adjunct.orchestration.startpoints.resolving.resolve_request import resolve_request
 from dagster_adjunct.resources.errors import PermanentError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from datetime import datetime
 
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
     from dagster_adjunct.orchestration.startpoints.positions.stream_snapshots import StreamSnapshot
-    from dagster_adjunct.orchestration.startpoints.requests.handed_requests import HandedRequests
+    from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
     from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
     from dagster_adjunct.orchestration.startpoints.resolving.resolve_request import Plans
+    from dagster_adjunct.resources.errors import ConfigurationError
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 
@@ -33,32 +37,52 @@ class Unresolved:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedRequests:
+    """Requests as they were handed to the tasks of a run, sorted out.
+
+    `newest` has, by partition, the one that counts: of a broadcast input, all tasks are handed the same. `alone` are
+    those for one task where all tasks read the partition, each with why it can't be followed. `waiting` are all that
+    can be, and `taken` those that a commit has taken in, each with its task.
+    """
+
+    newest: Mapping[SystemStreamPartition, StartpointRequest]
+    alone: tuple[tuple[StartpointRequest, ConfigurationError], ...]
+    waiting: tuple[tuple[str, StartpointRequest], ...]
+    taken: tuple[tuple[str, StartpointRequest], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Resolved:
     """Where a run's tasks start: `startpoints` by partition, and the `replays` that begin.
 
-    `told` says in words what was looked up just now, and what has no offset and is gone on without.
+    `done` names what is still fanned out and was taken in by an earlier commit, or will be by the one that stores this,
+    by task and partition. `told` says in words what was looked up just now, and what has no offset and is gone on
+    without.
     """
 
     startpoints: Mapping[SystemStreamPartition, ResolvedStartpoint]
     replays: tuple[Replay, ...]
+    done: Mapping[str, Mapping[SystemStreamPartition, str]]
     told: tuple[str, ...]
 
 
 def resolve_handed(
     app: Application,
     streams: Mapping[str, StreamSnapshot],
+    tasks: Iterable[str],
+    fan_out: FanOut,
     known: OffsetState,
-    handed: HandedRequests,
     plans: Plans,
     now: datetime,
 ) -> Resolved:
-    """Return the offsets of what a run's tasks were handed: each is looked up once, in the stream that it is of.
+    """Return the offsets of what these tasks were handed: each is looked up once, in the stream that it is of.
 
     A replay of recorded versions has those of its plan. What `plans` holds instead of one is why it can't be followed.
 
     What an earlier start has found, and no batch has applied, stands. Raises for a request that has no offset, unless
     it says to go on without.
     """
+    handed = _sorted_out(app, tasks, fan_out, known)
     unresolved: list[Unresolved] = []
     for request, refusal in handed.alone:
         if request.on_unresolved == "fail":
@@ -85,7 +109,35 @@ def resolve_handed(
     for without in unresolved:
         asked = without.request
         told.append(f"{asked.ssp}: goes on from its checkpoint ({asked.by}: {asked.reason}): {without.error}")
-    return Resolved(startpoints, tuple(replays), tuple(told))
+
+    # Done with: what was taken in, what a newer one takes the place of, and what the replays were asked for by.
+    begun = {replay.ssp for replay in replays}
+    done: dict[str, dict[SystemStreamPartition, str]] = {}
+    for task, request in handed.taken:
+        done.setdefault(task, {})[request.ssp] = request.id
+    for task, request in handed.waiting:
+        if request.ssp in begun or request.sequence < handed.newest[request.ssp].sequence:
+            done.setdefault(task, {})[request.ssp] = request.id
+    return Resolved(startpoints, tuple(replays), done, tuple(told))
+
+
+def _sorted_out(app: Application, tasks: Iterable[str], fan_out: FanOut, known: OffsetState) -> HandedRequests:
+    """Return what these tasks were handed, sorted out by what the batch log knows to be taken in."""
+    newest: dict[SystemStreamPartition, StartpointRequest] = {}
+    alone: list[tuple[StartpointRequest, ConfigurationError]] = []
+    waiting: list[tuple[str, StartpointRequest]] = []
+    taken: list[tuple[str, StartpointRequest]] = []
+    for task in tasks:
+        for ssp, request in fan_out.tasks.get(task, {}).items():
+            if known.has_taken(ssp, request.id):
+                taken.append((task, request))
+            elif request.task is not None and is_broadcast(app, ssp):
+                alone.append((request, one_task_of_all(request)))
+            else:
+                waiting.append((task, request))
+                if request.sequence > newest.setdefault(ssp, request).sequence:
+                    newest[ssp] = request
+    return HandedRequests(newest, tuple(alone), tuple(waiting), tuple(taken))
 
 
 def _look_up(
@@ -93,12 +145,8 @@ def _look_up(
 ) -> ResolvedStartpoint | Replay | Unresolved:
     """Return the request with its offset. Raises, naming who asked, where it has none and does not go on without."""
     try:
-        check_versions(app, request)
-        if request.versions == RECORDED:
-            return as_planned(stream, request, plans, now, epoch)
-        start = resolve_request(stream, request, now=now, epoch=epoch)
-        default = default_versions(app)
-        return start.model_copy(update={"versions": start.versions or default}) if isinstance(start, Replay) else start
+        versions = versions_met(app, request)
+        return resolve_request(stream, request, versions=versions, now=now, epoch=epoch, plans=plans)
     except PermanentError as error:
         if request.on_unresolved != "fail":
             return Unresolved(request, str(error))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.stored_positions import Replay, ResolvedStartpoint, replay_id
-from dagster_adjunct.orchestration.operators.spec.versions_met import RECORDED
+from dagster_adjunct.orchestration.operators.spec.versions_met import RECORDED, VersionsMet
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError, PermanentError
 from dagster_adjunct.resources.streams.interface.startpoint import (
     describe_startpoint,
@@ -25,29 +25,37 @@ if TYPE_CHECKING:
 
 
 def resolve_request(
-    stream: StreamSnapshot, request: StartpointRequest, *, now: datetime, epoch: int = 0
+    stream: StreamSnapshot,
+    request: StartpointRequest,
+    *,
+    versions: VersionsMet,
+    now: datetime,
+    epoch: int = 0,
+    plans: Plans | None = None,
 ) -> ResolvedStartpoint | Replay:
     """Return the request with the offset at which it starts `now`; a bounded one as a replay, which opens this epoch.
 
-    Start and end of a replay are one offset where the partition has no records in between. Raises what
-    `resolve_startpoint_to_offset` does, and OffsetOutOfRangeError for an end that lies before the start.
+    A replay meets these `versions`; one of recorded versions starts and ends as its plan has it: what it holds was
+    found when it was asked for, which is before there are `plans`. Start and end of a replay are one offset where the
+    partition has no records in between. Raises what `resolve_startpoint_to_offset` does, OffsetOutOfRangeError for an
+    end that lies before the start, and why a plan can't be followed.
     """
-    ssp = request.ssp
-    system, identity = stream.system, stream.info.identity
-    start = resolve_startpoint_to_offset(system, ssp, request.startpoint)
+    ssp, system = request.ssp, stream.system
+    plan = None if plans is None or versions != RECORDED else _plan_of(stream, request, plans)
     position = describe_startpoint(request.startpoint)
+    start = resolve_startpoint_to_offset(system, ssp, request.startpoint) if plan is None else plan.spans[ssp].start
     if request.until is None:
         return ResolvedStartpoint(
             id=request.id,
             ssp=ssp,
-            stream=identity,
+            stream=stream.info.identity,
             position=position,
             offset=start,
             by=request.by,
             reason=request.reason,
             resolved_at=now,
         )
-    end = resolve_startpoint_to_offset(system, ssp, request.until)
+    end = resolve_startpoint_to_offset(system, ssp, request.until) if plan is None else plan.spans[ssp].end
     order = system.compare(start, end)
     if order > 0:
         raise OffsetOutOfRangeError(
@@ -61,7 +69,7 @@ def resolve_request(
     return Replay(
         id=replay_id(ssp, request.id),
         ssp=ssp,
-        stream=identity,
+        stream=stream.info.identity,
         epoch=epoch,
         position=position,
         start=start,
@@ -71,12 +79,13 @@ def resolve_request(
         by=request.by,
         reason=request.reason,
         began_at=now,
-        versions=request.versions,
+        versions=versions,
+        recorded=None if plan is None else plan.id,
     )
 
 
-def as_planned(stream: StreamSnapshot, request: StartpointRequest, plans: Plans, now: datetime, epoch: int) -> Replay:
-    """Return the replay of recorded versions as its plan has it: what it holds was found when it was asked for."""
+def _plan_of(stream: StreamSnapshot, request: StartpointRequest, plans: Plans) -> RecordedPlan:
+    """Return the plan of a request for recorded versions, which has the offsets of its partition."""
     ssp, plan = request.ssp, plans.get(request.recorded or "")
     if isinstance(plan, PermanentError):
         raise plan
@@ -93,20 +102,4 @@ def as_planned(stream: StreamSnapshot, request: StartpointRequest, plans: Plans,
             stream=ssp.qualified_stream,
             partition=ssp.partition,
         )
-    span = plan.spans[ssp]
-    order = stream.system.compare(span.start, span.end)
-    return Replay(
-        id=replay_id(ssp, request.id),
-        ssp=ssp,
-        stream=stream.info.identity,
-        epoch=epoch,
-        position=describe_startpoint(request.startpoint),
-        start=span.start,
-        next=span.start,
-        until=span.end if order else span.start,
-        by=request.by,
-        reason=request.reason,
-        began_at=now,
-        versions=RECORDED,
-        recorded=plan.id,
-    )
+    return plan

@@ -14,7 +14,6 @@ from dagster_adjunct.assets.unbounded.local_writes import LocalWrites, WritingBa
 from dagster_adjunct.assets.writing.generation_writer import BY_ONE_TASK, SPARK
 from dagster_adjunct.orchestration.operators.columns.hidden_columns import tie_breakers
 from dagster_adjunct.orchestration.operators.spec.versions_met import RECORDED
-from dagster_adjunct.orchestration.startpoints.resolving.versions_of_replays import tables_met_after_sends
 from dagster_adjunct.resources.errors import NullKeyError
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION, TOMBSTONE
@@ -60,7 +59,7 @@ class LocalSends:
         counted = self._counters.setdefault(table, {"rows": 0, "deleted": 0, "duplicate_batches": 0})
         if self._inputs.consumed is None:
             counted["replayed_batches"] = 1
-            if self._inputs.reading != RECORDED or table not in tables_met_after_sends(self._context.app):
+            if self._inputs.reading != RECORDED or table not in self._context.plan.tables_met_after_sends():
                 return
         rows, null_keys = kept_rows(frame, self._context.app.dataset(table).key, deleted, on_null_key)
         names = schema_of(self._context.app.dataset(table)).names

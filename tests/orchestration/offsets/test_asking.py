@@ -65,7 +65,7 @@ def preview(
     lake: Lake, systems: Mapping[str, StreamSystem], app: Application, requests: Sequence[StartpointRequest]
 ) -> list[Preview]:
     plan = plan_application(app, systems) if app.inputs else None
-    return preview_requests(lake, systems, app, plan, requests, application_state(lake, app.name))
+    return list(preview_requests(lake, systems, app, plan, requests, application_state(lake, app.name)).previews)
 
 
 def ssps(stream: str, *numbers: int) -> list[SystemStreamPartition]:

@@ -20,6 +20,10 @@ def compare(_: SystemStreamPartition, left: str, right: str) -> int:
     return (int(left) > int(right)) - (int(left) < int(right))
 
 
+def distance(_: SystemStreamPartition, start: str, end: str) -> int:
+    return int(end) - int(start)
+
+
 def history(chance: random.Random) -> tuple[list[ApplicationState], Reads]:
     """Return a log, newest first, of batches that go on, go back, skip and replay; and who read each offset first."""
     at = dict.fromkeys(PARTITIONS, 0)
@@ -75,7 +79,7 @@ def test_every_record_is_of_the_batch_of_the_main_position_that_read_it_first() 
         for ssp in chance.sample(PARTITIONS, chance.randint(1, 3)):
             begin = chance.randint(0, 12)
             spans[ssp] = (str(begin), str(begin + chance.randint(0, 12)))
-        asked = AskedOffsets(spans, {"fake.s": "one"}, compare)
+        asked = AskedOffsets(spans, {"fake.s": "one"}, compare, distance)
         reads = first_reads(main_batches(iter(states), asked), asked)
         read: Reads = {}
         for ssp, (start, end) in spans.items():
@@ -106,7 +110,7 @@ def test_the_log_is_read_no_further_back_than_what_is_asked_for_reaches() -> Non
             looked.append(state.batch)
             yield state
 
-    asked = AskedOffsets({PARTITIONS[0]: ("45", "47")}, {"fake.s": None}, compare)
+    asked = AskedOffsets({PARTITIONS[0]: ("45", "47")}, {"fake.s": None}, compare, distance)
     reads = first_reads(main_batches(newest_first(), asked), asked)
     assert reads.pieces == {PARTITIONS[0]: (("46", 46), ("47", 47))}
     assert looked == [49, 48, 47, 46, 45]
@@ -119,5 +123,5 @@ def test_offsets_of_the_stream_before_are_not_those_of_the_one_that_was_made_ane
     state = ApplicationState(
         batch=1, checkpoint={PARTITIONS[0]: "5"}, last=closed, offsets=OffsetState(streams={"fake.s": "before"})
     )
-    asked = AskedOffsets({PARTITIONS[0]: ("0", "5")}, {"fake.s": "now"}, compare)
+    asked = AskedOffsets({PARTITIONS[0]: ("0", "5")}, {"fake.s": "now"}, compare, distance)
     assert first_reads(main_batches([state], asked), asked).unread == {PARTITIONS[0]: (("0", "5"),)}
