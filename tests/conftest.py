@@ -13,6 +13,7 @@ import pytest
 # Arguments are checked from here on, as they are for users: whichever tests a process runs, in whatever order.
 import dagster_adjunct._dagster_api  # noqa: F401
 from tests.java_classes import hurry_sparks_jvms
+from tests.temporary_files import keep_temporary_files_in_memory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,6 +26,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 hurry_sparks_jvms()
+keep_temporary_files_in_memory()
 
 # Those that others import come first, or pytest could not rewrite their assertions.
 pytest_plugins = [
