@@ -1,10 +1,12 @@
 """The Spark step: one planned application, batch after batch, until it has caught up or met its limits.
 
     take over  the batch that a crash left open, as it is written; it comes before everything else
-    look       the dataset versions that are served, and the inputs as they stand: one value, nothing is asked later
+    tend       the tables that the application writes itself: what a batch that was given up wrote is taken out
+    look       the dataset versions that are served, and the inputs as they stand: one value
     start      once a run: what was handed to its tasks gets offsets, every partition a position; stored at once
-    plan       what the next batch reads and which dataset versions it meets
-    intent     the same, committed before anything is read
+    plan       what the next batch reads
+    hold       the dataset versions that it meets, leased
+    intent     what it reads and meets, committed before anything is read
     run        ranges and versions -> operators -> outputs; each output is idempotent by (application, batch)
     close      the intent is closed, which is the checkpoint
     settle     instead, where there is nothing to read: the positions that the inputs are read up to
@@ -14,6 +16,7 @@ A crash anywhere leaves either a closed batch or an open intent; the next run ru
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -29,8 +32,10 @@ from dagster_adjunct.orchestration.step.commit.commit_intent import commit_inten
 from dagster_adjunct.orchestration.step.commit.commit_offsets import close_batch, settle
 from dagster_adjunct.orchestration.step.commit.run_outputs import run_outputs
 from dagster_adjunct.orchestration.step.commit.store_first_positions import store_first_positions
+from dagster_adjunct.orchestration.step.next_batch.hold_versions import hold_versions
 from dagster_adjunct.orchestration.step.next_batch.look_before_batch import look
-from dagster_adjunct.orchestration.step.next_batch.plan_batch import NothingToRead, PlannedBatch, plan_batch
+from dagster_adjunct.orchestration.step.next_batch.own_tables import tend_own_tables
+from dagster_adjunct.orchestration.step.next_batch.plan_batch import NothingToRead, plan_batch
 from dagster_adjunct.orchestration.step.next_batch.take_over_batch import take_over
 from dagster_adjunct.orchestration.step.opened_versions import OpenedVersions
 from dagster_adjunct.orchestration.step.step_report import StepEvent
@@ -63,19 +68,23 @@ def run_step(context: StepContext, engine: BatchEngine = BY_SPARK) -> StepReport
             run = begun
             try:
                 while context.max_batches is None or run.batches < context.max_batches:
-                    planned: PlannedBatch | NothingToRead
+                    began = time.monotonic()
+                    context.check()
                     if run.logged.state.open is not None:
-                        planned = take_over(step, run, run.logged.state.open)
+                        batch = take_over(step, run, run.logged.state.open)
                     else:
+                        if run.batches:
+                            context.between_batches()
+                        tend_own_tables(step, run)
                         seen = look(step, run)
                         run = store_first_positions(step, run, seen)
                         planned = plan_batch(step, run, seen)
-                    if isinstance(planned, PlannedBatch):
-                        opened = commit_intent(step, run, planned)
-                        run = opened.run
-                        run = close_batch(step, run_outputs(step, opened))
-                    else:
-                        return settle(step, run, planned).report(context, caught_up=True)
+                        if isinstance(planned, NothingToRead):
+                            return settle(step, run, planned).report(context, caught_up=True)
+                        batch = hold_versions(step, run, planned, seen)
+                    opened = commit_intent(step, run, batch, began)
+                    run = opened.run
+                    run = close_batch(step, run_outputs(step, opened))
                 return run.report(context, caught_up=False)
             except CommitConflictError as conflict:
                 if run.logged.commit is not begun.logged.commit or context.still_ours is None or attempt == _BEGINNINGS:

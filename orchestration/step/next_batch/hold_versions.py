@@ -3,24 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.versions_over_time import refs_over_time
 from dagster_adjunct.assets.versions.manifest import as_bounded
+from dagster_adjunct.orchestration.operators.spec.versions_met import RECORDED
 from dagster_adjunct.orchestration.startpoints.resolving.recorded_plan import is_readable
 from dagster_adjunct.orchestration.step.batch_compiler.timed_rows import joined_by_time
-from dagster_adjunct.orchestration.step.next_batch.served_versions import ServedVersions, served_now
+from dagster_adjunct.orchestration.step.next_batch.served_versions import ServedVersions, check_all_fresh, served_now
+from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.resources.errors import ConfigurationError, VersionDiscardedError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.batchlog.batch_log import Intent
-    from dagster_adjunct.orchestration.step.step_run import OpenedStep
+    from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, Intent
+    from dagster_adjunct.orchestration.step.next_batch.look_before_batch import Seen
+    from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
+    from dagster_adjunct.resources.schemas.schema import Schema
 
 # How often versions are chosen anew where one of them is discarded between the look and the lease.
 _TRIES = 5
 
 
-def hold_served(step: OpenedStep, served: ServedVersions, only: Collection[str] | None = None) -> ServedVersions:
+@dataclass(frozen=True, slots=True)
+class HeldBatch:
+    """A batch that can begin: what it is to do, and meets, under leases.
+
+    `records` are the columns of its input streams; None where they are not known.
+    """
+
+    intent: Intent
+    records: Mapping[str, Schema | None]
+
+
+def hold_versions(step: OpenedStep, run: StepRun, planned: Intent, seen: Seen) -> HeldBatch:
+    """Return the planned batch with the versions that it meets, leased: those that are served, or were recorded.
+
+    Raises StaleDatasetError for a table that lacks something older than is allowed, and for a recorded replay
+    VersionDiscardedError where a version is gone, and ConfigurationError for a dataset that it did not meet.
+    """
+    if planned.reading == RECORDED:
+        return HeldBatch(_with_recorded(step, planned, seen.served), seen.schemas)
+    return HeldBatch(_with_served(step, run.logged.state, planned, seen.served), seen.schemas)
+
+
+def _with_served(step: OpenedStep, state: ApplicationState, planned: Intent, served: ServedVersions) -> Intent:
+    served = _hold_served(step, served)
+    over_time = _hold_over_time(step, served.ids)
+    check_all_fresh(step.context, served)
+    ids = {**served.ids, **_read_on(step, state)}
+    names = (*(dataset.name for dataset in step.context.app.datasets), *step.states)
+    return planned.model_copy(update={"versions": {name: ids[name] for name in names}, "over_time": over_time})
+
+
+def _hold_served(step: OpenedStep, served: ServedVersions, only: Collection[str] | None = None) -> ServedVersions:
     """Lease what is served, or what took the place of a version that was discarded since; return what is leased."""
     for attempt in range(_TRIES + 1):
         try:
@@ -33,7 +69,7 @@ def hold_served(step: OpenedStep, served: ServedVersions, only: Collection[str] 
     return served
 
 
-def hold_over_time(step: OpenedStep, versions: Mapping[str, str | None]) -> dict[str, tuple[str, ...]]:
+def _hold_over_time(step: OpenedStep, versions: Mapping[str, str | None]) -> dict[str, tuple[str, ...]]:
     """Lease also the other versions that joins by time meet of bounded datasets, and return these, by dataset."""
     app, met = step.context.app, dict[str, tuple[str, ...]]()
     names = [name for name in joined_by_time(app) if not app.dataset(name).follows_changes]
@@ -53,16 +89,33 @@ def _retained(step: OpenedStep, name: str) -> tuple[str, ...]:
     return step.versions.over_time(name, [ref.id for ref in refs_over_time(manifest)]).versions
 
 
-def hold_recorded(step: OpenedStep, intent: Intent, served: ServedVersions) -> Intent:
-    """Lease the versions that a batch of recorded replays meets; return it with one for each dataset.
+def _read_on(step: OpenedStep, state: ApplicationState) -> dict[str, str | None]:
+    """Bring the datasets that live for one run up to date, and return their versions; tell what has changed.
+
+    Before the intent, which then names what is known to be readable: a change that can't be applied would keep an
+    open batch from ever ending.
+    """
+    context, versions = step.context, dict[str, str | None]()
+    for dataset in context.app.datasets:
+        if not dataset.following.persistent:
+            table = step.versions.table(dataset.name, state)
+            report = table.advance(context.spark)
+            if report.action != "up-to-date":
+                context.on_event(StepEvent("table", state.batch + 1, {"report": report}))
+            if dataset.name in context.app.max_staleness:
+                table.check_fresh(context.app.max_staleness[dataset.name])
+            versions[dataset.name] = report.version
+    return versions
+
+
+def _with_recorded(step: OpenedStep, planned: Intent, served: ServedVersions) -> Intent:
+    """Lease the versions that recorded replays meet, named in the plan already; there is one for each dataset.
 
     Tables of state are as they are `served`: what has been read before is left out there.
-    Raises VersionDiscardedError where one is gone all the same, as after an erasure, and ConfigurationError where
-    the application has a dataset now that the batch did not meet.
     """
     names = [dataset.name for dataset in step.context.app.datasets]
-    cancel = f"Cancel it (adjunct startpoint clear MODULE:APP {min(intent.ranges)} --reason …) and ask again with "
-    lacking = [name for name in names if name not in intent.versions]
+    cancel = f"Cancel it (adjunct startpoint clear MODULE:APP {min(planned.ranges)} --reason …) and ask again with "
+    lacking = [name for name in names if name not in planned.versions]
     if lacking:
         raise ConfigurationError(
             f"a recorded replay can't go on: the application has dataset {lacking[0]!r} now, of which the batch "
@@ -71,16 +124,17 @@ def hold_recorded(step: OpenedStep, intent: Intent, served: ServedVersions) -> I
             application=step.context.app.name,
             dataset=lacking[0],
         )
-    met = {name: intent.versions[name] for name in names}
-    step.leases.take(met, intent.over_time, reopened=True)  # the plan keeps what a discard has spared for it
-    for name, versions in intent.met.items():
-        for version in versions if name in met and not set(versions) <= set(step.leases.held(name)) else ():
-            if not is_readable(step.context.lake, step.versions.stored(name).require_manifest(), version):
+    met = {name: planned.versions[name] for name in names}
+    # The plan keeps what a discard has spared for it.
+    for name in step.leases.take(met, planned.over_time, reopened=True):
+        manifest = step.versions.stored(name).require_manifest()
+        for version in planned.met[name]:
+            if not is_readable(step.context.lake, manifest, version):
                 raise VersionDiscardedError(
                     f"a recorded replay can't go on: dataset {name!r}: version {version} is gone, as after an erasure.",
                     f"{cancel}versions=as-of, or current.",
                     dataset=name,
                     version=version,
                 )
-    states = hold_served(step, served, step.states).ids
-    return intent.model_copy(update={"versions": met | {name: states[name] for name in step.states}})
+    states = _hold_served(step, served, step.states).ids
+    return planned.model_copy(update={"versions": met | {name: states[name] for name in step.states}})

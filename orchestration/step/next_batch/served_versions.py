@@ -14,7 +14,6 @@ from dagster_adjunct.orchestration.step.next_batch.versions_to_wait_for import c
 from dagster_adjunct.resources.errors import StaleDatasetError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.orchestration.step.step_run import OpenedStep
@@ -22,19 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ServedVersions:
-    """What each stored dataset and each table of state serves; None: nothing yet.
+    """What each stored dataset and each table of state serves, by its id; None: nothing yet.
 
     `limited` are the manifests of those that may not be stale: version and offsets of one commit, so that what is found
     fresh is what the batch meets.
     """
 
-    readers: Mapping[str, VersionReader | None]
+    ids: Mapping[str, str | None]
     limited: Mapping[str, DatasetManifest | None]
-
-    @property
-    def ids(self) -> dict[str, str | None]:
-        """The ids of the versions, by dataset."""
-        return {name: None if reader is None else reader.version for name, reader in self.readers.items()}
 
 
 def served_now(step: OpenedStep) -> ServedVersions:
@@ -54,10 +48,11 @@ def served_now(step: OpenedStep) -> ServedVersions:
         if manifest is not None:
             check_as_stored(dataset, as_unbounded(manifest))
         readers[dataset.name] = stored(dataset.name).reader_of(manifest)
-    check_bootstrapped(step, readers)
+    check_bootstrapped(step, [name for name, reader in readers.items() if reader is None])
     readers |= {name: stored(name).current() for name in step.states}
     step.versions.keep(readers)
-    return ServedVersions(readers, limited)
+    ids = {name: None if reader is None else reader.version for name, reader in readers.items()}
+    return ServedVersions(ids, limited)
 
 
 def check_all_fresh(context: StepContext, served: ServedVersions) -> None:
