@@ -81,10 +81,9 @@ def compact_dataset(
     return _compact(context, manifest, policy or manifest.declaration.compaction, level)[0]
 
 
-def compact_due(context: WriteContext, dataset: str, policy: DeltaCompaction) -> _Current | None:
+def compact_due(context: WriteContext, manifest: UnboundedManifest, policy: DeltaCompaction) -> _Current | None:
     """Compact what the policy finds due; return the commit and its manifest, None where nothing was compacted."""
-    manifest = context.log(dataset).read()[1]
-    return None if manifest is None else _compact(context, as_unbounded(manifest), policy, None)[1]
+    return _compact(context, manifest, policy, None)[1]
 
 
 class _LateChanges(Exception):

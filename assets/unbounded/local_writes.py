@@ -245,7 +245,7 @@ class LocalWrites:
                 "Nothing of this batch is in it. Run the application again.",
                 dataset=spec.name,
             )
-        manifest = seen.manifest or first_manifest(spec, self._schema, now)
+        manifest = seen.manifest or first_manifest(spec, now)
         before = None if self._pinned is None else self._pinned.id
         written = Written(
             application=self._batch.application,

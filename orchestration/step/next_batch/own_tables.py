@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.unbounded.local_table import undo_batch
-from dagster_adjunct.assets.unbounded.state_table import tend_state, undo_state
+from dagster_adjunct.assets.unbounded.state_table import tend_state
 from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard_all
 
 if TYPE_CHECKING:
@@ -20,13 +20,16 @@ def tend_own_tables(step: OpenedStep, run: StepRun) -> None:
 
 
 def undo_given_up(step: OpenedStep, batch: int) -> None:
-    """Take what a batch that was given up has written out of the application's local tables, once."""
+    """Take what a batch that was given up has written out of the application's tables, once.
+
+    A table of state is begun before the first batch that writes it: where there is none, no batch has.
+    """
     app, write = step.context.app, step.context.writing
     for dataset in app.datasets:
         if dataset.is_owned_by(app.name):
-            undo_batch(write, dataset, app.name, batch)
+            undo_batch(write, dataset.name, app.name, batch, declared=dataset)
     for name in step.states:
-        undo_state(write, name, app.name, batch)
+        undo_batch(write, name, app.name, batch)
 
 
 def tend_states(step: OpenedStep) -> None:
