@@ -64,7 +64,7 @@ def chosen_version(
     return begun or committed_version(log, manifest, version)
 
 
-def version_met(log: DatasetLog, manifest: DatasetManifest, version: str) -> SealedVersion:
+def version_of_batch(log: DatasetLog, manifest: DatasetManifest, version: str) -> SealedVersion:
     """Return the version of this id that a batch was begun with.
 
     Also one that was withdrawn since, or that an erasure has rewritten, which is kept as it was until that batch

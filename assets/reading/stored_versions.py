@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.reading.chosen_version import chosen_version, version_met
+from dagster_adjunct.assets.reading.chosen_version import chosen_version, version_of_batch
 from dagster_adjunct.assets.reading.dataset_names import dataset_not_found
 from dagster_adjunct.assets.reading.file_cache import FileCache
 from dagster_adjunct.assets.reading.no_version import (
@@ -150,8 +150,8 @@ class StoredVersions(VersionOperations):
         return VersionsOverTime(self._lake.store, self.name, sealed)
 
     def version_of_batch(self, version: str) -> VersionReader:
-        """Return the version of this id that an open batch was begun with, also a withdrawn one: see `version_met`."""
-        return self._reader(version_met(self.log, self.require_manifest(), version))
+        """Return the version of this id that an open batch was begun with, also one that was withdrawn since."""
+        return self._reader(version_of_batch(self.log, self.require_manifest(), version))
 
     def diff(self, old: str, new: str, *, sample: int = 20) -> VersionDiff:
         """Return what differs between two versions, by id or name: counts, and up to `sample` keys of each kind.

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.reading.versions_over_time import refs_over_time
-from dagster_adjunct.assets.versions.manifest import as_bounded
 from dagster_adjunct.orchestration.operators.spec.versions_met import RECORDED
 from dagster_adjunct.orchestration.startpoints.resolving.recorded_plan import is_readable
-from dagster_adjunct.orchestration.step.batch_compiler.timed_rows import joined_by_time
 from dagster_adjunct.orchestration.step.next_batch.served_versions import ServedVersions, check_all_fresh, served_now
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.resources.errors import ConfigurationError, VersionDiscardedError
 
 if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, Intent
     from dagster_adjunct.orchestration.step.next_batch.look_before_batch import Seen
     from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
@@ -43,50 +41,47 @@ def hold_versions(step: OpenedStep, run: StepRun, planned: Intent, seen: Seen) -
     VersionDiscardedError where a version is gone, and ConfigurationError for a dataset that it did not meet.
     """
     if planned.reading == RECORDED:
-        return HeldBatch(_with_recorded(step, planned, seen.served), seen.schemas)
-    return HeldBatch(_with_served(step, run.logged.state, planned, seen.served), seen.schemas)
+        held = _with_recorded(step, planned, seen.served)
+    else:
+        held = _with_served(step, run.logged.state, planned, seen.served)
+    return HeldBatch(held, seen.schemas)
 
 
 def _with_served(step: OpenedStep, state: ApplicationState, planned: Intent, served: ServedVersions) -> Intent:
-    served = _hold_served(step, served)
-    over_time = _hold_over_time(step, served.ids)
+    """Lease what is served; of bounded datasets that are joined by time, all other versions too."""
+    app = step.context.app
+    served, over_time = _hold(step, served, served.ids, _joined_by_time(app))
     check_all_fresh(step.context, served)
     ids = {**served.ids, **_read_on(step, state)}
-    names = (*(dataset.name for dataset in step.context.app.datasets), *step.states)
+    names = (*(dataset.name for dataset in app.datasets), *step.states)
     return planned.model_copy(update={"versions": {name: ids[name] for name in names}, "over_time": over_time})
 
 
-def _hold_served(step: OpenedStep, served: ServedVersions, only: Collection[str] | None = None) -> ServedVersions:
-    """Lease what is served, or what took the place of a version that was discarded since; return what is leased."""
+def _hold(
+    step: OpenedStep, served: ServedVersions, names: Iterable[str], by_time: Iterable[str] = ()
+) -> tuple[ServedVersions, dict[str, tuple[str, ...]]]:
+    """Lease what is served under these names, or what took the place of a version that was discarded since.
+
+    Returns what is served then, and the versions over time of those `by_time` that serve one.
+    """
     for attempt in range(_TRIES + 1):
+        versions = {name: served.ids[name] for name in names}
+        over_time = {name: step.versions.over_time(name).versions for name in by_time if versions[name] is not None}
         try:
-            step.leases.take({name: id for name, id in served.ids.items() if only is None or name in only})
-            break
+            step.leases.take(versions, over_time)
+            return served, over_time
         except VersionDiscardedError:
             if attempt == _TRIES:
                 raise
             served = served_now(step)
-    return served
+    raise AssertionError("unreachable")
 
 
-def _hold_over_time(step: OpenedStep, versions: Mapping[str, str | None]) -> dict[str, tuple[str, ...]]:
-    """Lease also the other versions that joins by time meet of bounded datasets, and return these, by dataset."""
-    app, met = step.context.app, dict[str, tuple[str, ...]]()
-    names = [name for name in joined_by_time(app) if not app.dataset(name).follows_changes]
-    for attempt in range(_TRIES + 1):
-        met = {name: _retained(step, name) for name in names if versions.get(name) is not None}
-        try:
-            step.leases.take(versions, met)
-            break
-        except VersionDiscardedError:
-            if attempt == _TRIES:
-                raise
-    return met
-
-
-def _retained(step: OpenedStep, name: str) -> tuple[str, ...]:
-    manifest = as_bounded(step.versions.stored(name).require_manifest())
-    return step.versions.over_time(name, [ref.id for ref in refs_over_time(manifest)]).versions
+def _joined_by_time(app: Application) -> list[str]:
+    """Return the bounded datasets that records are joined with as of their times."""
+    matches = (operator.spec.match for operator in app.operators)
+    names = {match.dataset for match in matches if match and match.dataset and match.as_of}
+    return [name for name in sorted(names) if not app.dataset(name).follows_changes]
 
 
 def _read_on(step: OpenedStep, state: ApplicationState) -> dict[str, str | None]:
@@ -136,5 +131,5 @@ def _with_recorded(step: OpenedStep, planned: Intent, served: ServedVersions) ->
                     dataset=name,
                     version=version,
                 )
-    states = _hold_served(step, served, step.states).ids
+    states = _hold(step, served, step.states)[0].ids
     return planned.model_copy(update={"versions": met | {name: states[name] for name in step.states}})
