@@ -15,7 +15,7 @@ from dagster_adjunct.assets.unbounded.compaction_plan import CompactionPlan, Lev
 from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
 from dagster_adjunct.assets.unbounded.merge_generations import Merged, merge, reach_down_to
 from dagster_adjunct.assets.unbounded.next_served_version import retire
-from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, forget_attempt
+from dagster_adjunct.assets.versions.build_attempts import build_on_record
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
@@ -140,12 +140,9 @@ def _merge_and_switch(
 ) -> tuple[Merged, _Current] | None:
     name = manifest.name
     attempt = context.log(name).attempt()
-    try:
-        with AttemptRenewal(context.lake, name, attempt.id, context.by):
-            merged = merge(context, manifest, plan, attempt, forget=forget)
-            current = _switch(context, manifest, plan, merged)
-    finally:
-        forget_attempt(context.lake, name, attempt.id)
+    with build_on_record(context.lake, name, attempt.id, context.by):
+        merged = merge(context, manifest, plan, attempt, forget=forget)
+        current = _switch(context, manifest, plan, merged)
     return None if current is None else (merged, current)
 
 
