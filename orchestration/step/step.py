@@ -32,7 +32,7 @@ from dagster_adjunct.orchestration.step.commit.commit_intent import commit_inten
 from dagster_adjunct.orchestration.step.commit.commit_offsets import close_batch, settle
 from dagster_adjunct.orchestration.step.commit.run_outputs import run_outputs
 from dagster_adjunct.orchestration.step.commit.store_first_positions import store_first_positions
-from dagster_adjunct.orchestration.step.next_batch.hold_versions import hold_versions
+from dagster_adjunct.orchestration.step.next_batch.hold_versions import HeldBatch, hold_versions
 from dagster_adjunct.orchestration.step.next_batch.look_before_batch import look
 from dagster_adjunct.orchestration.step.next_batch.own_tables import tend_own_tables
 from dagster_adjunct.orchestration.step.next_batch.plan_batch import NothingToRead, plan_batch
@@ -41,7 +41,7 @@ from dagster_adjunct.orchestration.step.opened_versions import OpenedVersions
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
 from dagster_adjunct.orchestration.step.version_leases import VersionLeases
-from dagster_adjunct.resources.errors import CommitConflictError
+from dagster_adjunct.resources.errors import CommitConflictError, VersionDiscardedError
 from dagster_adjunct.resources.tables.credits.run_credits import RunCredits
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 # How often a run begins: another one that was taken over from may come in between, once.
 _BEGINNINGS = 3
+# How often all is looked at for one batch: whoever discards versions may be faster, now and then.
+_LOOKS = 6
 
 
 def run_step(context: StepContext, engine: BatchEngine = BY_SPARK) -> StepReport:
@@ -69,19 +71,9 @@ def run_step(context: StepContext, engine: BatchEngine = BY_SPARK) -> StepReport
             try:
                 while context.max_batches is None or run.batches < context.max_batches:
                     began = time.monotonic()
-                    context.check()
-                    if run.logged.state.open is not None:
-                        batch = take_over(step, run, run.logged.state.open)
-                    else:
-                        if run.batches:
-                            context.between_batches()
-                        tend_own_tables(step, run)
-                        seen = look(step, run)
-                        run = store_first_positions(step, run, seen)
-                        planned = plan_batch(step, run, seen)
-                        if isinstance(planned, NothingToRead):
-                            return settle(step, run, planned).report(context, caught_up=True)
-                        batch = hold_versions(step, run, planned, seen)
+                    run, batch = _next_batch(step, run)
+                    if isinstance(batch, NothingToRead):
+                        return settle(step, run, batch).report(context, caught_up=True)
                     opened = commit_intent(step, run, batch, began)
                     run = opened.run
                     run = close_batch(step, run_outputs(step, opened))
@@ -92,6 +84,32 @@ def run_step(context: StepContext, engine: BatchEngine = BY_SPARK) -> StepReport
                 context.check()
                 text = f"{conflict.problem} This run holds the lease, and begins again from that commit."
                 context.on_event(StepEvent("lease", 0, {"text": text}))
+    raise AssertionError("unreachable")
+
+
+def _next_batch(step: OpenedStep, run: StepRun) -> tuple[StepRun, HeldBatch | NothingToRead]:
+    """Return what comes next, and the run, which has started: the batch that is open, else the one that is planned now.
+
+    Of that one nothing is committed yet. Where a version is discarded between the look and its lease, all is looked at
+    again.
+    """
+    step.context.check()
+    if run.logged.state.open is not None:
+        return run, take_over(step, run, run.logged.state.open)
+    if run.batches:
+        step.context.between_batches()
+    tend_own_tables(step, run)
+    for attempt in range(1, _LOOKS + 1):
+        seen = look(step, run)
+        run = store_first_positions(step, run, seen)
+        planned = plan_batch(step, run, seen)
+        if isinstance(planned, NothingToRead):
+            return run, planned
+        try:
+            return run, hold_versions(step, run, planned, seen)
+        except VersionDiscardedError:
+            if attempt == _LOOKS:
+                raise
     raise AssertionError("unreachable")
 
 

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.assets.unbounded.table_lag import check_fresh
+from dagster_adjunct.assets.versions.manifest import as_unbounded
 from dagster_adjunct.orchestration.operators.spec.versions_met import RECORDED
 from dagster_adjunct.orchestration.startpoints.resolving.recorded_plan import is_readable
-from dagster_adjunct.orchestration.step.next_batch.served_versions import ServedVersions, check_all_fresh, served_now
 from dagster_adjunct.orchestration.step.step_report import StepEvent
-from dagster_adjunct.resources.errors import ConfigurationError, VersionDiscardedError
+from dagster_adjunct.resources.errors import ConfigurationError, StaleDatasetError, VersionDiscardedError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, Intent
     from dagster_adjunct.orchestration.step.next_batch.look_before_batch import Seen
+    from dagster_adjunct.orchestration.step.next_batch.plan_batch import PlannedBatch
+    from dagster_adjunct.orchestration.step.next_batch.served_versions import ServedVersions
+    from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
     from dagster_adjunct.resources.schemas.schema import Schema
-
-# How often versions are chosen anew where one of them is discarded between the look and the lease.
-_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,47 +35,45 @@ class HeldBatch:
     records: Mapping[str, Schema | None]
 
 
-def hold_versions(step: OpenedStep, run: StepRun, planned: Intent, seen: Seen) -> HeldBatch:
+def hold_versions(step: OpenedStep, run: StepRun, planned: PlannedBatch, seen: Seen) -> HeldBatch:
     """Return the planned batch with the versions that it meets, leased: those that are served, or were recorded.
 
-    Raises StaleDatasetError for a table that lacks something older than is allowed, and for a recorded replay
-    VersionDiscardedError where a version is gone, and ConfigurationError for a dataset that it did not meet.
+    Raises VersionDiscardedError where one is gone since the look, or since it was recorded; StaleDatasetError for a
+    table that lacks something older than is allowed; ConfigurationError for a dataset that a recorded batch did not
+    meet.
     """
-    if planned.reading == RECORDED:
-        held = _with_recorded(step, planned, seen.served)
+    if planned.intent.reading == RECORDED:
+        intent = _with_recorded(step, planned.intent, seen.served)
     else:
-        held = _with_served(step, run.logged.state, planned, seen.served)
-    return HeldBatch(held, seen.schemas)
+        intent = _with_served(step, run.logged.state, planned.intent, seen.served)
+    for text in planned.losses:
+        step.context.on_event(StepEvent("lost", intent.batch, {"text": text}))
+    return HeldBatch(intent, seen.schemas)
 
 
-def _with_served(step: OpenedStep, state: ApplicationState, planned: Intent, served: ServedVersions) -> Intent:
+def _with_served(step: OpenedStep, state: ApplicationState, intent: Intent, served: ServedVersions) -> Intent:
     """Lease what is served; of bounded datasets that are joined by time, all other versions too."""
-    app = step.context.app
-    served, over_time = _hold(step, served, served.ids, _joined_by_time(app))
-    check_all_fresh(step.context, served)
-    ids = {**served.ids, **_read_on(step, state)}
+    app, ids = step.context.app, dict(served.ids)
+    _check_all_fresh(step.context, served)
+    joined = [name for name in _joined_by_time(app) if ids[name] is not None]
+    over_time = {name: step.versions.over_time(name).versions for name in joined}
+    step.leases.take(ids, over_time)
+    ids |= _read_on(step, state)
     names = (*(dataset.name for dataset in app.datasets), *step.states)
-    return planned.model_copy(update={"versions": {name: ids[name] for name in names}, "over_time": over_time})
+    return intent.model_copy(update={"versions": {name: ids[name] for name in names}, "over_time": over_time})
 
 
-def _hold(
-    step: OpenedStep, served: ServedVersions, names: Iterable[str], by_time: Iterable[str] = ()
-) -> tuple[ServedVersions, dict[str, tuple[str, ...]]]:
-    """Lease what is served under these names, or what took the place of a version that was discarded since.
-
-    Returns what is served then, and the versions over time of those `by_time` that serve one.
-    """
-    for attempt in range(_TRIES + 1):
-        versions = {name: served.ids[name] for name in names}
-        over_time = {name: step.versions.over_time(name).versions for name in by_time if versions[name] is not None}
-        try:
-            step.leases.take(versions, over_time)
-            return served, over_time
-        except VersionDiscardedError:
-            if attempt == _TRIES:
-                raise
-            served = served_now(step)
-    raise AssertionError("unreachable")
+def _check_all_fresh(context: StepContext, served: ServedVersions) -> None:
+    """Refuse to begin a batch with a stored table that lacks something older than is allowed."""
+    for name, manifest in served.limited.items():
+        limit = context.app.max_staleness[name]
+        if manifest is None or manifest.version is None:
+            raise StaleDatasetError(
+                f"dataset {name!r} has taken in nothing yet, and at most {limit} of staleness is allowed.",
+                f"Advance it (materialise its asset, or adjunct dataset advance {name} MODULE:APP).",
+                dataset=name,
+            )
+        check_fresh(context.systems, context.app.dataset(name), as_unbounded(manifest), limit, context.lake.now())
 
 
 def _joined_by_time(app: Application) -> list[str]:
@@ -103,14 +102,14 @@ def _read_on(step: OpenedStep, state: ApplicationState) -> dict[str, str | None]
     return versions
 
 
-def _with_recorded(step: OpenedStep, planned: Intent, served: ServedVersions) -> Intent:
-    """Lease the versions that recorded replays meet, named in the plan already; there is one for each dataset.
+def _with_recorded(step: OpenedStep, intent: Intent, served: ServedVersions) -> Intent:
+    """Lease the versions that recorded replays meet, named in the intent already; there is one for each dataset.
 
     Tables of state are as they are `served`: what has been read before is left out there.
     """
     names = [dataset.name for dataset in step.context.app.datasets]
-    cancel = f"Cancel it (adjunct startpoint clear MODULE:APP {min(planned.ranges)} --reason …) and ask again with "
-    lacking = [name for name in names if name not in planned.versions]
+    cancel = f"Cancel it (adjunct startpoint clear MODULE:APP {min(intent.ranges)} --reason …) and ask again with "
+    lacking = [name for name in names if name not in intent.versions]
     if lacking:
         raise ConfigurationError(
             f"a recorded replay can't go on: the application has dataset {lacking[0]!r} now, of which the batch "
@@ -119,11 +118,11 @@ def _with_recorded(step: OpenedStep, planned: Intent, served: ServedVersions) ->
             application=step.context.app.name,
             dataset=lacking[0],
         )
-    met = {name: planned.versions[name] for name in names}
+    met = {name: intent.versions[name] for name in names}
     # The plan keeps what a discard has spared for it.
-    for name in step.leases.take(met, planned.over_time, reopened=True):
+    for name in step.leases.take(met, intent.over_time, reopened=True):
         manifest = step.versions.stored(name).require_manifest()
-        for version in planned.met[name]:
+        for version in intent.met[name]:
             if not is_readable(step.context.lake, manifest, version):
                 raise VersionDiscardedError(
                     f"a recorded replay can't go on: dataset {name!r}: version {version} is gone, as after an erasure.",
@@ -131,5 +130,6 @@ def _with_recorded(step: OpenedStep, planned: Intent, served: ServedVersions) ->
                     dataset=name,
                     version=version,
                 )
-    states = _hold(step, served, step.states)[0].ids
-    return planned.model_copy(update={"versions": met | {name: states[name] for name in step.states}})
+    states = {name: served.ids[name] for name in step.states}
+    step.leases.take(states)
+    return intent.model_copy(update={"versions": met | states})

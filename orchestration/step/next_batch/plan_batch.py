@@ -14,7 +14,6 @@ from dagster_adjunct.orchestration.operators.spec.planning_values import BROADCA
 from dagster_adjunct.orchestration.operators.spec.versions_met import AS_OF, RECORDED
 from dagster_adjunct.orchestration.startpoints.positions.input_positions import input_positions, order_of_replay
 from dagster_adjunct.orchestration.startpoints.positions.refused_positions import check_positions
-from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
@@ -33,6 +32,17 @@ Spans = Mapping[SystemStreamPartition, OffsetRange]
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """What a batch is to do; only of recorded replays the versions that are met stand there already.
+
+    `losses` are what retention took of its inputs, in words.
+    """
+
+    intent: Intent
+    losses: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class NothingToRead:
     """The inputs are read up to these positions; `losses` are what retention took on the way there, in words."""
 
@@ -40,23 +50,16 @@ class NothingToRead:
     losses: Sequence[str]
 
 
-def plan_batch(step: OpenedStep, run: StepRun, seen: Seen) -> Intent | NothingToRead:
-    """Return what the next batch is to do, over what was seen; commit nothing.
-
-    Only of recorded replays it names the versions that are met already.
-    """
+def plan_batch(step: OpenedStep, run: StepRun, seen: Seen) -> PlannedBatch | NothingToRead:
+    """Return what the next batch is to do, over what was seen; commit nothing."""
     context, state = step.context, run.logged.state
     positions = input_positions(context.app, seen.streams, state, run.held or ())
     losses = check_positions(context.app, seen.streams, state.offsets, positions)
     intent = _replay_batch(context, state, positions, step.versions.plan_of)
     if intent is not None:
-        return intent
+        return PlannedBatch(intent)
     intent = _main_batch(context, state, positions)
-    if intent is None:
-        return NothingToRead(positions, losses)
-    for text in losses:
-        context.on_event(StepEvent("lost", intent.batch, {"text": text}))
-    return intent
+    return NothingToRead(positions, losses) if intent is None else PlannedBatch(intent, losses)
 
 
 def _replay_batch(

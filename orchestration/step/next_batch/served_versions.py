@@ -1,4 +1,4 @@
-"""The dataset versions that are served at one look, as a value, and what is refused of them before a batch is begun."""
+"""The dataset versions that are served at one look, as a value."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.served_together import current_readers
 from dagster_adjunct.assets.unbounded.local_manifest import check_as_stored
-from dagster_adjunct.assets.unbounded.table_lag import check_fresh
 from dagster_adjunct.assets.versions.manifest import as_unbounded
 from dagster_adjunct.orchestration.step.next_batch.versions_to_wait_for import check_bootstrapped
-from dagster_adjunct.resources.errors import StaleDatasetError
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
-    from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.orchestration.step.step_run import OpenedStep
 
 
@@ -53,16 +50,3 @@ def served_now(step: OpenedStep) -> ServedVersions:
     step.versions.keep(readers)
     ids = {name: None if reader is None else reader.version for name, reader in readers.items()}
     return ServedVersions(ids, limited)
-
-
-def check_all_fresh(context: StepContext, served: ServedVersions) -> None:
-    """Refuse to begin a batch with a stored table that lacks something older than is allowed."""
-    for name, manifest in served.limited.items():
-        limit = context.app.max_staleness[name]
-        if manifest is None or manifest.version is None:
-            raise StaleDatasetError(
-                f"dataset {name!r} has taken in nothing yet, and at most {limit} of staleness is allowed.",
-                f"Advance it (materialise its asset, or adjunct dataset advance {name} MODULE:APP).",
-                dataset=name,
-            )
-        check_fresh(context.systems, context.app.dataset(name), as_unbounded(manifest), limit, context.lake.now())
