@@ -15,7 +15,7 @@ from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
 from dagster_adjunct.assets.declaration.inputs_besides_streams import OwnedBy
 from dagster_adjunct.assets.declaration.local_table import local_table
 from dagster_adjunct.assets.unbounded.compact_table import compact_due
-from dagster_adjunct.assets.unbounded.local_manifest import Parent, check_as_stored, empty_table
+from dagster_adjunct.assets.unbounded.local_manifest import check_as_stored, empty_table
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
 from dagster_adjunct.resources.errors import DatasetError
@@ -79,7 +79,7 @@ def begin_state(context: WriteContext, dataset: AdjunctDataset) -> None:
         commit, stored = log.read()
         if stored is not None:
             return lambda: None
-        attempt, number = log.attempt(), Parent(commit, None).number + 1
+        attempt, number = log.attempt(), 1 if commit is None else commit.number + 1
         change = Change(action="begin", reason="an operator is going to keep its state here")
         manifest = empty_table(dataset, attempt, number, context.now()).after(change=change)
 
