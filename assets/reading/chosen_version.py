@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
-from dagster_adjunct.assets.versions.choose_version import SHORT_ID, readable_version
+from dagster_adjunct.assets.versions.choose_version import SHORT_ID, readable_version, require_version
 from dagster_adjunct.assets.versions.leases import check_not_doomed
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, version_number
@@ -60,15 +60,35 @@ def chosen_version(
         return log.read_version(readable_version(manifest, version))
     if version_number(version):
         check_not_doomed(manifest, version)
-    return committed_version(log, current, manifest, version)
+    begun = _begun(log, current, manifest, version) if SHORT_ID.fullmatch(version) else None
+    return begun or committed_version(log, manifest, version)
 
 
-def committed_version(log: DatasetLog, current: Commit, manifest: UnboundedManifest, version: str) -> SealedVersion:
-    """Return an unbounded dataset's version, whose number is that of the commit that holds it."""
+def version_of_batch(log: DatasetLog, manifest: DatasetManifest, version: str) -> SealedVersion:
+    """Return the version of this id that a batch was begun with.
+
+    Also one that was withdrawn since, or that an erasure has rewritten, which is kept as it was until that batch
+    has ended: a part of its output may be written already, and the batch could never end with another version.
+    """
+    if manifest.version is not None and manifest.version.id == version:
+        return manifest.version
+    if isinstance(manifest, UnboundedManifest):
+        return committed_version(log, manifest, version)
+    ref = manifest.ref(version)
+    if ref is not None:
+        return log.read_version(ref)
+    document = f"{log.prefix}/versions/{version}-"
+    for entry in manifest.doomed:
+        if entry.startswith(document):
+            with suppress(ObjectNotFoundError):
+                return SealedVersion.model_validate_json(log.lake.store.get(entry).data)
+    return log.read_version(require_version(manifest, version))
+
+
+def committed_version(log: DatasetLog, manifest: UnboundedManifest, version: str) -> SealedVersion:
+    """Return an unbounded dataset's version by its id, whose number is that of the commit that holds it."""
     number, dash, commit_id = version.removeprefix("v").partition("-")
-    sealed = _begun(log, current, manifest, version) if SHORT_ID.fullmatch(version) else None
-    if sealed is not None:
-        return sealed
+    sealed = None
     if dash and number.isdecimal() and commit_id:
         with suppress(ObjectNotFoundError, MalformedDocumentError):
             sealed = log.read_at(int(number), commit_id).version

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.unbounded.compaction_plan import CompactionPlan, Level, plan_compaction, plan_state
 from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
-from dagster_adjunct.assets.unbounded.merge_generations import Merged, merge, reach_down_to
+from dagster_adjunct.assets.unbounded.engine import engine_of
+from dagster_adjunct.assets.unbounded.merge_generations import Merged, merge
 from dagster_adjunct.assets.unbounded.next_served_version import retire
-from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, forget_attempt
+from dagster_adjunct.assets.versions.build_attempts import build_on_record
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
@@ -81,10 +82,9 @@ def compact_dataset(
     return _compact(context, manifest, policy or manifest.declaration.compaction, level)[0]
 
 
-def compact_due(context: WriteContext, dataset: str, policy: DeltaCompaction) -> _Current | None:
+def compact_due(context: WriteContext, manifest: UnboundedManifest, policy: DeltaCompaction) -> _Current | None:
     """Compact what the policy finds due; return the commit and its manifest, None where nothing was compacted."""
-    manifest = context.log(dataset).read()[1]
-    return None if manifest is None else _compact(context, as_unbounded(manifest), policy, None)[1]
+    return _compact(context, manifest, policy, None)[1]
 
 
 class _LateChanges(Exception):
@@ -141,12 +141,9 @@ def _merge_and_switch(
 ) -> tuple[Merged, _Current] | None:
     name = manifest.name
     attempt = context.log(name).attempt()
-    try:
-        with AttemptRenewal(context.lake, name, attempt.id, context.by):
-            merged = merge(context, manifest, plan, attempt, forget=forget)
-            current = _switch(context, manifest, plan, merged)
-    finally:
-        forget_attempt(context.lake, name, attempt.id)
+    with build_on_record(context.lake, name, attempt.id, context.by):
+        merged = merge(context, manifest, plan, attempt, forget=forget)
+        current = _switch(context, manifest, plan, merged)
     return None if current is None else (merged, current)
 
 
@@ -178,11 +175,18 @@ def _switch(
 
 
 def _appended_late(context: WriteContext, fresh: UnboundedManifest, known: set[str], horizon: int) -> bool:
-    """Whether generations that were committed meanwhile have changes at or below the horizon."""
-    assert fresh.version is not None
-    appended = [delta for delta in fresh.version.generations if delta.folder not in known and delta.files]
-    what = f"dataset {fresh.name!r}, deltas committed meanwhile"
-    return bool(appended) and reach_down_to(context, fresh.version, appended, horizon, what)
+    """Whether generations that were committed meanwhile have changes, or times of a history, at or below it."""
+    version = fresh.version
+    assert version is not None
+    appended = [delta for delta in version.generations if delta.folder not in known and delta.files]
+    if version.history is not None:
+        ranges = (file.stats.get("range") for generation in appended for file in generation.files)
+        return any(span[0] <= horizon for span in ranges if span)
+    if not appended:
+        return False
+    what, table = f"dataset {fresh.name!r}, deltas committed meanwhile", engine_of(context.spark).table
+    lowest, _ = table.positions(table.stored(context.lake.store, what, version.layout, appended))
+    return lowest is not None and lowest <= horizon
 
 
 def _stand(fresh: UnboundedManifest, plan: CompactionPlan, merged: Merged) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.dataset_log import Attempt
     from dagster_adjunct.assets.versions.kept_history import KeptHistory
     from dagster_adjunct.assets.versions.manifest import UnboundedManifest
-    from dagster_adjunct.assets.versions.sealed_version import SealedVersion
     from dagster_adjunct.assets.writing.write_context import WriteContext
     from dagster_adjunct.resources.bucketing.bucket_files import Generation
 
@@ -57,8 +56,10 @@ def merge(
         return _over_time(context, manifest, plan, attempt, rows, version.history, forget=forget)
     ordered = version.order_by is not None and plan.level == "major"
     horizon = None
-    if ordered and forget and manifest.declaration.keep_tombstones is not None:
-        horizon = _horizon(manifest, engine.table.positions(rows)[1])
+    kept = manifest.declaration.keep_tombstones
+    if ordered and forget and kept is not None:
+        highest = engine.table.positions(rows)[1]
+        horizon = None if highest is None else highest - kept
     forgotten = max((at for at in (manifest.horizon, horizon) if at is not None), default=None)
     observed: Callable[[], dict[str, int]] | None = None
     if ordered:
@@ -128,21 +129,3 @@ def _over_time(
     horizon = counters.pop("forgotten_to", None)
     entries = current_rows(generation) if major else None
     return Merged(attempt, without_large_footers(generation), counters, entries, horizon, edge)
-
-
-def reach_down_to(
-    context: WriteContext, version: SealedVersion, generations: Sequence[Generation], horizon: int, what: str
-) -> bool:
-    """Whether any row of these generations is at or below this position, or this moment of a history."""
-    if version.history is not None:
-        ranges = (file.stats.get("range") for generation in generations for file in generation.files)
-        return any(span[0] <= horizon for span in ranges if span)
-    table = engine_of(context.spark).table
-    lowest, _ = table.positions(table.stored(context.lake.store, what, version.layout, generations))
-    return lowest is not None and lowest <= horizon
-
-
-def _horizon(manifest: UnboundedManifest, highest: int | None) -> int | None:
-    """Return up to where deletions can be forgotten, None where they are kept for ever."""
-    kept = manifest.declaration.keep_tombstones
-    return None if kept is None or highest is None else highest - kept
