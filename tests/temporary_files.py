@@ -1,4 +1,4 @@
-"""Temporary files of tests lie in memory where it has room: lakes, logs and databases wait for a disk at every commit."""
+"""Temporary files of tests lie in memory where it has room: lakes and logs wait for a disk at every commit."""
 
 from __future__ import annotations
 
