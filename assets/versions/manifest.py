@@ -147,6 +147,11 @@ class BoundedManifest(CommonManifest):
         folders = {folder for ref in self.versions for folder in ref.folders}
         return self._served_folders() | folders | {ref.document for ref in self.versions if ref.document is not None}
 
+    def declared_as(self, declared: DatasetDeclaration) -> BoundedManifest:
+        """Return this manifest with what may change in a declaration, order and policy, as it is declared now."""
+        now = self.declaration.with_policies_of(declared)
+        return self if now == self.declaration else self.after(declaration=now)
+
     @property
     def taken(self) -> set[str]:
         """The names of the versions that were delivered: what comes under one of them again is a re-delivery."""
