@@ -207,7 +207,7 @@ class Dataset(VersionOperations):
         self.hold()
         with self._served.moving:
             if self._watch is None or not self._watch.running:
-                self._watch = Watch(self.name, WeakMethod(self._served.refresh), interval)
+                self._watch = Watch(self.name, WeakMethod(self._served.refresh), interval).start()
             return self._watch
 
     def hold(self) -> None:
