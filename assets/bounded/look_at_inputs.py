@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.bounded.advancing_members import Member, Unit
 from dagster_adjunct.assets.sources.open_source import open_source
-from dagster_adjunct.assets.sources.stream_source import StreamSource
 from dagster_adjunct.assets.versions.advance_report import OnStage, Stages
-from dagster_adjunct.assets.versions.carried_to_rewritten_stream import carried_over
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, as_bounded
+from dagster_adjunct.assets.versions.manifest import as_bounded
 from dagster_adjunct.assets.versions.operator_actions import expire_pins
-from dagster_adjunct.assets.versions.stored_declaration import check_declaration
 from dagster_adjunct.resources.errors import DatasetError
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.version_source import VersionSource
     from dagster_adjunct.assets.versions.dataset_log import Manifests
     from dagster_adjunct.assets.writing.write_context import WriteContext
 
@@ -36,35 +32,19 @@ def look(
         stages = Stages(spec.name, on_stage)
         with stages("collect"):
             opened.append((spec, stages, open_source(context.systems, spec, context.lake, partition=partition)))
-    carried = _carried(manifests, [source for _, _, source in opened])
+    stored_sources = [(manifests[spec.name], source) for spec, _, source in opened if spec.name in manifests]
+    carried = {old.name: new for old, source in stored_sources if (new := source.carried_over(old)) is not None}
     if carried:
         commit = log.commit_all(commit, carried, by=context.by)
         manifests |= carried
     members = []
     for spec, stages, source in opened:
         with stages("collect"):
-            committed = _continued(source, manifests.get(spec.name))
-            manifest = source.first_manifest() if committed is None else committed.declared_as(source.declaration)
+            stored = manifests.get(spec.name)
+            manifest = source.first_manifest() if stored is None else source.taken_up(stored)
+            committed = None if stored is None else as_bounded(stored)
             members.append(Member(spec, context, source, stages, manifest, committed))
     return Unit(commit, tuple(members))
-
-
-def _continued(source: VersionSource, stored: DatasetManifest | None) -> BoundedManifest | None:
-    """Return a stored manifest that this source can go on with, None before the first. Raises what refuses it."""
-    if stored is None:
-        return None
-    # Before the declaration, in which a stream made anew with other partitions would differ, too.
-    if isinstance(source, StreamSource) and stored.declaration.input == source.declaration.input:
-        source.check_not_made_anew(stored.stream)
-    check_declaration(source.spec.name, stored.declaration, source.declaration)
-    return as_bounded(stored)
-
-
-def _carried(manifests: Manifests, sources: Sequence[VersionSource]) -> dict[str, DatasetManifest]:
-    """Return the manifests of those whose streams were repartitioned just when they had read all of them."""
-    streams = [source for source in sources if isinstance(source, StreamSource) and source.spec.name in manifests]
-    carried = {source.spec.name: carried_over(manifests[source.spec.name], source.info) for source in streams}
-    return {name: after for name, after in carried.items() if after is not None}
 
 
 def _check_membership(specs: Sequence[AdjunctDataset], manifests: Manifests) -> None:
