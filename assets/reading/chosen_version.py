@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
-from dagster_adjunct.assets.versions.choose_version import SHORT_ID, readable_version
+from dagster_adjunct.assets.versions.choose_version import SHORT_ID, readable_version, require_version
 from dagster_adjunct.assets.versions.leases import check_not_doomed
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, version_number
@@ -99,14 +99,39 @@ def _of_table(
     assert version is not None, "one of them is given"
     if version_number(version):
         check_not_doomed(manifest, version)
-    return committed_version(log, current, manifest, version)
+    return _Past(log, current, manifest).begun(version) or committed_version(log, manifest, version)
 
 
-def committed_version(log: DatasetLog, current: Commit, manifest: UnboundedManifest, version: str) -> SealedVersion:
-    """Return an unbounded dataset's version, whose number is that of the commit that holds it."""
-    past = _Past(log, current, manifest)
-    sealed = past.begun(version) or past.of_id(version)
-    if sealed is None:
+def version_of_batch(log: DatasetLog, manifest: DatasetManifest, version: str) -> SealedVersion:
+    """Return the version of this id that a batch was begun with.
+
+    Also one that was withdrawn since, or that an erasure has rewritten, which is kept as it was until that batch
+    has ended: a part of its output may be written already, and the batch could never end with another version.
+    """
+    if manifest.version is not None and manifest.version.id == version:
+        return manifest.version
+    if isinstance(manifest, UnboundedManifest):
+        return committed_version(log, manifest, version)
+    ref = manifest.ref(version)
+    if ref is not None:
+        return log.read_version(ref)
+    document = f"{log.prefix}/versions/{version}-"
+    for entry in manifest.doomed:
+        if entry.startswith(document):
+            with suppress(ObjectNotFoundError):
+                return SealedVersion.model_validate_json(log.lake.store.get(entry).data)
+    return log.read_version(require_version(manifest, version))
+
+
+def committed_version(log: DatasetLog, manifest: UnboundedManifest, version: str) -> SealedVersion:
+    """Return an unbounded dataset's version by its id, whose number is that of the commit that holds it."""
+    number, dash, commit_id = version.removeprefix("v").partition("-")
+    sealed = None
+    if dash and number.isdecimal() and commit_id:
+        with suppress(ObjectNotFoundError, MalformedDocumentError):
+            commit = log.log.read(log.log.manifest_key(int(number), commit_id))
+            sealed = parse_manifest(log.name, commit).version
+    if sealed is None or sealed.id != version:
         newest = manifest.version.id if manifest.version else "none"
         raise DatasetError(
             f"dataset {log.name!r} has no version {version!r}; the current one is {newest}, and those from "
@@ -165,16 +190,6 @@ class _Past:
             sealed = self.served(number)
             return sealed if sealed.id.startswith(version) else None
         return None
-
-    def of_id(self, version: str) -> SealedVersion | None:
-        """Return the version of this whole id, in one request."""
-        number, _, commit_id = version.removeprefix("v").partition("-")
-        sealed = None
-        if number.isdecimal() and commit_id:
-            with suppress(ObjectNotFoundError, MalformedDocumentError):
-                commit = self.log.log.read(self.log.log.manifest_key(int(number), commit_id))
-                sealed = parse_manifest(self.log.name, commit).version
-        return sealed if sealed is not None and sealed.id == version else None
 
     def at(self, number: int) -> Commit:
         """Return a commit by its number. An attempt that lost may have left a manifest of the same number."""

@@ -7,10 +7,9 @@ or a batch does, or says what was discarded where a file is missing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.reading.chosen_version import chosen_version, committed_version
+from dagster_adjunct.assets.reading.chosen_version import chosen_version, version_of_batch
 from dagster_adjunct.assets.reading.dataset_names import dataset_not_found
 from dagster_adjunct.assets.reading.file_cache import FileCache
 from dagster_adjunct.assets.reading.no_version import (
@@ -25,13 +24,10 @@ from dagster_adjunct.assets.reading.versions_over_time import VersionsOverTime, 
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import check_not_doomed
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, UnboundedManifest, as_bounded
-from dagster_adjunct.assets.versions.sealed_version import SealedVersion
 from dagster_adjunct.assets.versions.stored_declaration import check_declaration
 from dagster_adjunct.resources.errors import (
-    DatasetError,
     ManifestMismatchError,
     NoSealedVersionError,
-    ObjectNotFoundError,
 )
 
 if TYPE_CHECKING:
@@ -40,6 +36,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.reading.diff_versions import VersionDiff
     from dagster_adjunct.assets.sources.version_source import Awaiting
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
+    from dagster_adjunct.assets.versions.sealed_version import SealedVersion
     from dagster_adjunct.resources.objects.commit_log import Commit
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
@@ -154,26 +151,8 @@ class StoredVersions(VersionOperations):
         return VersionsOverTime(self._lake.store, self.name, sealed)
 
     def version_of_batch(self, version: str) -> VersionReader:
-        """Return the version of this id that an open batch was begun with.
-
-        Also one that was withdrawn since, or that an erasure has rewritten, which is kept as it was until that batch
-        has ended: a part of its output may be written already, and the batch could never end with another version.
-        """
-        try:
-            return self.version(version)
-        except DatasetError:
-            current, manifest = self.newest()
-            if isinstance(manifest, UnboundedManifest):
-                return self._reader(committed_version(self.log, current, manifest, version))
-            withdrawn = manifest.ref(version)
-            if withdrawn is not None:
-                return self._reader(self.log.read_version(withdrawn))
-            document = f"{self.log.prefix}/versions/{version}-"
-            for entry in manifest.doomed:
-                if entry.startswith(document):
-                    with suppress(ObjectNotFoundError):
-                        return self._reader(SealedVersion.model_validate_json(self._lake.store.get(entry).data))
-            raise
+        """Return the version of this id that an open batch was begun with, also one that was withdrawn since."""
+        return self._reader(version_of_batch(self.log, self.require_manifest(), version))
 
     def diff(self, old: str, new: str, *, sample: int = 20) -> VersionDiff:
         """Return what differs between two versions, by id or name: counts, and up to `sample` keys of each kind.

@@ -16,7 +16,7 @@ from dagster_adjunct.assets.reading.stored_files import StoredFile
 from dagster_adjunct.assets.rebucketing.rebucket_report import RebucketReport, check, check_unused
 from dagster_adjunct.assets.rebucketing.rebucketed_files import rebucketed
 from dagster_adjunct.assets.unbounded.next_served_version import retire, without_large_footers
-from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, forget_attempt
+from dagster_adjunct.assets.versions.build_attempts import build_on_record
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.kept_history import told
 from dagster_adjunct.assets.versions.leases import Lease
@@ -137,8 +137,7 @@ class _Rewriting:
                 continue
             attempt = self.log.attempt()
             # On record until the commit, so that nobody takes the new files for garbage.
-            self.records.callback(forget_attempt, self.log.lake, self.log.name, attempt.id)
-            self.records.enter_context(AttemptRenewal(self.log.lake, self.log.name, attempt.id, self.by))
+            self.records.enter_context(build_on_record(self.log.lake, self.log.name, attempt.id, self.by))
             stored = [StoredFile(store, what, generation.folder, file) for file in generation.files]
             # Readers look there whether tombstones were left out.
             left_out = all(_LEFT_OUT in file.stats for file in generation.files)

@@ -87,7 +87,7 @@ def compact(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
     if not policy.inside_commit:
         return progress
     with advance.stages("compact"):
-        compacted = compact_due(advance.context, advance.spec.name, policy)
+        compacted = compact_due(advance.context, progress.manifest, policy)
     return progress if compacted is None else progress.after(*compacted)
 
 

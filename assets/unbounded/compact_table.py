@@ -15,7 +15,7 @@ from dagster_adjunct.assets.unbounded.compaction_plan import CompactionPlan, Lev
 from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
 from dagster_adjunct.assets.unbounded.merge_generations import Merged, merge, reach_down_to
 from dagster_adjunct.assets.unbounded.next_served_version import retire
-from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, forget_attempt
+from dagster_adjunct.assets.versions.build_attempts import build_on_record
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
@@ -81,10 +81,9 @@ def compact_dataset(
     return _compact(context, manifest, policy or manifest.declaration.compaction, level)[0]
 
 
-def compact_due(context: WriteContext, dataset: str, policy: DeltaCompaction) -> _Current | None:
+def compact_due(context: WriteContext, manifest: UnboundedManifest, policy: DeltaCompaction) -> _Current | None:
     """Compact what the policy finds due; return the commit and its manifest, None where nothing was compacted."""
-    manifest = context.log(dataset).read()[1]
-    return None if manifest is None else _compact(context, as_unbounded(manifest), policy, None)[1]
+    return _compact(context, manifest, policy, None)[1]
 
 
 class _LateChanges(Exception):
@@ -141,12 +140,9 @@ def _merge_and_switch(
 ) -> tuple[Merged, _Current] | None:
     name = manifest.name
     attempt = context.log(name).attempt()
-    try:
-        with AttemptRenewal(context.lake, name, attempt.id, context.by):
-            merged = merge(context, manifest, plan, attempt, forget=forget)
-            current = _switch(context, manifest, plan, merged)
-    finally:
-        forget_attempt(context.lake, name, attempt.id)
+    with build_on_record(context.lake, name, attempt.id, context.by):
+        merged = merge(context, manifest, plan, attempt, forget=forget)
+        current = _switch(context, manifest, plan, merged)
     return None if current is None else (merged, current)
 
 

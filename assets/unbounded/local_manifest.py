@@ -18,6 +18,7 @@ from dagster_adjunct.resources.times import microseconds
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.versions.dataset_log import Attempt
     from dagster_adjunct.assets.versions.unbounded_state import SentToTable
     from dagster_adjunct.resources.bucketing.bucket_files import Generation
     from dagster_adjunct.resources.objects.commit_log import Commit
@@ -61,14 +62,22 @@ def has_expired(generation: Generation, watermark: datetime | None) -> bool:
     return all("range" in file.stats and file.stats["range"][1] <= reached for file in generation.files)
 
 
-def first_manifest(spec: AdjunctDataset, schema: Schema, now: datetime) -> UnboundedManifest:
-    """Return the manifest of a table that has nothing yet."""
+def first_manifest(spec: AdjunctDataset, now: datetime) -> UnboundedManifest:
+    """Return the manifest of a table that has nothing yet, and serves nothing."""
     return UnboundedManifest(
         name=spec.name,
-        declaration=declaration_of(spec, schema),
+        declaration=declaration_of(spec, schema_of(spec)),
         offsets={},
         bootstrap=Bootstrap(state="done", start={}, target={}, started_at=now, finished_at=now),
     )
+
+
+def empty_table(spec: AdjunctDataset, attempt: Attempt, number: int, now: datetime) -> UnboundedManifest:
+    """Return the manifest of a table that serves a version without rows, with the commit of this number."""
+    manifest = first_manifest(spec, now)
+    rows = [attempt.generation(manifest.next_generation)]
+    version = serving(spec, rows, number=number, id=f"v{number:06d}-{attempt.id}", now=now, counters={})
+    return manifest.after(next_generation=manifest.next_generation + 1, version=version)
 
 
 def serving(

@@ -6,24 +6,20 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.chosen_version import committed_version
 from dagster_adjunct.assets.unbounded.compact_table import compact_due
-from dagster_adjunct.assets.unbounded.local_manifest import (
-    Parent,
-    check_as_stored,
-    first_manifest,
-    schema_of,
-    serving,
-)
+from dagster_adjunct.assets.unbounded.local_manifest import check_as_stored, empty_table, schema_of
+from dagster_adjunct.assets.unbounded.next_served_version import retire
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport, OnStage, Stages, ignore
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
-from dagster_adjunct.assets.versions.unbounded_state import Retired, Written
+from dagster_adjunct.assets.versions.unbounded_state import Written
 from dagster_adjunct.resources.errors import DatasetError, VersionDiscardedError
 from dagster_adjunct.resources.objects.commit_log import retry_conflicts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import datetime
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.versions.dataset_log import Attempt
+    from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
     from dagster_adjunct.assets.versions.sealed_version import SealedVersion
     from dagster_adjunct.assets.writing.write_context import WriteContext
 
@@ -45,7 +41,7 @@ def advance_local(context: WriteContext, spec: AdjunctDataset, *, on_stage: OnSt
         compacted = None
         if policy.inside_commit:
             with stages("compact"):
-                compacted = compact_due(context, spec.name, policy)
+                compacted = compact_due(context, manifest, policy)
         if compacted is not None:
             manifest = compacted[1]
             assert manifest.version is not None
@@ -66,95 +62,85 @@ def advance_local(context: WriteContext, spec: AdjunctDataset, *, on_stage: OnSt
     )
 
 
-def undo_batch(context: WriteContext, spec: AdjunctDataset, application: str, batch: int) -> str | None:
-    """Take out what a batch that was given up has written; return the version that is served then.
+def undo_batch(
+    context: WriteContext, name: str, application: str, batch: int, *, declared: AdjunctDataset | None = None
+) -> str | None:
+    """Take out of an application's table what a batch that was given up has written; return what is served then.
 
-    Where it has written nothing, nothing of it is taken any more. Safe to repeat. Raises VersionDiscardedError where
-    the version before it is gone.
+    Where it has written nothing, nothing of it is taken any more: where nothing is stored, a table that is `declared`
+    is begun for that. What is stored under the name and is not the application's is left alone. Safe to repeat.
+    Raises VersionDiscardedError where the version before the batch is gone.
     """
-    log = context.log(spec.name)
+    log = context.log(name)
 
     def decided() -> Callable[[], str | None]:
         commit, stored = log.read()
-        now = context.now()
-        manifest = first_manifest(spec, schema_of(spec), now) if stored is None else as_unbounded(stored)
-        written = manifest.written
-        served = None if manifest.version is None else manifest.version.id
-        if written is not None and (written.batch > batch or (written.batch == batch and written.undone)):
-            return lambda: served
-        reason = f"batch {batch} of application {application} was given up"
-        attempt = log.attempt()
-        number = Parent(commit, manifest).number + 1
-        after = manifest.after(
+        attempt, number, now = log.attempt(), 1 if commit is None else commit.number + 1, context.now()
+        if stored is None and declared is not None:
+            manifest = empty_table(declared, attempt, number, now)
+        elif isinstance(stored, UnboundedManifest) and stored.declaration.owner == application:
+            manifest = stored
+        else:
+            return lambda: None
+        last = manifest.written
+        if last is not None and (last.batch > batch or (last.batch == batch and last.undone)):
+            return lambda: _served(manifest)
+        if last is not None and last.batch == batch and last.before != _served(manifest):
+            before = _version_before(log, manifest, last, declared, attempt)
+            version = before.after(id=f"v{number:06d}-{attempt.id}", number=number, sealed_at=now, counters={})
+            manifest = _serving_again(manifest, version, now)
+        undone = manifest.after(
             written=Written(application=application, batch=batch, undone=True),
-            change=Change(action="undo", reason=reason),
+            change=Change(action="undo", reason=f"batch {batch} of application {application} was given up"),
         )
-        mine = written is not None and written.batch == batch and written.before != served
-        if served is None or mine:
-            before = None
-            if written is not None and written.before is not None:
-                assert commit is not None, "there is a version"
-                _check_there(spec, manifest, written)
-                before = committed_version(log, commit, manifest, written.before)
-                _check_partitions(spec, before, written)
-            after = _as_before(spec, after, before, attempt, number, context)
 
         def commit_undone() -> str | None:
-            log.commit(commit, after, by=context.by, commit_id=attempt.id)
-            return None if after.version is None else after.version.id
+            log.commit(commit, undone, by=context.by, commit_id=attempt.id)
+            return _served(undone)
 
         return commit_undone
 
     return retry_conflicts(decided, attempts=_TRIES)
 
 
-def _check_there(spec: AdjunctDataset, manifest: UnboundedManifest, written: Written) -> None:
-    assert written.before is not None
+def _served(manifest: UnboundedManifest) -> str | None:
+    return None if manifest.version is None else manifest.version.id
+
+
+def _version_before(
+    log: DatasetLog, manifest: UnboundedManifest, written: Written, declared: AdjunctDataset | None, attempt: Attempt
+) -> SealedVersion:
+    """Return the version that a table had before a batch has `written` it; one without rows where it had none."""
+    served = manifest.version
+    assert served is not None, "a batch has written it"
+    if written.before is None:
+        columns = served.columns if declared is None else schema_of(declared)
+        return served.after(columns=columns, generations=(attempt.generation(manifest.next_generation),), rows=0)
+    by = f"batch {written.batch} of application {written.application}"
     if not manifest.retains(written.before):
         raise VersionDiscardedError(
-            f"local table {spec.name!r}: batch {written.batch} of application {written.application} was given up, and "
-            f"can't be taken out of it: version {written.before}, from before the batch, is gone, as after an erasure.",
-            f"Begin the table anew: adjunct dataset delete {spec.name} --reason …; with a startpoint to the oldest "
+            f"local table {manifest.name!r}: {by} was given up, and can't be taken out of it: version "
+            f"{written.before}, from before the batch, is gone, as after an erasure.",
+            f"Begin the table anew: adjunct dataset delete {manifest.name} --reason …; with a startpoint to the oldest "
             "record it has all that the inputs still hold.",
-            dataset=spec.name,
+            dataset=manifest.name,
             version=written.before,
         )
-
-
-def _check_partitions(spec: AdjunctDataset, before: SealedVersion, written: Written) -> None:
-    if before.partitions != spec.partitions:
+    before = committed_version(log, manifest, written.before)
+    if before.partitions != served.partitions:
         raise DatasetError(
-            f"local table {spec.name!r} was repartitioned, into {spec.partitions} from {before.partitions}, after "
-            f"batch {written.batch} of application {written.application} had written it. That was given up, and can't "
-            "be taken out any more.",
-            f"Repartition it back for one run: adjunct dataset repartition {spec.name} --partitions "
+            f"local table {manifest.name!r} was repartitioned, into {served.partitions} from {before.partitions}, "
+            f"after {by} had written it. That was given up, and can't be taken out any more.",
+            f"Repartition it back for one run: adjunct dataset repartition {manifest.name} --partitions "
             f"{before.partitions} --reason ….",
-            dataset=spec.name,
+            dataset=manifest.name,
         )
+    return before
 
 
-def _as_before(
-    spec: AdjunctDataset,
-    manifest: UnboundedManifest,
-    before: SealedVersion | None,
-    attempt: Attempt,
-    number: int,
-    context: WriteContext,
-) -> UnboundedManifest:
-    """Return the manifest serving what an earlier version serves: its generations are in use again."""
-    now = context.now()
-    old = before.generations if before is not None else ()
-    if not old:
-        old = (attempt.generation(manifest.next_generation),)
-        manifest = manifest.after(next_generation=manifest.next_generation + 1)
-    version = serving(spec, old, number=number, id=f"v{number:06d}-{attempt.id}", now=now, counters={})
-    used = {generation.folder for generation in old}
-    known = {retired.folder for retired in manifest.retired}
-    served = manifest.version.generations if manifest.version is not None else ()
-    gone = [
-        Retired(generation=generation.id, folder=generation.folder, until=number, at=now)
-        for generation in served
-        if generation.files and generation.folder not in used | known
-    ]
+def _serving_again(manifest: UnboundedManifest, version: SealedVersion, now: datetime) -> UnboundedManifest:
+    """Return the manifest with a version whose generations may be retired: they are in use again."""
+    used = {generation.folder for generation in version.generations}
     kept = tuple(retired for retired in manifest.retired if retired.folder not in used)
-    return manifest.after(version=version, retired=(*kept, *gone))
+    newest = max(manifest.next_generation, version.generations[-1].id + 1)
+    return retire(manifest.after(retired=kept, next_generation=newest), version, now)

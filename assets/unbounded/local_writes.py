@@ -27,7 +27,7 @@ from dagster_adjunct.assets.unbounded.local_manifest import (
     serving,
 )
 from dagster_adjunct.assets.unbounded.next_served_version import retire, without_large_footers
-from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, forget_attempt
+from dagster_adjunct.assets.versions.build_attempts import build_on_record
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
 from dagster_adjunct.assets.versions.sealed_version import POSITION, SealedVersion, layout_of
@@ -84,7 +84,6 @@ class LocalWrites:
         self._begun: Parent | None = None
         self._generations: list[Generation] = []
         self._sends: list[SentToTable] = []
-        self._attempts: list[str] = []
         self._stack = ExitStack()
         self._committed = False
 
@@ -98,8 +97,6 @@ class LocalWrites:
         if not self._committed:
             for generation in self._generations:
                 self._log.drop(generation)
-        for attempt in self._attempts:
-            forget_attempt(self._lake, self._spec.name, attempt)
 
     # -- sends
 
@@ -112,8 +109,7 @@ class LocalWrites:
         begun = self._begin()
         number = begun.next_generation + len(self._sends)
         attempt = self._log.attempt()
-        self._attempts.append(attempt.id)
-        self._stack.enter_context(AttemptRenewal(self._lake, self._spec.name, attempt.id, self._batch.by))
+        self._stack.enter_context(build_on_record(self._lake, self._spec.name, attempt.id, self._batch.by))
         generation, counters = write_generation(
             self._lake,
             attempt,
@@ -245,7 +241,7 @@ class LocalWrites:
                 "Nothing of this batch is in it. Run the application again.",
                 dataset=spec.name,
             )
-        manifest = seen.manifest or first_manifest(spec, self._schema, now)
+        manifest = seen.manifest or first_manifest(spec, now)
         before = None if self._pinned is None else self._pinned.id
         written = Written(
             application=self._batch.application,

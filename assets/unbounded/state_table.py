@@ -15,8 +15,7 @@ from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
 from dagster_adjunct.assets.declaration.inputs_besides_streams import OwnedBy
 from dagster_adjunct.assets.declaration.local_table import local_table
 from dagster_adjunct.assets.unbounded.compact_table import compact_due
-from dagster_adjunct.assets.unbounded.local_manifest import Parent, check_as_stored, first_manifest, schema_of, serving
-from dagster_adjunct.assets.unbounded.local_table import undo_batch
+from dagster_adjunct.assets.unbounded.local_manifest import check_as_stored, empty_table
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
 from dagster_adjunct.resources.errors import DatasetError
@@ -72,7 +71,7 @@ def check_state(lake: Lake, dataset: AdjunctDataset) -> None:
 def begin_state(context: WriteContext, dataset: AdjunctDataset) -> None:
     """Store a table of state without rows where there is none yet.
 
-    A batch that is given up is noted in it then (`undo_state`), so that what its dead run commits late is refused.
+    A batch that is given up is noted in it then (`undo_batch`), so that what its dead run commits late is refused.
     """
     log = context.log(dataset.name)
 
@@ -80,14 +79,9 @@ def begin_state(context: WriteContext, dataset: AdjunctDataset) -> None:
         commit, stored = log.read()
         if stored is not None:
             return lambda: None
-        now, attempt, number = context.now(), log.attempt(), Parent(commit, None).number + 1
-        manifest = first_manifest(dataset, schema_of(dataset), now)
-        rows = [attempt.generation(manifest.next_generation)]
-        manifest = manifest.after(
-            next_generation=manifest.next_generation + 1,
-            version=serving(dataset, rows, number=number, id=f"v{number:06d}-{attempt.id}", now=now, counters={}),
-            change=Change(action="begin", reason="an operator is going to keep its state here"),
-        )
+        attempt, number = log.attempt(), 1 if commit is None else commit.number + 1
+        change = Change(action="begin", reason="an operator is going to keep its state here")
+        manifest = empty_table(dataset, attempt, number, context.now()).after(change=change)
 
         def commit_begun() -> None:
             log.commit(commit, manifest, by=context.by, commit_id=attempt.id)
@@ -123,32 +117,5 @@ def tend_state(context: WriteContext, name: str) -> bool:
     manifest = context.log(name).read()[1]
     if not isinstance(manifest, UnboundedManifest):
         return False
-    compacted = compact_due(context, name, _COMPACTION)
+    compacted = compact_due(context, manifest, _COMPACTION)
     return len((compacted[1] if compacted is not None else manifest).retired) >= _RETIRED
-
-
-def undo_state(context: WriteContext, name: str, application: str, batch: int) -> None:
-    """Take out what a batch that was given up has written to a table of state; nothing where there is no such table."""
-    manifest = context.log(name).read()[1]
-    if isinstance(manifest, UnboundedManifest) and manifest.version is not None:
-        undo_batch(context, _as_stored(manifest), application, batch)
-
-
-def _as_stored(manifest: UnboundedManifest) -> AdjunctDataset:
-    """Return the declaration that a table of state was stored with."""
-    declared, version = manifest.declaration, manifest.version
-    assert version is not None
-    assert version.partitions is not None
-    assert declared.owner is not None
-    return local_table(
-        manifest.name,
-        application=declared.owner,
-        key=version.key,
-        schema=version.columns,
-        partitions=version.partitions,
-        partition_by=version.partition_by,
-        compaction=_COMPACTION,
-        discard=_NO_LONGER,
-        expires=declared.expires,
-        kept_for=declared.kept_for,
-    )

@@ -12,7 +12,7 @@ import json
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -78,6 +78,16 @@ class AttemptRenewal:
     def _write(self) -> None:
         with self._lock:  # or a renewal that is on its way could end after `finish`, without what was built
             self._store.put(self._key, json.dumps(self._body).encode())
+
+
+@contextmanager
+def build_on_record(lake: Lake, dataset: str, attempt: str, by: str) -> Iterator[None]:
+    """Keep a build on record while the context lasts, and no longer, for one that nobody takes up when it has died."""
+    try:
+        with AttemptRenewal(lake, dataset, attempt, by):
+            yield
+    finally:
+        forget_attempt(lake, dataset, attempt)
 
 
 def attempts(lake: Lake, dataset: str) -> Iterator[AttemptInfo]:

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.reading.versions_over_time import VersionsOverTime
+from dagster_adjunct.assets.reading.versions_over_time import VersionsOverTime, refs_over_time
 from dagster_adjunct.assets.unbounded.transient_table import TransientTable
 from dagster_adjunct.assets.unbounded.transient_version import is_transient
+from dagster_adjunct.assets.versions.manifest import as_bounded
 from dagster_adjunct.orchestration.startpoints.resolving.recorded_plan import read_plan
 from dagster_adjunct.resources.errors import ConfigurationError, ObjectNotFoundError
 
@@ -64,8 +65,11 @@ class OpenedVersions:
             self._readers[(name, version)] = self.stored(name).version_of_batch(version)
         return self._readers[(name, version)]
 
-    def over_time(self, name: str, versions: Sequence[str]) -> VersionsOverTime:
-        """Return these versions of a bounded dataset as joins by time read them."""
+    def over_time(self, name: str, versions: Sequence[str] | None = None) -> VersionsOverTime:
+        """Return these versions of a bounded dataset as joins by time read them; None: all that are retained now."""
+        if versions is None:
+            manifest = as_bounded(self.stored(name).require_manifest())
+            versions = [ref.id for ref in refs_over_time(manifest)]
         for version in versions:
             if (name, version) not in self._sealed:
                 self._sealed[(name, version)] = self.stored(name).version_of_batch(version).sealed

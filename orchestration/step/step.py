@@ -1,10 +1,12 @@
 """The Spark step: one planned application, batch after batch, until it has caught up or met its limits.
 
     take over  the batch that a crash left open, as it is written; it comes before everything else
-    look       the dataset versions that are served, and the inputs as they stand: one value, nothing is asked later
+    tend       the tables that the application writes itself: what a batch that was given up wrote is taken out
+    look       the dataset versions that are served, and the inputs as they stand: one value
     start      once a run: what was handed to its tasks gets offsets, every partition a position; stored at once
-    plan       what the next batch reads and which dataset versions it meets
-    intent     the same, committed before anything is read
+    plan       what the next batch reads
+    hold       the dataset versions that it meets, leased
+    intent     what it reads and meets, committed before anything is read
     run        ranges and versions -> operators -> outputs; each output is idempotent by (application, batch)
     close      the intent is closed, which is the checkpoint
     settle     instead, where there is nothing to read: the positions that the inputs are read up to
@@ -14,6 +16,7 @@ A crash anywhere leaves either a closed batch or an open intent; the next run ru
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -29,14 +32,16 @@ from dagster_adjunct.orchestration.step.commit.commit_intent import commit_inten
 from dagster_adjunct.orchestration.step.commit.commit_offsets import close_batch, settle
 from dagster_adjunct.orchestration.step.commit.run_outputs import run_outputs
 from dagster_adjunct.orchestration.step.commit.store_first_positions import store_first_positions
+from dagster_adjunct.orchestration.step.next_batch.hold_versions import HeldBatch, hold_versions
 from dagster_adjunct.orchestration.step.next_batch.look_before_batch import look
-from dagster_adjunct.orchestration.step.next_batch.plan_batch import NothingToRead, PlannedBatch, plan_batch
+from dagster_adjunct.orchestration.step.next_batch.own_tables import tend_own_tables
+from dagster_adjunct.orchestration.step.next_batch.plan_batch import NothingToRead, plan_batch
 from dagster_adjunct.orchestration.step.next_batch.take_over_batch import take_over
 from dagster_adjunct.orchestration.step.opened_versions import OpenedVersions
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
 from dagster_adjunct.orchestration.step.version_leases import VersionLeases
-from dagster_adjunct.resources.errors import CommitConflictError
+from dagster_adjunct.resources.errors import CommitConflictError, VersionDiscardedError
 from dagster_adjunct.resources.tables.credits.run_credits import RunCredits
 
 if TYPE_CHECKING:
@@ -45,6 +50,8 @@ if TYPE_CHECKING:
 
 # How often a run begins: another one that was taken over from may come in between, once.
 _BEGINNINGS = 3
+# How often all is looked at for one batch: whoever discards versions may be faster, now and then.
+_LOOKS = 6
 
 
 def run_step(context: StepContext, engine: BatchEngine = BY_SPARK) -> StepReport:
@@ -63,19 +70,13 @@ def run_step(context: StepContext, engine: BatchEngine = BY_SPARK) -> StepReport
             run = begun
             try:
                 while context.max_batches is None or run.batches < context.max_batches:
-                    planned: PlannedBatch | NothingToRead
-                    if run.logged.state.open is not None:
-                        planned = take_over(step, run, run.logged.state.open)
-                    else:
-                        seen = look(step, run)
-                        run = store_first_positions(step, run, seen)
-                        planned = plan_batch(step, run, seen)
-                    if isinstance(planned, PlannedBatch):
-                        opened = commit_intent(step, run, planned)
-                        run = opened.run
-                        run = close_batch(step, run_outputs(step, opened))
-                    else:
-                        return settle(step, run, planned).report(context, caught_up=True)
+                    began = time.monotonic()
+                    run, batch = _next_batch(step, run)
+                    if isinstance(batch, NothingToRead):
+                        return settle(step, run, batch).report(context, caught_up=True)
+                    opened = commit_intent(step, run, batch, began)
+                    run = opened.run
+                    run = close_batch(step, run_outputs(step, opened))
                 return run.report(context, caught_up=False)
             except CommitConflictError as conflict:
                 if run.logged.commit is not begun.logged.commit or context.still_ours is None or attempt == _BEGINNINGS:
@@ -83,6 +84,32 @@ def run_step(context: StepContext, engine: BatchEngine = BY_SPARK) -> StepReport
                 context.check()
                 text = f"{conflict.problem} This run holds the lease, and begins again from that commit."
                 context.on_event(StepEvent("lease", 0, {"text": text}))
+    raise AssertionError("unreachable")
+
+
+def _next_batch(step: OpenedStep, run: StepRun) -> tuple[StepRun, HeldBatch | NothingToRead]:
+    """Return what comes next, and the run, which has started: the batch that is open, else the one that is planned now.
+
+    Of that one nothing is committed yet. Where a version is discarded between the look and its lease, all is looked at
+    again.
+    """
+    step.context.check()
+    if run.logged.state.open is not None:
+        return run, take_over(step, run, run.logged.state.open)
+    if run.batches:
+        step.context.between_batches()
+    tend_own_tables(step, run)
+    for attempt in range(1, _LOOKS + 1):
+        seen = look(step, run)
+        run = store_first_positions(step, run, seen)
+        planned = plan_batch(step, run, seen)
+        if isinstance(planned, NothingToRead):
+            return run, planned
+        try:
+            return run, hold_versions(step, run, planned, seen)
+        except VersionDiscardedError:
+            if attempt == _LOOKS:
+                raise
     raise AssertionError("unreachable")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.assets.writing.write_context import WriteContext
 from dagster_adjunct.orchestration.step.answers.table_answers import OpenTables
 from dagster_adjunct.resources.names import split_stream_name
 
@@ -61,6 +62,11 @@ class StepContext:
     @property
     def run(self) -> str:
         return self.runtime.by
+
+    @property
+    def writing(self) -> WriteContext:
+        """What writes to a dataset in the name of this run."""
+        return WriteContext(self.lake, self.systems, self.spark, self.run)
 
     @property
     def unit(self) -> str:

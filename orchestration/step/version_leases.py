@@ -26,12 +26,13 @@ class VersionLeases:
         over_time: Mapping[str, Sequence[str]] | None = None,
         *,
         reopened: bool = False,
-    ) -> None:
+    ) -> list[str]:
         """Lease what a batch reads, before its intent says so; from then on the open intent keeps it as well.
 
         Raises VersionDiscardedError, but for what a `reopened` batch was begun with: that may be gone from the versions
-        that there are, and its intent alone keeps it.
+        that there are, and its intent alone keeps it. The datasets are returned of which that is so.
         """
+        left: list[str] = []
         for name, version in versions.items():
             if version is None or is_transient(version):
                 continue
@@ -43,13 +44,11 @@ class VersionLeases:
             except VersionDiscardedError:
                 if not reopened:  # else an erasure has rewritten it since
                     raise
+                left.append(name)
                 continue
             if held is not None:
                 held.release()
-
-    def held(self, name: str) -> Sequence[str]:
-        """Return the versions of a dataset that are leased."""
-        return self._leases[name].versions if name in self._leases else ()
+        return left
 
     def check_held(self) -> None:
         """Raise LeaseLostError if a version that is being read is held no more."""

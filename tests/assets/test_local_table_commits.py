@@ -20,6 +20,7 @@ from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.assets.unbounded.local_table import advance_local, undo_batch
 from dagster_adjunct.assets.unbounded.local_writes import LocalWrites, WritingBatch
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
 from dagster_adjunct.assets.writing.generation_writer import ARROW
 from dagster_adjunct.assets.writing.write_context import WriteContext
@@ -273,12 +274,12 @@ def test_a_batch_that_was_given_up_is_taken_out_and_comes_under_another_number(l
     batch(lake, 2, [("a", 2), ("b", 2)])
     compact_dataset(lake, "counts", IN_PROCESS, by="me", level="major")
     for _ in range(2):
-        undo_batch(context, counts(), "app", 2)
+        undo_batch(context, "counts", "app", 2, declared=counts())
         assert held(lake) == {"a": 1}
     with pytest.raises(CommitConflictError, match="given up"):
         do(lake, 2, [("a", 2), ("b", 2)], begun=begun)
     batch(lake, 3, [("b", 3)])
-    undo_batch(context, counts(), "app", 2)
+    undo_batch(context, "counts", "app", 2, declared=counts())
     assert held(lake) == {"a": 1, "b": 3}
     compact_dataset(lake, "counts", IN_PROCESS, by="me", level="major")
     discard(lake, "counts", DiscardPolicy(keep=1, grace=timedelta(0)), by="me", roots=dict)
@@ -287,14 +288,42 @@ def test_a_batch_that_was_given_up_is_taken_out_and_comes_under_another_number(l
 
 def test_the_first_batch_can_be_given_up_and_one_that_has_written_nothing(lake: Lake) -> None:
     context = WriteContext(lake, {}, IN_PROCESS, "me")
-    undo_batch(context, counts(), "app", 1)
+    undo_batch(context, "counts", "app", 1, declared=counts())
     with pytest.raises(CommitConflictError, match="given up"):
         do(lake, 1, [("a", 1)], begun=None)
     batch(lake, 2, [("a", 2)])
-    undo_batch(context, counts(), "app", 2)
+    undo_batch(context, "counts", "app", 2, declared=counts())
     assert held(lake) == {}
     batch(lake, 3, [("a", 3)])
     assert held(lake) == {"a": 3}
+
+
+def test_a_batch_of_newer_code_can_be_given_up_and_the_columns_are_those_of_before(lake: Lake) -> None:
+    context = WriteContext(lake, {}, IN_PROCESS, "me")
+    wider = counts(Schema.of(k="string", v="bigint", w="bigint"))
+    for number, before in ((1, {}), (3, {"a": 2})):
+        sent = rows(("a", number), ("b", number)).append_column("w", pa.array([0, 0], pa.int64()))
+        with LocalWrites(lake, wider, pinned(lake, wider), WritingBatch("app", number, "run"), ARROW) as writes:
+            writes.send(sent, order_by=("__offset",), partitioned=False)
+            writes.commit()
+        undo_batch(context, "counts", "app", number, declared=counts())
+        assert held(lake) == before
+        served = StoredVersions(lake, counts()).require_current()
+        assert served.schema == COLUMNS, "the code of before reads it, and goes on"
+        batch(lake, number + 1, [("a", number + 1)])
+    assert held(lake) == {"a": 4}
+
+
+def test_what_another_application_keeps_under_the_name_is_left_alone(lake: Lake) -> None:
+    context = WriteContext(lake, {}, IN_PROCESS, "me")
+    theirs = local_table("counts", application="other", key=("k",), schema=COLUMNS, partitions=2)
+    with LocalWrites(lake, theirs, None, WritingBatch("other", 7, "run"), ARROW) as writes:
+        writes.send(rows(("a", 1)), order_by=("__offset",), partitioned=False)
+        writes.commit()
+    before = DatasetLog(lake, "counts").read()
+    for number in (7, 9):
+        assert undo_batch(context, "counts", "app", number, declared=counts()) is None
+    assert DatasetLog(lake, "counts").read() == before
 
 
 # -- columns
@@ -375,7 +404,7 @@ def test_any_history_with_crashes_is_what_a_dictionary_says(seed: int) -> None:
                 roots = {begun.id: "an open batch"}
                 discard(lake, "counts", DiscardPolicy(1, timedelta(0)), by="me", roots=lambda roots=roots: roots)
         if chance.random() < 0.2:
-            undo_batch(context, counts(), "app", number)
+            undo_batch(context, "counts", "app", number, declared=counts())
         else:
             do(lake, number, *sends, begun=begun)
             for key, value in (row for sent in sends for row in sent):

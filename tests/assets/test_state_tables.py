@@ -14,9 +14,10 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
+from dagster_adjunct.assets.unbounded.local_table import undo_batch
 from dagster_adjunct.assets.unbounded.local_writes import LocalWrites, WritingBatch
 from dagster_adjunct.assets.unbounded.state_spec import StateSpec
-from dagster_adjunct.assets.unbounded.state_table import begin_state, check_state, state_dataset, tend_state, undo_state
+from dagster_adjunct.assets.unbounded.state_table import begin_state, check_state, state_dataset, tend_state
 from dagster_adjunct.assets.versions.manifest import as_unbounded
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
 from dagster_adjunct.assets.writing.generation_writer import ARROW
@@ -137,9 +138,9 @@ def test_a_batch_that_was_given_up_leaves_what_was_there_before_also_what_it_dro
     batch(lake, 1, [("a", 1, 10)], 0)
     batch(lake, 2, [("b", 2, 90)], 10)
     assert held(lake, 0) == {"b": 2}
-    undo_state(writing(lake), "app-seen", "app", 2)
+    undo_batch(writing(lake), "app-seen", "app", 2)
     assert held(lake, 0) == {"a": 1}
-    undo_state(writing(lake), "no-such-state", "app", 2)
+    undo_batch(writing(lake), "no-such-state", "app", 2)
     batch(lake, 3, [("b", 3, 90)], 10)
     assert held(lake, 0) == {"b": 3}
 
@@ -152,7 +153,7 @@ def test_the_first_commit_of_a_batch_that_was_given_up_is_refused_by_a_table_tha
         with LocalWrites(lake, dataset(), None, WritingBatch("app", number, "dead"), ARROW) as writes:
             if number == 1:
                 writes.send(rows([("a", 1, 10)]), order_by=(), partitioned=False)
-            undo_state(writing(lake), "app-seen", "app", number)
+            undo_batch(writing(lake), "app-seen", "app", number)
             if number == 2:
                 writes.send(rows([("a", 1, 10)]), order_by=(), partitioned=False)
             with pytest.raises(CommitConflictError, match=f"nothing of batch {number} .* it was given up"):
@@ -217,7 +218,7 @@ def test_whatever_dies_and_is_merged_what_has_not_expired_is_what_a_dictionary_h
             with suppress(Crash):
                 do(Lake(store, lake.id), number, list(sent.values()), begun, after)
         if chance.random() < 0.2:
-            undo_state(writing(lake), "app-seen", "app", number)
+            undo_batch(writing(lake), "app-seen", "app", number)
             continue
         do(lake, number, list(sent.values()), begun, after)
         wanted |= {key: row[1:] for key, row in sent.items()}

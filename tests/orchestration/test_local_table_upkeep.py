@@ -127,7 +127,7 @@ def test_what_a_batch_that_was_given_up_is_taken_out_to_stays_until_then(world: 
     with pytest.raises(StillReadError, match="batch 3 of application app, which was given up"):
         repartition_dataset(world.lake, "counts", 5, reason="more", by="me")
     context = WriteContext(world.lake, {}, IN_PROCESS, "run")
-    undo_batch(context, world.spec(), "app", 3)
+    undo_batch(context, "counts", "app", 3, declared=world.spec())
     assert world.held() == {"a": 2, "b": 1, "c": 2}
     discard(world.lake, "counts", DiscardPolicy(1, timedelta(0)), by="me")
     with pytest.raises(DatasetError):
@@ -144,12 +144,23 @@ def test_where_an_erasure_has_taken_what_a_batch_that_was_given_up_began_with_th
     BatchLog(world.lake, "app").abandon(reason="a test", by="me", skip=False)
     context = WriteContext(world.lake, {}, IN_PROCESS, "run")
     with pytest.raises(VersionDiscardedError, match=r"was given up.*gone, as after an erasure") as caught:
-        undo_batch(context, world.spec(), "app", 3)
+        undo_batch(context, "counts", "app", 3, declared=world.spec())
     assert "adjunct dataset delete counts" in caught.value.next_step
     delete_dataset(world.lake, "counts", reason="as it says", by="me", force=True)
-    undo_batch(context, world.spec(), "app", 3)
+    undo_batch(context, "counts", "app", 3, declared=world.spec())
     world.batch(4, ("b", 4))
     assert world.held() == {"b": 4}
+
+
+def test_a_batch_can_not_be_taken_out_over_a_change_of_partitions_and_the_error_says_the_way_on(world: World) -> None:
+    context = WriteContext(world.lake, {}, IN_PROCESS, "run")
+    repartition_dataset(world.lake, "counts", 3, reason="more", by="me")  # nobody knows yet that batch 2 is given up
+    with pytest.raises(DatasetError, match="into 3 from 2, after batch 2 of application app") as caught:
+        undo_batch(context, "counts", "app", 2, declared=world.spec(3))
+    assert "--partitions 2" in caught.value.next_step
+    repartition_dataset(world.lake, "counts", 2, reason="as it says", by="me")
+    undo_batch(context, "counts", "app", 2, declared=world.spec())
+    assert world.held() == {"a": 1, "b": 1}
 
 
 def _roots(world: World) -> Callable[[], dict[str, str]]:

@@ -11,7 +11,7 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.step.next_batch import look_before_batch as look_module
+from dagster_adjunct.orchestration.step.next_batch import own_tables as own_tables_module
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.orchestration.step.step_run import OpenedStep
 from dagster_adjunct.resources.errors import ObjectExistsError, PreconditionFailedError
@@ -67,7 +67,7 @@ def test_the_first_commit_of_a_table_of_state_is_refused_when_it_arrives_after_i
         replace(world, lake=Lake(store, world.lake.id)).run(app, run="dead", on_event=store.hear)
     assert store.late is not None
     BatchLog(world.lake, app.name).abandon(reason="it hangs", by="me", skip=False)
-    tend, late = look_module.tend_states, store.late
+    tend, late = own_tables_module.tend_states, store.late
     refused: list[Exception | None] = []
 
     def arrives_after_the_undo(step: OpenedStep) -> None:
@@ -80,7 +80,7 @@ def test_the_first_commit_of_a_table_of_state_is_refused_when_it_arrives_after_i
                 refused.append(None)
         tend(step)
 
-    monkeypatch.setattr(look_module, "tend_states", arrives_after_the_undo)
+    monkeypatch.setattr(own_tables_module, "tend_states", arrives_after_the_undo)
     world.run(app, run="next")
     world.send("hits", ("a", at(200)))
     world.run(app, run="last")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -38,9 +38,13 @@ from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
 from tests.assets.conftest import World
 from tests.faulty_store import Fault, FaultyStore
 from tests.orchestration.stub_engine import StubEngine
+
+if TYPE_CHECKING:
+    from dagster_adjunct.resources.objects.object_store import ObjectStore
 
 AT_ONCE = DiscardPolicy(keep=1, grace=timedelta(0))
 NAMES = ("planes", "fares")
@@ -98,7 +102,7 @@ class Trips:
 
     def run(self, lake: Lake | None = None, still_ours: Callable[[], None] | None = None) -> StepReport:
         app = Application("app")
-        trips = app.input_stream("lake.trips", default_offset="oldest")
+        trips = app.input_stream("lake.trips", default_offset="oldest", on_lost="oldest")
         for dataset in self.datasets:
             trips = trips.join(app.table(dataset), on="k", how="left", prefix=f"{dataset.name}_")
         trips.send_to(app.output_stream("lake.out", partitions=1, key="k"))
@@ -320,3 +324,38 @@ def test_a_step_reads_whole_versions_that_are_replaced_and_discarded_at_any_requ
         if len(lake.store.requests) < nth:  # type: ignore[attr-defined]
             break
     assert begun_again, "some came between the choice of a version and its lease"
+
+
+class BeforeTheFirstLease(FaultyStore):
+    """Has something done once, before a lease is written."""
+
+    def __init__(self, inner: ObjectStore, action: Callable[[], object]) -> None:
+        super().__init__(inner)
+        self.action: Callable[[], object] | None = action
+
+    def put_if_absent(self, key: str, data: bytes) -> str:
+        if "/leases/" in key and self.action is not None:
+            action, self.action = self.action, None
+            action()
+        return super().put_if_absent(key, data)
+
+
+def test_what_is_lost_is_told_once_though_all_is_looked_at_again(new_trips) -> None:
+    trips = new_trips()
+    trips.publish(1)
+    trips.run()
+    streams = trips.world.streams
+    trips.world.send("trips", [("a", 2)])
+    streams.configure("trips", retention=Retention(max_age=timedelta(seconds=1)), compaction=None)
+    assert streams.maintain("trips", datetime.now(UTC) + timedelta(seconds=2)).dropped_segments
+    trips.world.send("trips", [("b", 3)])
+    trips.events.clear()
+
+    def replace() -> None:
+        trips.publish(2)
+        trips.discard()
+
+    lake = Lake(BeforeTheFirstLease(trips.world.lake.store, replace), trips.world.lake.id)
+    assert trips.run(lake).counters["lake.trips"]["lost_offsets"] == 1
+    assert trips.reading.seen[-1] == {"planes": 2, "fares": 2}
+    assert trips.events.count("lost") == 1

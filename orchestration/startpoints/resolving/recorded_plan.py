@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field as Default
 from pydantic import ValidationError
 
-from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.reading.chosen_version import version_of_batch
 from dagster_adjunct.assets.unbounded.transient_version import is_transient
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import check_not_doomed
@@ -166,7 +166,7 @@ def _why_gone(lake: Lake, manifest: DatasetManifest | None, version: str, *, hel
 def is_readable(lake: Lake, manifest: DatasetManifest, version: str) -> bool:
     """Whether the files of a version are there, also of one that is doomed and spared."""
     try:
-        sealed = StoredVersions(lake, manifest.name).version_of_batch(version).sealed
+        sealed = version_of_batch(DatasetLog(lake, manifest.name), manifest, version)
     except (DatasetError, ObjectNotFoundError):
         return False
     there = manifest.reachable() | set(manifest.doomed)

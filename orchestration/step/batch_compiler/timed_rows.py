@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
-    from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.resources.objects.object_store import ObjectStore
     from dagster_adjunct.resources.schemas.schema import Schema
 
@@ -48,9 +47,3 @@ def read_over_time(
     if pinned is not None or not isinstance(view, VersionReader):
         return pinned
     return view if dataset.follows_changes else VersionsOverTime(view.store, dataset.name, [view.sealed])
-
-
-def joined_by_time(app: Application) -> frozenset[str]:
-    """Return the datasets that records are joined with as of their times."""
-    matches = (operator.spec.match for operator in app.operators)
-    return frozenset(match.dataset for match in matches if match and match.dataset and match.as_of)

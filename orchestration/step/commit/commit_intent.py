@@ -11,7 +11,6 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.state_table import begin_state
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.batch_records.few_records import are_few, are_interpreted, size_of
-from dagster_adjunct.orchestration.step.next_batch.own_tables import writing
 from dagster_adjunct.orchestration.step.progress.watermarks import begun_times
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
@@ -19,7 +18,7 @@ from dagster_adjunct.resources.streams.interface.stream_system import OffsetRang
 if TYPE_CHECKING:
     from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
     from dagster_adjunct.orchestration.batchlog.batch_log import Intent
-    from dagster_adjunct.orchestration.step.next_batch.plan_batch import PlannedBatch
+    from dagster_adjunct.orchestration.step.next_batch.hold_versions import HeldBatch
     from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
     from dagster_adjunct.resources.schemas.schema import Schema
 
@@ -35,18 +34,21 @@ class OpenBatch:
     seconds: dict[str, float]
 
 
-def commit_intent(step: OpenedStep, run: StepRun, planned: PlannedBatch) -> OpenBatch:
-    """Commit what the batch is going to do, once its outputs are known to take it; nothing is read before."""
-    context, intent, state = step.context, planned.intent, run.logged.state
+def commit_intent(step: OpenedStep, run: StepRun, batch: HeldBatch, began: float) -> OpenBatch:
+    """Commit what the batch is going to do, once its outputs are known to take it; nothing is read before.
+
+    Its seconds count from where its planning `began`, by the monotonic clock.
+    """
+    context, intent, state = step.context, batch.intent, run.logged.state
     met = {name: step.versions.view(name, version, state) for name, version in intent.versions.items()}
     views = {name: view for name, view in met.items() if name not in step.states}
     states = {name: view for name, view in met.items() if isinstance(view, VersionReader) and name not in views}
     # Local tables are read with the columns and buckets that they are declared with, whatever is stored.
     own = {dataset.name for dataset in context.app.datasets if dataset.is_owned_by(context.app.name)}
-    shapes = {**planned.records, **{name: _shape(view) for name, view in views.items() if name not in own}}
+    shapes = {**batch.records, **{name: _shape(view) for name, view in views.items() if name not in own}}
     if shapes != run.shapes:  # once a run, and for datasets or inputs of other columns or buckets
         starts = {ssp: span.start for ssp, span in intent.ranges.items()}
-        step.engine.rehearse(context, views, starts, partial(begin_state, writing(context))).tell()
+        step.engine.rehearse(context, views, starts, partial(begin_state, context.writing)).tell()
     run = replace(run, shapes=shapes, logged=step.log.open(run.logged, intent))
     spans = intent.ranges.items()
     records = sum(context.systems[ssp.system].distance(ssp, span.start, span.end) for ssp, span in spans)
@@ -71,7 +73,7 @@ def commit_intent(step: OpenedStep, run: StepRun, planned: PlannedBatch) -> Open
         clock=intent.clock,
         times=begun_times(context.app, state, intent),
     )
-    return OpenBatch(run, intent, inputs, records, {"intent": time.monotonic() - planned.began})
+    return OpenBatch(run, intent, inputs, records, {"intent": time.monotonic() - began})
 
 
 def _shape(view: VersionReader | TransientVersion | None) -> tuple[Schema, int | None] | None:

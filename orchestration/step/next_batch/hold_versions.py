@@ -2,63 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.reading.versions_over_time import refs_over_time
-from dagster_adjunct.assets.versions.manifest import as_bounded
+from dagster_adjunct.assets.unbounded.table_lag import check_fresh
+from dagster_adjunct.assets.versions.manifest import as_unbounded
+from dagster_adjunct.orchestration.operators.spec.versions_met import RECORDED
 from dagster_adjunct.orchestration.startpoints.resolving.recorded_plan import is_readable
-from dagster_adjunct.orchestration.step.batch_compiler.timed_rows import joined_by_time
-from dagster_adjunct.orchestration.step.next_batch.served_versions import ServedVersions, served_now
-from dagster_adjunct.resources.errors import ConfigurationError, VersionDiscardedError
+from dagster_adjunct.orchestration.step.step_report import StepEvent
+from dagster_adjunct.resources.errors import ConfigurationError, StaleDatasetError, VersionDiscardedError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.batchlog.batch_log import Intent
-    from dagster_adjunct.orchestration.step.step_run import OpenedStep
-
-# How often versions are chosen anew where one of them is discarded between the look and the lease.
-_TRIES = 5
-
-
-def hold_served(step: OpenedStep, served: ServedVersions, only: Collection[str] | None = None) -> ServedVersions:
-    """Lease what is served, or what took the place of a version that was discarded since; return what is leased."""
-    for attempt in range(_TRIES + 1):
-        try:
-            step.leases.take({name: id for name, id in served.ids.items() if only is None or name in only})
-            break
-        except VersionDiscardedError:
-            if attempt == _TRIES:
-                raise
-            served = served_now(step)
-    return served
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, Intent
+    from dagster_adjunct.orchestration.step.next_batch.look_before_batch import Seen
+    from dagster_adjunct.orchestration.step.next_batch.plan_batch import PlannedBatch
+    from dagster_adjunct.orchestration.step.next_batch.served_versions import ServedVersions
+    from dagster_adjunct.orchestration.step.step_context import StepContext
+    from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
+    from dagster_adjunct.resources.schemas.schema import Schema
 
 
-def hold_over_time(step: OpenedStep, versions: Mapping[str, str | None]) -> dict[str, tuple[str, ...]]:
-    """Lease also the other versions that joins by time meet of bounded datasets, and return these, by dataset."""
-    app, met = step.context.app, dict[str, tuple[str, ...]]()
-    names = [name for name in joined_by_time(app) if not app.dataset(name).follows_changes]
-    for attempt in range(_TRIES + 1):
-        met = {name: _retained(step, name) for name in names if versions.get(name) is not None}
-        try:
-            step.leases.take(versions, met)
-            break
-        except VersionDiscardedError:
-            if attempt == _TRIES:
-                raise
-    return met
+@dataclass(frozen=True, slots=True)
+class HeldBatch:
+    """A batch that can begin: what it is to do, and meets, under leases.
+
+    `records` are the columns of its input streams; None where they are not known.
+    """
+
+    intent: Intent
+    records: Mapping[str, Schema | None]
 
 
-def _retained(step: OpenedStep, name: str) -> tuple[str, ...]:
-    manifest = as_bounded(step.versions.stored(name).require_manifest())
-    return step.versions.over_time(name, [ref.id for ref in refs_over_time(manifest)]).versions
+def hold_versions(step: OpenedStep, run: StepRun, planned: PlannedBatch, seen: Seen) -> HeldBatch:
+    """Return the planned batch with the versions that it meets, leased: those that are served, or were recorded.
+
+    Raises VersionDiscardedError where one is gone since the look, or since it was recorded; StaleDatasetError for a
+    table that lacks something older than is allowed; ConfigurationError for a dataset that a recorded batch did not
+    meet.
+    """
+    if planned.intent.reading == RECORDED:
+        intent = _with_recorded(step, planned.intent, seen.served)
+    else:
+        intent = _with_served(step, run.logged.state, planned.intent, seen.served)
+    for text in planned.losses:
+        step.context.on_event(StepEvent("lost", intent.batch, {"text": text}))
+    return HeldBatch(intent, seen.schemas)
 
 
-def hold_recorded(step: OpenedStep, intent: Intent, served: ServedVersions) -> Intent:
-    """Lease the versions that a batch of recorded replays meets; return it with one for each dataset.
+def _with_served(step: OpenedStep, state: ApplicationState, intent: Intent, served: ServedVersions) -> Intent:
+    """Lease what is served; of bounded datasets that are joined by time, all other versions too."""
+    app, ids = step.context.app, dict(served.ids)
+    _check_all_fresh(step.context, served)
+    joined = [name for name in _joined_by_time(app) if ids[name] is not None]
+    over_time = {name: step.versions.over_time(name).versions for name in joined}
+    step.leases.take(ids, over_time)
+    ids |= _read_on(step, state)
+    names = (*(dataset.name for dataset in app.datasets), *step.states)
+    return intent.model_copy(update={"versions": {name: ids[name] for name in names}, "over_time": over_time})
+
+
+def _check_all_fresh(context: StepContext, served: ServedVersions) -> None:
+    """Refuse to begin a batch with a stored table that lacks something older than is allowed."""
+    for name, manifest in served.limited.items():
+        limit = context.app.max_staleness[name]
+        if manifest is None or manifest.version is None:
+            raise StaleDatasetError(
+                f"dataset {name!r} has taken in nothing yet, and at most {limit} of staleness is allowed.",
+                f"Advance it (materialise its asset, or adjunct dataset advance {name} MODULE:APP).",
+                dataset=name,
+            )
+        check_fresh(context.systems, context.app.dataset(name), as_unbounded(manifest), limit, context.lake.now())
+
+
+def _joined_by_time(app: Application) -> list[str]:
+    """Return the bounded datasets that records are joined with as of their times."""
+    matches = (operator.spec.match for operator in app.operators)
+    names = {match.dataset for match in matches if match and match.dataset and match.as_of}
+    return [name for name in sorted(names) if not app.dataset(name).follows_changes]
+
+
+def _read_on(step: OpenedStep, state: ApplicationState) -> dict[str, str | None]:
+    """Bring the datasets that live for one run up to date, and return their versions; tell what has changed.
+
+    Before the intent, which then names what is known to be readable: a change that can't be applied would keep an
+    open batch from ever ending.
+    """
+    context, versions = step.context, dict[str, str | None]()
+    for dataset in context.app.datasets:
+        if not dataset.following.persistent:
+            table = step.versions.table(dataset.name, state)
+            report = table.advance(context.spark)
+            if report.action != "up-to-date":
+                context.on_event(StepEvent("table", state.batch + 1, {"report": report}))
+            if dataset.name in context.app.max_staleness:
+                table.check_fresh(context.app.max_staleness[dataset.name])
+            versions[dataset.name] = report.version
+    return versions
+
+
+def _with_recorded(step: OpenedStep, intent: Intent, served: ServedVersions) -> Intent:
+    """Lease the versions that recorded replays meet, named in the intent already; there is one for each dataset.
 
     Tables of state are as they are `served`: what has been read before is left out there.
-    Raises VersionDiscardedError where one is gone all the same, as after an erasure, and ConfigurationError where
-    the application has a dataset now that the batch did not meet.
     """
     names = [dataset.name for dataset in step.context.app.datasets]
     cancel = f"Cancel it (adjunct startpoint clear MODULE:APP {min(intent.ranges)} --reason …) and ask again with "
@@ -72,15 +119,17 @@ def hold_recorded(step: OpenedStep, intent: Intent, served: ServedVersions) -> I
             dataset=lacking[0],
         )
     met = {name: intent.versions[name] for name in names}
-    step.leases.take(met, intent.over_time, reopened=True)  # the plan keeps what a discard has spared for it
-    for name, versions in intent.met.items():
-        for version in versions if name in met and not set(versions) <= set(step.leases.held(name)) else ():
-            if not is_readable(step.context.lake, step.versions.stored(name).require_manifest(), version):
+    # The plan keeps what a discard has spared for it.
+    for name in step.leases.take(met, intent.over_time, reopened=True):
+        manifest = step.versions.stored(name).require_manifest()
+        for version in intent.met[name]:
+            if not is_readable(step.context.lake, manifest, version):
                 raise VersionDiscardedError(
                     f"a recorded replay can't go on: dataset {name!r}: version {version} is gone, as after an erasure.",
                     f"{cancel}versions=as-of, or current.",
                     dataset=name,
                     version=version,
                 )
-    states = hold_served(step, served, step.states).ids
-    return intent.model_copy(update={"versions": met | {name: states[name] for name in step.states}})
+    states = {name: served.ids[name] for name in step.states}
+    step.leases.take(states)
+    return intent.model_copy(update={"versions": met | states})

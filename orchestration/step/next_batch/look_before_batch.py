@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.startpoints.positions.stream_snapshots import look_at_streams
-from dagster_adjunct.orchestration.step.next_batch.own_tables import tend_states, undo_given_up
 from dagster_adjunct.orchestration.step.next_batch.served_versions import served_now
 
 if TYPE_CHECKING:
@@ -23,11 +21,9 @@ if TYPE_CHECKING:
 class Seen:
     """The dataset versions that are served, and the input streams as they stand, by name.
 
-    `handed` is what was fanned out for this run and is still there at its start; None once it has started. The look
-    `began` at this time of the monotonic clock: a batch counts the seconds of its planning from there.
+    `handed` is what was fanned out for this run and is still there at its start; None once it has started.
     """
 
-    began: float
     served: ServedVersions
     handed: FanOut | None
     streams: Mapping[str, StreamSnapshot]
@@ -39,18 +35,11 @@ class Seen:
 
 
 def look(step: OpenedStep, run: StepRun) -> Seen:
-    """Return what the next batch is planned over; what is brought up to date between batches is met by it.
+    """Return what the next batch is planned over.
 
     Raises NoSealedVersionError for a dataset that holds its application back and has no version.
     """
-    began = time.monotonic()
     context = step.context
-    context.check()
-    if run.batches:
-        context.between_batches()
-    if run.logged.state.given_up is not None:
-        undo_given_up(step, run.logged.state.given_up)
-    tend_states(step)
     served = served_now(step)  # before anything is stored: without a version, no position is taken either
     handed = context.fan_out.without_taken_back(step.startpoints.get_fan_outs()) if run.held is None else None
-    return Seen(began, served, handed, look_at_streams(context.systems, context.app.inputs))
+    return Seen(served, handed, look_at_streams(context.systems, context.app.inputs))

@@ -1,6 +1,6 @@
-"""Plans the next batch: what it reads, of the bounded replays or of the main input, and which versions it meets.
+"""Plans the next batch: what it reads, of the bounded replays or of the main input.
 
-It reads at most so many records, shared by lag. Nothing is committed; the versions are leased by then.
+It reads at most so many records, shared by lag. Nothing is committed, or held (`hold_versions.py`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,6 @@ from dagster_adjunct.orchestration.operators.spec.planning_values import BROADCA
 from dagster_adjunct.orchestration.operators.spec.versions_met import AS_OF, RECORDED
 from dagster_adjunct.orchestration.startpoints.positions.input_positions import input_positions, order_of_replay
 from dagster_adjunct.orchestration.startpoints.positions.refused_positions import check_positions
-from dagster_adjunct.orchestration.step.next_batch.hold_versions import hold_over_time, hold_recorded, hold_served
-from dagster_adjunct.orchestration.step.next_batch.served_versions import check_all_fresh
-from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.step.next_batch.look_before_batch import Seen
     from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
-    from dagster_adjunct.resources.schemas.schema import Schema
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 K = TypeVar("K", bound=Hashable)
@@ -37,14 +33,13 @@ Spans = Mapping[SystemStreamPartition, OffsetRange]
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """A batch that is not begun: what it is to do, and when planning it began, by the monotonic clock.
+    """What a batch is to do; only of recorded replays the versions that are met stand there already.
 
-    `records` are the columns of its input streams; None where they are not known.
+    `losses` are what retention took of its inputs, in words.
     """
 
     intent: Intent
-    began: float
-    records: Mapping[str, Schema | None]
+    losses: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,44 +51,15 @@ class NothingToRead:
 
 
 def plan_batch(step: OpenedStep, run: StepRun, seen: Seen) -> PlannedBatch | NothingToRead:
-    """Return what the next batch is to do, over what was seen; commit nothing. Its versions are leased by then."""
+    """Return what the next batch is to do, over what was seen; commit nothing."""
     context, state = step.context, run.logged.state
     positions = input_positions(context.app, seen.streams, state, run.held or ())
     losses = check_positions(context.app, seen.streams, state.offsets, positions)
     intent = _replay_batch(context, state, positions, step.versions.plan_of)
-    if intent is not None and intent.reading == RECORDED:
-        return PlannedBatch(hold_recorded(step, intent, seen.served), seen.began, seen.schemas)
-    if intent is None:
-        intent = _main_batch(context, state, positions)
-        if intent is None:
-            return NothingToRead(positions, losses)
-        for text in losses:
-            context.on_event(StepEvent("lost", intent.batch, {"text": text}))
-    served = hold_served(step, seen.served)
-    over_time = hold_over_time(step, served.ids)
-    check_all_fresh(context, served)
-    ids = served.ids | _read_on(step, state)
-    met = {name: ids[name] for name in (*(dataset.name for dataset in context.app.datasets), *step.states)}
-    return PlannedBatch(intent.model_copy(update={"versions": met, "over_time": over_time}), seen.began, seen.schemas)
-
-
-def _read_on(step: OpenedStep, state: ApplicationState) -> dict[str, str | None]:
-    """Bring the datasets that live for one run up to date, and return their versions; tell what has changed.
-
-    Before the intent, which then names what is known to be readable: a change that can't be applied would keep an
-    open batch from ever ending.
-    """
-    context, versions = step.context, dict[str, str | None]()
-    for dataset in context.app.datasets:
-        if not dataset.following.persistent:
-            table = step.versions.table(dataset.name, state)
-            report = table.advance(context.spark)
-            if report.action != "up-to-date":
-                context.on_event(StepEvent("table", state.batch + 1, {"report": report}))
-            if dataset.name in context.app.max_staleness:
-                table.check_fresh(context.app.max_staleness[dataset.name])
-            versions[dataset.name] = report.version
-    return versions
+    if intent is not None:
+        return PlannedBatch(intent)
+    intent = _main_batch(context, state, positions)
+    return NothingToRead(positions, losses) if intent is None else PlannedBatch(intent, losses)
 
 
 def _replay_batch(

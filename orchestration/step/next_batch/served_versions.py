@@ -1,4 +1,4 @@
-"""The dataset versions that are served at one look, as a value, and what is refused of them before a batch is begun."""
+"""The dataset versions that are served at one look, as a value."""
 
 from __future__ import annotations
 
@@ -8,33 +8,24 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.served_together import current_readers
 from dagster_adjunct.assets.unbounded.local_manifest import check_as_stored
-from dagster_adjunct.assets.unbounded.table_lag import check_fresh
 from dagster_adjunct.assets.versions.manifest import as_unbounded
 from dagster_adjunct.orchestration.step.next_batch.versions_to_wait_for import check_bootstrapped
-from dagster_adjunct.resources.errors import StaleDatasetError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
-    from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.orchestration.step.step_run import OpenedStep
 
 
 @dataclass(frozen=True, slots=True)
 class ServedVersions:
-    """What each stored dataset and each table of state serves; None: nothing yet.
+    """What each stored dataset and each table of state serves, by its id; None: nothing yet.
 
     `limited` are the manifests of those that may not be stale: version and offsets of one commit, so that what is found
     fresh is what the batch meets.
     """
 
-    readers: Mapping[str, VersionReader | None]
+    ids: Mapping[str, str | None]
     limited: Mapping[str, DatasetManifest | None]
-
-    @property
-    def ids(self) -> dict[str, str | None]:
-        """The ids of the versions, by dataset."""
-        return {name: None if reader is None else reader.version for name, reader in self.readers.items()}
 
 
 def served_now(step: OpenedStep) -> ServedVersions:
@@ -54,20 +45,8 @@ def served_now(step: OpenedStep) -> ServedVersions:
         if manifest is not None:
             check_as_stored(dataset, as_unbounded(manifest))
         readers[dataset.name] = stored(dataset.name).reader_of(manifest)
-    check_bootstrapped(step, readers)
+    check_bootstrapped(step, [name for name, reader in readers.items() if reader is None])
     readers |= {name: stored(name).current() for name in step.states}
     step.versions.keep(readers)
-    return ServedVersions(readers, limited)
-
-
-def check_all_fresh(context: StepContext, served: ServedVersions) -> None:
-    """Refuse to begin a batch with a stored table that lacks something older than is allowed."""
-    for name, manifest in served.limited.items():
-        limit = context.app.max_staleness[name]
-        if manifest is None or manifest.version is None:
-            raise StaleDatasetError(
-                f"dataset {name!r} has taken in nothing yet, and at most {limit} of staleness is allowed.",
-                f"Advance it (materialise its asset, or adjunct dataset advance {name} MODULE:APP).",
-                dataset=name,
-            )
-        check_fresh(context.systems, context.app.dataset(name), as_unbounded(manifest), limit, context.lake.now())
+    ids = {name: None if reader is None else reader.version for name, reader in readers.items()}
+    return ServedVersions(ids, limited)

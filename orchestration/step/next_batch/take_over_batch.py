@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.step.next_batch.plan_batch import PlannedBatch
+from dagster_adjunct.orchestration.step.next_batch.hold_versions import HeldBatch
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 from dagster_adjunct.resources.names import split_stream_name
 
@@ -15,21 +14,19 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
 
 
-def take_over(step: OpenedStep, run: StepRun, left_open: Intent) -> PlannedBatch:
+def take_over(step: OpenedStep, run: StepRun, left_open: Intent) -> HeldBatch:
     """Return somebody's crashed batch, to be run again in the name of this run.
 
     Raises OffsetOutOfRangeError where one of its streams was made anew meanwhile.
     """
-    began = time.monotonic()
     context = step.context
-    context.check()
     _check_same_streams(context, run, left_open)
     step.leases.take(left_open.versions, left_open.over_time, reopened=True)
     records = {
         name: context.systems[split_stream_name(name)[0]].info(split_stream_name(name)[1]).schema
         for name in context.app.inputs
     }
-    return PlannedBatch(left_open.model_copy(update={"run": context.run}), began, records)
+    return HeldBatch(left_open.model_copy(update={"run": context.run}), records)
 
 
 def _check_same_streams(context: StepContext, run: StepRun, left_open: Intent) -> None:
