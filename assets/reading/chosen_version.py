@@ -50,9 +50,17 @@ def chosen_version(
         return manifest.version
     if isinstance(manifest, UnboundedManifest):
         return _of_table(log, current, manifest, version, as_of)
-    served = None if as_of is None else _served_in_history(log, as_of)
-    ref = readable_version(manifest, served.id if served is not None else str(version))
-    return served or log.read_version(ref)
+    if version is not None:
+        return log.read_version(readable_version(manifest, version))
+    served = next((then.version for commit, then in log.history() if _is_then(commit, as_of)), None)
+    if served is None:
+        raise NoSealedVersionError(
+            f"dataset {log.name!r}: nothing was served {_told(as_of)}, as far back as its history goes.",
+            f"See adjunct dataset history {log.name}, and adjunct dataset versions {log.name}.",
+            dataset=log.name,
+        )
+    readable_version(manifest, served.id)  # which says so, where it was withdrawn or is not retained
+    return served
 
 
 def _check_asked(dataset: str, version: str | None, as_of: AsOf | None) -> None:
@@ -73,22 +81,13 @@ def _check_asked(dataset: str, version: str | None, as_of: AsOf | None) -> None:
         )
 
 
-def _told(as_of: AsOf) -> str:
+def _is_then(commit: Commit, as_of: AsOf | None) -> bool:
+    """Whether it is the commit that is asked for, or, newest first, one that was there at that time."""
+    return commit.created_at <= as_of if isinstance(as_of, datetime) else as_of in (commit.number, commit.id)
+
+
+def _told(as_of: AsOf | None) -> str:
     return f"at {as_of:%Y-%m-%d %H:%M:%S %Z}" if isinstance(as_of, datetime) else f"after commit {as_of}"
-
-
-def _served_in_history(log: DatasetLog, as_of: AsOf) -> SealedVersion:
-    """Return what was served then of a dataset that arrives in versions, as far back as its history goes."""
-    for commit, manifest in log.history():
-        if commit.created_at <= as_of if isinstance(as_of, datetime) else as_of in (commit.number, commit.id):
-            if manifest.version is not None:
-                return manifest.version
-            break
-    raise NoSealedVersionError(
-        f"dataset {log.name!r}: nothing was served {_told(as_of)}, as far back as its history goes.",
-        f"See adjunct dataset history {log.name}, and adjunct dataset versions {log.name}.",
-        dataset=log.name,
-    )
 
 
 def _of_table(
@@ -129,8 +128,8 @@ def committed_version(log: DatasetLog, manifest: UnboundedManifest, version: str
     sealed = None
     if dash and number.isdecimal() and commit_id:
         with suppress(ObjectNotFoundError, MalformedDocumentError):
-            commit = log.log.read(log.log.manifest_key(int(number), commit_id))
-            sealed = parse_manifest(log.name, commit).version
+            own = log.log
+            sealed = parse_manifest(log.name, own.read(own.manifest_key(int(number), commit_id))).version
     if sealed is None or sealed.id != version:
         newest = manifest.version.id if manifest.version else "none"
         raise DatasetError(
