@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.sources.version_source import Delivery
     from dagster_adjunct.assets.versions.manifest import BoundedManifest
     from dagster_adjunct.assets.versions.sealed_version import VersionRef
-    from dagster_adjunct.resources.bucketing.bucket_files import Generation
 
 _FOOTERS = 1024 * 1024
 # What makes a version unfit whenever it is tried: it is kept aside, and the next one may come.
@@ -110,7 +109,7 @@ def _build(member: Member, delivery: Delivery, attempt: Attempt) -> SealedVersio
                 version=delivery.version,
             )
         counters = add(counters, counted)
-    if sum(len(file.footer or "") for file in generation.files) > _FOOTERS:
+    if generation.footer_size > _FOOTERS:
         generation = generation.without_footers()
     return SealedVersion(
         id=f"v{manifest.next_number:06d}-{attempt.id}",
@@ -124,17 +123,11 @@ def _build(member: Member, delivery: Delivery, attempt: Attempt) -> SealedVersio
         positioned=False,
         generations=(generation,),
         rows=generation.rows,
-        digest=_digest(generation),
+        digest=generation.digest,
         offsets=dict(delivery.ranges),
         counters=counters,
         valid_from=valid_from,
     )
-
-
-def _digest(generation: Generation) -> int | None:
-    if any(file.digest is None for file in generation.files):
-        return None
-    return sum(file.digest or 0 for file in generation.files) % 2**64
 
 
 def _located(error: NullKeyError, member: Member, delivery: Delivery) -> NullKeyError:
@@ -162,7 +155,7 @@ def _equal_to(member: Member, new: SealedVersion) -> str | None:
         return None
     served = manifest.version
     old = served if served is not None and served.id == ref.id else member.log.read_version(ref)
-    return old.id if old.layout == new.layout and _facts(old) == _facts(new) and _digested(new) else None
+    return old.id if old.layout == new.layout and _facts(old) == _facts(new) and new.digest is not None else None
 
 
 def _says_so_of_time(manifest: BoundedManifest, before: VersionRef, new: SealedVersion) -> bool:
@@ -181,10 +174,6 @@ def _says_so_of_time(manifest: BoundedManifest, before: VersionRef, new: SealedV
 
 def _facts(version: SealedVersion) -> list[tuple[int, int, int | None]]:
     return [(file.bucket, file.rows, file.digest) for file in version.generations[0].files]
-
-
-def _digested(version: SealedVersion) -> bool:
-    return all(file.digest is not None for file in version.generations[0].files)
 
 
 def _fingerprint(member: Member, delivery: Delivery) -> str | None:

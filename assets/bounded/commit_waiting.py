@@ -65,7 +65,7 @@ def _told(unit: Unit, answers: Answers, waits: Mapping[str, Wait], begun: str | 
         else:
             awaiting = replace(answer, idle=answer.idle and not answers.complete)
             members.append(replace(member, outcome=member.outcome.heard(answer), awaiting=awaiting))
-    return unit.having(members)
+    return replace(unit, members=tuple(members))
 
 
 def _left(member: Member, awaiting: Awaiting, awaited: Awaited | None) -> BoundedManifest | None:

@@ -64,12 +64,13 @@ def _now(unit: Unit) -> tuple[Commit | None, Members]:
 
 def _taken_over(unit: Unit, commit: Commit | None, manifests: Members) -> Unit:
     """Let all members go on from these: what one commits later must not undo what others did to it meanwhile."""
-    members = [
+    members = tuple(
         replace(member, committed=now, manifest=now.declared_as(member.source.declaration))
-        for member in unit.members
         if (now := manifests.get(member.name)) is not None
-    ]
-    return replace(unit.having(members), commit=commit)
+        else member
+        for member in unit.members
+    )
+    return replace(unit, commit=commit, members=members)
 
 
 def _took_in(before: BoundedManifest, now: BoundedManifest) -> bool:
