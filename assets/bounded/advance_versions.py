@@ -1,6 +1,11 @@
 """Bounded datasets: versions that arrive, are built and checked beside the one served, and then switch.
 
-    collect -> build -> unchanged? stop -> validate -> seal -> switch
+look            -> Unit     the datasets, their inputs, and what is committed of them           look_at_inputs.py
+next_delivery   -> Answers  the version that all have whole, or what they wait for             next_delivery.py
+build_candidate -> Built    its files beside the served ones; unfit, or what is there already? build_candidate.py
+judge           -> Built    what the validators say of it                                      judge_candidate.py
+publish         -> Unit     sealed and switched to, or kept aside, in one commit               publish_version.py
+wait            -> Unit     nothing is whole: what is waited for, in one commit                commit_waiting.py
 
 The switch is one commit: of a dataset, or of all members of a version set. What fails before it leaves the served
 version and the offsets where they were, and the next advance takes up from there: a build that was finished is
