@@ -8,6 +8,7 @@ import inspect
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -240,6 +241,13 @@ def test_an_operation_is_refused_before_it_begins() -> None:
     opened = _opened()
     with pytest.raises(ConfigurationError, match=r"Dataset.pin: reason is None: expected a text"):
         opened.pin("v1", reason=None, by="ada")  # type: ignore[arg-type]
+
+
+def test_what_is_refused_when_it_is_made_has_started_no_thread() -> None:
+    before = set(threading.enumerate())
+    with pytest.raises(ConfigurationError, match=r"Watch: refresh is 'x' \(str\): expected a function"):
+        public.Watch("planes", "x", 60.0)
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_list_of_columns_is_no_text_and_a_truth_is_no_number() -> None:

@@ -39,17 +39,15 @@ def advance_dataset(
     datasets may advance at the same time, in threads of one session. `partition` and `make_current` are for
     bounded datasets with version partitions (see `advance_bounded`); `on_stage` hears of each stage's end.
     """
-    spark = starter_of(spark)
+    context = WriteContext(lake, systems, starter_of(spark), by)
     if not spec.follows_changes:
         from dagster_adjunct.assets.bounded.advance_versions import advance_bounded
 
-        return advance_bounded(
-            lake, systems, spec, spark, by=by, partition=partition, make_current=make_current, on_stage=on_stage
-        )
+        return advance_bounded(context, spec, partition=partition, make_current=make_current, on_stage=on_stage)
     if spec.is_local:
         from dagster_adjunct.assets.unbounded.local_table import advance_local
 
-        return advance_local(WriteContext(lake, systems, spark, by), spec, on_stage=on_stage)
+        return advance_local(context, spec, on_stage=on_stage)
     from dagster_adjunct.assets.unbounded.advance_table import advance_unbounded
 
-    return advance_unbounded(WriteContext(lake, systems, spark, by), spec, on_stage=on_stage)
+    return advance_unbounded(context, spec, on_stage=on_stage)

@@ -1,6 +1,11 @@
 """Bounded datasets: versions that arrive, are built and checked beside the one served, and then switch.
 
-    collect -> build -> unchanged? stop -> validate -> seal -> switch
+look            -> Unit     the datasets, their inputs, and what is committed of them           look_at_inputs.py
+next_delivery   -> Answers  the version that all have whole, or what they wait for             next_delivery.py
+build_candidate -> Built    its files beside the served ones; unfit, or what is there already? build_candidate.py
+judge           -> Built    what the validators say of it                                      judge_candidate.py
+publish         -> Unit     sealed and switched to, or kept aside, in one commit               publish_version.py
+wait            -> Unit     nothing is whole: what is waited for, in one commit                commit_waiting.py
 
 The switch is one commit: of a dataset, or of all members of a version set. What fails before it leaves the served
 version and the offsets where they were, and the next advance takes up from there: a build that was finished is
@@ -11,54 +16,53 @@ next one. Behaviour: SAMZA-1278, "Bounded dataset".
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.bounded.bounded_report import report_of
 from dagster_adjunct.assets.bounded.build_candidate import build_candidate
-from dagster_adjunct.assets.bounded.commit_waiting import begin
+from dagster_adjunct.assets.bounded.commit_waiting import begin, wait
 from dagster_adjunct.assets.bounded.judge_candidate import judge
 from dagster_adjunct.assets.bounded.look_at_inputs import look
 from dagster_adjunct.assets.bounded.next_delivery import next_delivery
 from dagster_adjunct.assets.bounded.publish_version import publish
 from dagster_adjunct.assets.bounded.version_set import join_version_set
 from dagster_adjunct.assets.declaration.inputs_besides_streams import QuerySource
+from dagster_adjunct.assets.sources.version_source import Awaiting
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport, OnStage, ignore
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.deliveries import Abandoned
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change
 from dagster_adjunct.assets.versions.operator_actions import explained
-from dagster_adjunct.resources.errors import ConfigurationError, ValidatorError
+from dagster_adjunct.assets.writing.write_context import WriteContext
+from dagster_adjunct.resources.errors import ConfigurationError, MarkerConflictError, ValidatorError
 from dagster_adjunct.resources.spark.given_session import starter_of
 from dagster_adjunct.resources.spark.spark_errors import unwrapped
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from dagster_adjunct.assets.bounded.advancing_members import Unit
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 
 def advance_bounded(
-    lake: Lake,
-    systems: Mapping[str, StreamSystem],
+    context: WriteContext,
     spec: AdjunctDataset,
-    spark: SparkSession | Callable[[], SparkSession],
     *,
-    by: str,
     partition: str | None = None,
     make_current: bool = False,
     on_stage: OnStage = ignore,
 ) -> AdvanceReport:
     """Publish every version that is complete, in order, and say what the next one waits for.
 
-    `systems` are the stream systems by name; `by` says in the commits who did it. `spark` is called only if there
-    are records to build from. `partition` asks for the version of this name, where the dataset declares version
-    partitions; an older one is kept beside what is served unless `make_current`. Raises MarkerConflictError when
-    markers contradict each other, DatasetError (a changed declaration), ValidatorError (a mistake in a validator),
-    and CommitConflictError when another writer was first; what is served stays served.
+    `partition` asks for the version of this name, where the dataset declares version partitions; an older one is kept
+    beside what is served unless `make_current`. Raises MarkerConflictError when markers contradict each other,
+    DatasetError (a changed declaration), ValidatorError (a mistake in a validator), and CommitConflictError when
+    another writer was first; what is served stays served.
     """
-    spark = starter_of(spark)
     if spec.version_set is not None:
         raise ConfigurationError(
             f"dataset {spec.name!r} is declared in the version set {spec.version_set!r}: its members advance together.",
@@ -66,7 +70,9 @@ def advance_bounded(
             dataset=spec.name,
         )
     _check_partition(spec, partition)
-    return _advance(lake, systems, (spec,), spark, by, on_stage, partition, make_current)[0]
+    unit = look(context, (spec,), on_stage, partition)
+    # A query, or a partition that is asked for, gives a version each time that it is asked: once is enough.
+    return _advance(unit, once=partition is not None or _has_query(unit), make_current=make_current)[0]
 
 
 @unwrapped()
@@ -84,7 +90,7 @@ def advance_version_set(
     A version that one member refuses is refused for all. Raises what `advance_bounded` raises, and
     MarkerConflictError when the members' next versions have different names.
     """
-    spark = starter_of(spark)
+    context = WriteContext(lake, systems, starter_of(spark), by)
     names = {spec.version_set for spec in specs}
     if len(names) != 1 or None in names or len(specs) < 2:
         raise ConfigurationError(
@@ -93,7 +99,8 @@ def advance_version_set(
             argument="specs",
         )
     join_version_set(lake, str(names.pop()), [spec.name for spec in specs], by=by)
-    return _advance(lake, systems, specs, spark, by, on_stage, None, make_current=False)
+    unit = look(context, specs, on_stage)
+    return _advance(unit, once=_has_query(unit), make_current=False)
 
 
 def abandon_version(lake: Lake, dataset: str, version: str, *, reason: str, by: str) -> None:
@@ -119,35 +126,26 @@ def abandon_version(lake: Lake, dataset: str, version: str, *, reason: str, by: 
     DatasetLog(lake, dataset).transact_versions(abandon_all, by=by)
 
 
-def _advance(
-    lake: Lake,
-    systems: Mapping[str, StreamSystem],
-    specs: Sequence[AdjunctDataset],
-    spark: Callable[[], SparkSession],
-    by: str,
-    on_stage: OnStage,
-    partition: str | None,
-    make_current: bool,
-) -> list[AdvanceReport]:
-    """Look, and as long as a delivery is whole: build, judge, publish. Return a report for each dataset."""
-    # A query, or a partition that is asked for, gives a version each time that it is asked: once is enough.
-    once = partition is not None or any(isinstance(spec.input, QuerySource) for spec in specs)
-    unit = look(lake, systems, specs, by, on_stage, partition)
+def _advance(unit: Unit, *, once: bool, make_current: bool) -> list[AdvanceReport]:
+    """As long as a delivery is whole: build, judge, publish. Return a report for each dataset."""
     while True:
-        unit, deliveries = next_delivery(unit, once=once, by=by)
-        if deliveries is None:
-            return [report_of(member) for member in unit.members]
-        built = [
-            build_candidate(member, deliveries[member.name], spark, by=by)
-            for member in unit.members
-            if member.name in deliveries
-        ]
         try:
-            judged = [judge(candidate, spark, by=by) for candidate in built]
-        except ValidatorError:
-            begin(unit, by=by)
+            answers = next_delivery(unit)
+            if not answers.together:
+                return [report_of(member) for member in wait(unit, answers).members]
+            built = [build_candidate(unit.member(name), delivery) for name, delivery in answers.together.items()]
+            judged = [judge(candidate) for candidate in built]
+        except (MarkerConflictError, ValidatorError):
+            begin(unit)
             raise
-        unit = publish(unit, judged, by=by, make_current=make_current)
+        unit = publish(unit, judged, make_current=make_current)
+        if once:
+            asked = Awaiting(None, (), idle=True)
+            return [report_of(replace(member, awaiting=asked)) for member in unit.members]
+
+
+def _has_query(unit: Unit) -> bool:
+    return any(isinstance(member.spec.input, QuerySource) for member in unit.members)
 
 
 def _check_partition(spec: AdjunctDataset, partition: str | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.deliveries import Awaited, Lost
     from dagster_adjunct.assets.versions.manifest import BoundedManifest
     from dagster_adjunct.assets.versions.sealed_version import SealedVersion
+    from dagster_adjunct.assets.writing.write_context import WriteContext
     from dagster_adjunct.resources.objects.commit_log import Commit
 
 
@@ -39,9 +40,10 @@ class Outcome:
     looked_at: SealedVersion | None = None
 
     def heard(self, source: Delivery | Awaiting) -> Outcome:
-        """Return it with what the source told beside its answer."""
+        """Return it with what the source told beside its answer, and the records that it dropped."""
         lost = (source.lost,) if source.lost is not None else ()
-        return replace(self, notes=(*self.notes, *source.notes), lost=(*self.lost, *lost))
+        dropped = {"redelivered": source.redelivered} if source.redelivered else {}
+        return replace(self.counted(dropped), notes=(*self.notes, *source.notes), lost=(*self.lost, *lost))
 
     def counted(self, counters: Mapping[str, int]) -> Outcome:
         """Return it with these counters added."""
@@ -52,12 +54,12 @@ class Outcome:
 class Member:
     """One dataset while it advances: alone, or with the other members of its version set.
 
-    `manifest` is what is decided on, `committed` what stands in the lake, None before the first commit. `others` is
-    what other members of the set lack of the version that this one has.
+    `context` says where it is written and with what. `manifest` is what is decided on, `committed` what stands in the
+    lake, None before the first commit. `others` is what other members of the set lack of the version that this one has.
     """
 
     spec: AdjunctDataset
-    log: DatasetLog
+    context: WriteContext
     source: VersionSource
     stages: Stages
     manifest: BoundedManifest
@@ -69,6 +71,10 @@ class Member:
     @property
     def name(self) -> str:
         return self.spec.name
+
+    @property
+    def log(self) -> DatasetLog:
+        return self.context.log(self.spec.name)
 
     def at(self, manifest: BoundedManifest) -> Member:
         """Return the member as it stands once this manifest is committed."""
@@ -86,8 +92,13 @@ class Unit:
         """Return the member of this name."""
         return next(member for member in self.members if member.name == name)
 
-    def having(self, members: Iterable[Member], commit: Commit | None = None) -> Unit:
-        """Return the unit with these members as they are now, after this commit (None: the same as before)."""
+    def having(self, members: Iterable[Member]) -> Unit:
+        """Return the unit with these members as they are now."""
         changed = {member.name: member for member in members}
-        now = tuple(changed.get(member.name, member) for member in self.members)
-        return Unit(self.commit if commit is None else commit, now)
+        return replace(self, members=tuple(changed.get(member.name, member) for member in self.members))
+
+    def committed(self, members: Sequence[Member]) -> Unit:
+        """Commit these members' manifests in one commit, and return what stands then. Raises CommitConflictError."""
+        log, by = members[0].log, members[0].context.by
+        commit = log.commit_all(self.commit, {member.name: member.manifest for member in members}, by=by)
+        return replace(self.having(members), commit=commit)

@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from dagster_adjunct.assets.bounded.built_version import Built
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection
 from dagster_adjunct.assets.declaration.version_times import told_time
-from dagster_adjunct.assets.versions.build_attempts import (
-    AttemptRenewal,
-    attempts,
-    forget_attempt,
-    read_attempt,
-)
+from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, attempts, read_attempt
 from dagster_adjunct.assets.versions.dataset_log import Attempt
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout_of
 from dagster_adjunct.assets.writing.generation_writer import writer_of
@@ -38,78 +33,28 @@ from dagster_adjunct.resources.spark.interpreted_plans import interpreted_if_few
 from dagster_adjunct.resources.spark.spark_errors import unwrapped
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from dagster_adjunct.assets.bounded.advancing_members import Member, Unit
+    from dagster_adjunct.assets.bounded.advancing_members import Member
     from dagster_adjunct.assets.sources.version_source import Delivery
     from dagster_adjunct.assets.versions.manifest import BoundedManifest
     from dagster_adjunct.assets.versions.sealed_version import VersionRef
-    from dagster_adjunct.resources.bucketing.bucket_files import Generation
 
 _FOOTERS = 1024 * 1024
 # What makes a version unfit whenever it is tried: it is kept aside, and the next one may come.
 REFUSED = (MarkerConflictError, NullKeyError, SchemaMismatchError)
 
 
-@dataclass(frozen=True, slots=True)
-class Built:
-    """A version on its way: built or not, and what speaks against it. `problem` "" means nothing does.
-
-    `unchanged` is the id of the version that has the same content already.
-    """
-
-    member: Member
-    delivery: Delivery
-    attempt: Attempt
-    number: int
-    version: SealedVersion | None
-    problem: str = ""
-    unchanged: str | None = None
-    warnings: tuple[str, ...] = ()
-
-    def of(self, unit: Unit) -> Built:
-        """Return it for its member as that is now."""
-        return replace(self, member=unit.member(self.member.name))
-
-    @property
-    def id(self) -> str:
-        return f"v{self.number:06d}-{self.attempt.id}"
-
-    @property
-    def folder(self) -> str:
-        return f"{self.attempt.folder}/{self.attempt.id}"
-
-    def is_stored(self) -> bool:
-        """Whether all files of the build are still there: a discard may have taken them for garbage. One listing."""
-        assert self.version is not None
-        stored = {item.key: item.size for item in self.member.log.lake.store.list(f"{self.folder}/")}
-        return all(
-            stored.get(f"{generation.folder}/{file.name}") == file.size
-            for generation in self.version.generations
-            for file in generation.files
-        )
-
-    def forget_attempt(self, *, files: bool) -> None:
-        """Drop the attempt's record, and its files where nothing can refer to them any more."""
-        log = self.member.log
-        forget_attempt(log.lake, log.name, self.attempt.id)
-        if files and self.version is not None:
-            log.drop(self.version.generations[0])
-
-
-def build_candidate(member: Member, delivery: Delivery, spark: Callable[[], SparkSession], *, by: str) -> Built:
+def build_candidate(member: Member, delivery: Delivery) -> Built:
     """Write a delivered version's files, and say whether it equals the one before it or is unfit."""
-    manifest = member.manifest
     log = member.log
     fingerprint = _fingerprint(member, delivery)
     with member.stages("build", delivery.version) as building:
         built = _finished(member, delivery, fingerprint)
         if built is None:
             attempt = log.attempt()
-            built = Built(member, delivery, attempt, manifest.next_number, None)
-            with AttemptRenewal(log.lake, log.name, attempt.id, by) as renewal:
+            built = Built(member, delivery, attempt, member.manifest.next_number, None)
+            with AttemptRenewal(log.lake, log.name, attempt.id, member.context.by) as renewal:
                 try:
-                    built = replace(built, version=_build(member, delivery, attempt, spark))
+                    built = replace(built, version=_build(member, delivery, attempt))
                 except REFUSED as error:
                     building.detail = f"{type(error).__name__}: {error.problem}"
                     built = replace(built, problem=building.detail)
@@ -123,8 +68,9 @@ def build_candidate(member: Member, delivery: Delivery, spark: Callable[[], Spar
     return built
 
 
-def _build(member: Member, delivery: Delivery, attempt: Attempt, spark: Callable[[], SparkSession]) -> SealedVersion:
+def _build(member: Member, delivery: Delivery, attempt: Attempt) -> SealedVersion:
     source, spec, manifest = member.source, member.spec, member.manifest
+    spark = member.context.spark
     what = f"dataset {spec.name!r}, version {delivery.version!r}"
     valid_from = None
     if spec.valid_from is not None:
@@ -137,7 +83,7 @@ def _build(member: Member, delivery: Delivery, attempt: Attempt, spark: Callable
         try:
             with interpreted_if_few(spark, records):
                 generation, counted = write_generation(
-                    member.log.lake,
+                    member.context.lake,
                     attempt,
                     manifest.next_generation,
                     layout,
@@ -150,7 +96,7 @@ def _build(member: Member, delivery: Delivery, attempt: Attempt, spark: Callable
                     refuse_conflicting=spec.duplicates == "error",
                 )
         except NullKeyError as error:
-            raise _located(error, member, delivery, spark) from error
+            raise _located(error, member, delivery) from error
         counted.pop("conflicting", None)
         entries = generation.rows + counted["superseded"] + counted["deleted"]
         if records is None:
@@ -163,13 +109,13 @@ def _build(member: Member, delivery: Delivery, attempt: Attempt, spark: Callable
                 version=delivery.version,
             )
         counters = add(counters, counted)
-    if sum(len(file.footer or "") for file in generation.files) > _FOOTERS:
+    if generation.footer_size > _FOOTERS:
         generation = generation.without_footers()
     return SealedVersion(
         id=f"v{manifest.next_number:06d}-{attempt.id}",
         number=manifest.next_number,
         name=delivery.version,
-        sealed_at=member.log.lake.now(),
+        sealed_at=member.context.now(),
         columns=source.schema,
         key=spec.key,
         partition_by=spec.partition_by,
@@ -177,25 +123,17 @@ def _build(member: Member, delivery: Delivery, attempt: Attempt, spark: Callable
         positioned=False,
         generations=(generation,),
         rows=generation.rows,
-        digest=_digest(generation),
+        digest=generation.digest,
         offsets=dict(delivery.ranges),
         counters=counters,
         valid_from=valid_from,
     )
 
 
-def _digest(generation: Generation) -> int | None:
-    if any(file.digest is None for file in generation.files):
-        return None
-    return sum(file.digest or 0 for file in generation.files) % 2**64
-
-
-def _located(
-    error: NullKeyError, member: Member, delivery: Delivery, spark: Callable[[], SparkSession]
-) -> NullKeyError:
+def _located(error: NullKeyError, member: Member, delivery: Delivery) -> NullKeyError:
     """Return the error with the places of the first records without a key. That costs reading the version again."""
     with unwrapped():
-        found = places_without_key(member.source.read(delivery, spark), member.spec.key, NAMED + 1)
+        found = places_without_key(member.source.read(delivery, member.context.spark), member.spec.key, NAMED + 1)
     places = [place for partition, offset in found if (place := member.source.place(delivery, partition, offset))]
     if not places:
         return error
@@ -217,7 +155,7 @@ def _equal_to(member: Member, new: SealedVersion) -> str | None:
         return None
     served = manifest.version
     old = served if served is not None and served.id == ref.id else member.log.read_version(ref)
-    return old.id if old.layout == new.layout and _facts(old) == _facts(new) and _digested(new) else None
+    return old.id if old.layout == new.layout and _facts(old) == _facts(new) and new.digest is not None else None
 
 
 def _says_so_of_time(manifest: BoundedManifest, before: VersionRef, new: SealedVersion) -> bool:
@@ -236,10 +174,6 @@ def _says_so_of_time(manifest: BoundedManifest, before: VersionRef, new: SealedV
 
 def _facts(version: SealedVersion) -> list[tuple[int, int, int | None]]:
     return [(file.bucket, file.rows, file.digest) for file in version.generations[0].files]
-
-
-def _digested(version: SealedVersion) -> bool:
-    return all(file.digest is not None for file in version.generations[0].files)
 
 
 def _fingerprint(member: Member, delivery: Delivery) -> str | None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.bounded.commits_meanwhile import lost
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.validation.candidate_version import Candidate
 from dagster_adjunct.assets.validation.validators import evaluate
@@ -15,12 +14,10 @@ from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.resources.errors import VersionDiscardedError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from dagster_adjunct.assets.bounded.build_candidate import Built
+    from dagster_adjunct.assets.bounded.built_version import Built
 
 
-def judge(built: Built, spark: Callable[[], SparkSession], *, by: str) -> Built:
+def judge(built: Built) -> Built:
     """Return a built version with what the dataset's validators say of it; nobody reads it meanwhile.
 
     Raises ValidatorError for a mistake in one of them, and CommitConflictError where the version that it is compared
@@ -30,9 +27,10 @@ def judge(built: Built, spark: Callable[[], SparkSession], *, by: str) -> Built:
     if version is None or built.unchanged or built.problem:
         return built
     with member.stages("validate", built.delivery.version) as validating:
-        new = VersionReader(member.log.lake.store, member.spec.name, version)
-        with _served(built, by) as current:
-            verdicts = evaluate(member.spec.validators, Candidate(new, current, spark), member.spec.sensitive)
+        with _served(built) as current:
+            new = VersionReader(member.context.lake.store, member.name, version)
+            candidate = Candidate(new, current, member.context.spark)
+            verdicts = evaluate(member.spec.validators, candidate, member.spec.sensitive)
         failed = [verdict for verdict in verdicts if not verdict.passed]
         wrong = [f"{verdict.name}: {verdict.message}" for verdict in failed if verdict.severity == "error"]
         odd = [f"{verdict.name}: {verdict.message}" for verdict in failed if verdict.severity == "warn"]
@@ -46,17 +44,17 @@ def judge(built: Built, spark: Callable[[], SparkSession], *, by: str) -> Built:
 
 
 @contextmanager
-def _served(built: Built, by: str) -> Iterator[VersionReader | None]:
+def _served(built: Built) -> Iterator[VersionReader | None]:
     """Yield the version that is served, leased, so that no discard takes it while validators compare with it."""
     member, version = built.member, built.member.manifest.version
     if version is None or not member.spec.validators:
         yield None
         return
-    lake, name = member.log.lake, member.spec.name
+    lake, holder = member.context.lake, f"validation by {member.context.by}"
     try:
-        lease = Lease.acquire(lake, name, [version.id], holder=f"validation by {by}")
+        lease = Lease.acquire(lake, member.name, [version.id], holder=holder)
     except VersionDiscardedError as gone:
-        raise lost(built, "discarded the version that it is compared with") from gone
+        raise built.lost_as("discarded the version that it is compared with") from gone
     with lease:
-        yield VersionReader(lake.store, name, version)
+        yield VersionReader(lake.store, member.name, version)
         lease.check()

@@ -2,71 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.bounded.advancing_members import Member, Unit
-from dagster_adjunct.assets.bounded.place_in_input import declared
 from dagster_adjunct.assets.sources.open_source import open_source
-from dagster_adjunct.assets.sources.stream_source import StreamSource
 from dagster_adjunct.assets.versions.advance_report import OnStage, Stages
-from dagster_adjunct.assets.versions.carried_to_rewritten_stream import carried_over
-from dagster_adjunct.assets.versions.dataset_log import DatasetLog, Manifests
-from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_bounded
+from dagster_adjunct.assets.versions.manifest import as_bounded
 from dagster_adjunct.assets.versions.operator_actions import expire_pins
-from dagster_adjunct.assets.versions.stored_declaration import check_declaration
 from dagster_adjunct.resources.errors import DatasetError
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.version_source import VersionSource
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+    from dagster_adjunct.assets.versions.dataset_log import Manifests
+    from dagster_adjunct.assets.writing.write_context import WriteContext
 
 
 def look(
-    lake: Lake,
-    systems: Mapping[str, StreamSystem],
-    specs: Sequence[AdjunctDataset],
-    by: str,
-    on_stage: OnStage,
-    partition: str | None,
+    context: WriteContext, specs: Sequence[AdjunctDataset], on_stage: OnStage, partition: str | None = None
 ) -> Unit:
     """Return the datasets and their inputs as they are now. Pins that have expired end here."""
-    log = DatasetLog(lake, specs[0].name)
+    log = context.log(specs[0].name)
     commit, manifests = log.read_all()
     _check_membership(specs, manifests)
-    if expire_pins(log, manifests, lake.now(), by=by):
+    if expire_pins(log, manifests, context.now(), by=context.by):
         commit, manifests = log.read_all()
     opened = []
     for spec in specs:
         stages = Stages(spec.name, on_stage)
         with stages("collect"):
-            opened.append((spec, stages, open_source(systems, spec, lake, partition=partition)))
-    carried = _carried(manifests, [source for _, _, source in opened])
+            opened.append((spec, stages, open_source(context.systems, spec, context.lake, partition=partition)))
+    stored_sources = [(manifests[spec.name], source) for spec, _, source in opened if spec.name in manifests]
+    carried = {old.name: new for old, source in stored_sources if (new := source.carried_over(old)) is not None}
     if carried:
-        commit = log.commit_all(commit, carried, by=by)
+        commit = log.commit_all(commit, carried, by=context.by)
         manifests |= carried
     members = []
     for spec, stages, source in opened:
         with stages("collect"):
             stored = manifests.get(spec.name)
-            # Before the declaration, in which a stream made anew with other partitions would differ, too.
-            first = stored or source.first_manifest()
-            if isinstance(source, StreamSource) and first.declaration.input == source.declaration.input:
-                source.check_not_made_anew(first.stream)
-            check_declaration(spec.name, first.declaration, source.declaration)
+            manifest = source.first_manifest() if stored is None else source.taken_up(stored)
             committed = None if stored is None else as_bounded(stored)
-            manifest = declared(committed or source.first_manifest(), spec)
-            members.append(Member(spec, DatasetLog(lake, spec.name), source, stages, manifest, committed))
+            members.append(Member(spec, context, source, stages, manifest, committed))
     return Unit(commit, tuple(members))
-
-
-def _carried(manifests: Manifests, sources: Sequence[VersionSource]) -> dict[str, DatasetManifest]:
-    """Return the manifests of those whose streams were repartitioned just when they had read all of them."""
-    streams = [source for source in sources if isinstance(source, StreamSource) and source.spec.name in manifests]
-    carried = {source.spec.name: carried_over(manifests[source.spec.name], source.info) for source in streams}
-    return {name: after for name, after in carried.items() if after is not None}
 
 
 def _check_membership(specs: Sequence[AdjunctDataset], manifests: Manifests) -> None:

@@ -4,35 +4,37 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.versions.deliveries import FACTS_KEPT, Delivered
+from dagster_adjunct.assets.versions.deliveries import FACTS_KEPT, NAMES_KEPT, Delivered
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
     from dagster_adjunct.assets.versions.manifest import BoundedManifest
 
 
-def declared(manifest: BoundedManifest, spec: AdjunctDataset) -> BoundedManifest:
-    """Return the manifest with what may change in a declaration, order and policy, as it is declared now."""
-    now = {
-        "order": "arrival" if spec.versions is None else "name",
-        "keep": spec.discard.keep,
-        "grace_seconds": spec.discard.grace.total_seconds(),
-    }
-    declaration = manifest.declaration.model_copy(update=now)
-    return manifest if declaration == manifest.declaration else manifest.after(declaration=declaration)
+def place_in_input(
+    manifest: BoundedManifest, answer: Delivery | Awaiting, done: Delivered | None = None
+) -> dict[str, object]:
+    """Return where the dataset stands in its input after this, what retention took before it, and what was delivered.
 
-
-def place_in_input(manifest: BoundedManifest, answer: Delivery | Awaiting) -> dict[str, object]:
-    """Return where the dataset stands in its input after this, and what retention took before it."""
+    `done` is the delivery that this is, None where it is none.
+    """
+    delivered, known = _copied(manifest, answer), manifest.known
+    if done is not None:
+        # A name that was freed is taken again. Those that still are free are remembered however old they are.
+        delivered = (*(earlier for earlier in delivered if not (earlier.freed and earlier.name == done.name)), done)
+        older, newest = delivered[:-FACTS_KEPT], delivered[-FACTS_KEPT:]
+        delivered = (*(earlier for earlier in older if earlier.freed), *newest)
+        known = (*known, *(earlier.name for earlier in older if not earlier.freed))[-NAMES_KEPT:]
     return {
         "offsets": dict(answer.offsets),
         "stream": answer.stream or manifest.stream,
         "lost": (*manifest.lost, *([answer.lost] if answer.lost is not None else []))[-FACTS_KEPT:],
+        "delivered": delivered,
+        "known": known,
     }
 
 
-def copied(manifest: BoundedManifest, answer: Delivery | Awaiting) -> tuple[Delivered, ...]:
+def _copied(manifest: BoundedManifest, answer: Delivery | Awaiting) -> tuple[Delivered, ...]:
     """Return the deliveries on record, with what the markers are now of those that lie there anew, unchanged."""
     newest = {done.name: done for done in manifest.delivered}
     return tuple(

@@ -9,6 +9,7 @@ from bisect import bisect_left, bisect_right
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from dagster_adjunct.assets.versions.choose_version import SHORT_ID, readable_version, require_version
@@ -39,29 +40,65 @@ def chosen_version(
 ) -> SealedVersion:
     """Return any retained version by its id, or the newest of a name, or what was served `as_of` a time or commit.
 
-    One of the two is given. `manifest` is that of the `current` commit. Raises DatasetError where it is not there or
-    withdrawn, and VersionDiscardedError for a version of an unbounded dataset that can't be read any more; for a time
-    or commit what `served_at` raises.
+    One of the two is given. `manifest` is that of the `current` commit. Times are those of the commits, by the clocks
+    of those who made them. Raises DatasetError for a version or commit that is not there or withdrawn,
+    NoSealedVersionError where nothing was served yet, and VersionDiscardedError for a version of an unbounded dataset
+    that can't be read any more.
     """
+    _check_asked(log.name, version, as_of)
+    if version is not None and manifest.version is not None and manifest.version.id == version:
+        return manifest.version
+    if isinstance(manifest, UnboundedManifest):
+        return _of_table(log, current, manifest, version, as_of)
+    if version is not None:
+        return log.read_version(readable_version(manifest, version))
+    served = next((then.version for commit, then in log.history() if _is_then(commit, as_of)), None)
+    if served is None:
+        raise NoSealedVersionError(
+            f"dataset {log.name!r}: nothing was served {_told(as_of)}, as far back as its history goes.",
+            f"See adjunct dataset history {log.name}, and adjunct dataset versions {log.name}.",
+            dataset=log.name,
+        )
+    readable_version(manifest, served.id)  # which says so, where it was withdrawn or is not retained
+    return served
+
+
+def _check_asked(dataset: str, version: str | None, as_of: AsOf | None) -> None:
     if (version is None) == (as_of is None):
         asked = "at no version and as of nothing" if version is None else f"at version {version!r} and as of {as_of}"
         raise ConfigurationError(
-            f"dataset {log.name!r} is to be read {asked}.",
+            f"dataset {dataset!r} is to be read {asked}.",
             "Give version= or as_of=, one of them.",
             argument="as_of",
-            dataset=log.name,
+            dataset=dataset,
         )
-    if version is None:
-        assert as_of is not None, "one of them is given"
-        return served_at(log, current, manifest, as_of)
-    if manifest.version is not None and manifest.version.id == version:
-        return manifest.version
-    if not isinstance(manifest, UnboundedManifest):
-        return log.read_version(readable_version(manifest, version))
+    if isinstance(as_of, datetime) and as_of.tzinfo is None:
+        raise ConfigurationError(
+            f"dataset {dataset!r} is to be read as of {as_of}, a time without its zone.",
+            "Give one: tzinfo=UTC.",
+            argument="as_of",
+            dataset=dataset,
+        )
+
+
+def _is_then(commit: Commit, as_of: AsOf | None) -> bool:
+    """Whether it is the commit that is asked for, or, newest first, one that was there at that time."""
+    return commit.created_at <= as_of if isinstance(as_of, datetime) else as_of in (commit.number, commit.id)
+
+
+def _told(as_of: AsOf | None) -> str:
+    return f"at {as_of:%Y-%m-%d %H:%M:%S %Z}" if isinstance(as_of, datetime) else f"after commit {as_of}"
+
+
+def _of_table(
+    log: DatasetLog, current: Commit, manifest: UnboundedManifest, version: str | None, as_of: AsOf | None
+) -> SealedVersion:
+    if as_of is not None:
+        return _Past(log, current, manifest).served(as_of)
+    assert version is not None, "one of them is given"
     if version_number(version):
         check_not_doomed(manifest, version)
-    begun = _begun(log, current, manifest, version) if SHORT_ID.fullmatch(version) else None
-    return begun or committed_version(log, manifest, version)
+    return _Past(log, current, manifest).begun(version) or committed_version(log, manifest, version)
 
 
 def version_of_batch(log: DatasetLog, manifest: DatasetManifest, version: str) -> SealedVersion:
@@ -91,7 +128,8 @@ def committed_version(log: DatasetLog, manifest: UnboundedManifest, version: str
     sealed = None
     if dash and number.isdecimal() and commit_id:
         with suppress(ObjectNotFoundError, MalformedDocumentError):
-            sealed = log.read_at(int(number), commit_id).version
+            own = log.log
+            sealed = parse_manifest(log.name, own.read(own.manifest_key(int(number), commit_id))).version
     if sealed is None or sealed.id != version:
         newest = manifest.version.id if manifest.version else "none"
         raise DatasetError(
@@ -104,59 +142,12 @@ def committed_version(log: DatasetLog, manifest: UnboundedManifest, version: str
     return sealed
 
 
-def _begun(log: DatasetLog, current: Commit, manifest: UnboundedManifest, version: str) -> SealedVersion | None:
-    """Return an unbounded dataset's version by the beginning of its id; its number is that of a commit."""
-    number = version_number(version)
-    if not manifest.retained_from <= number <= current.number:
-        return None
-    with suppress(DatasetError):  # nothing was served after that commit
-        sealed = served_at(log, current, manifest, number)
-        return sealed if sealed.id.startswith(version) else None
-    return None
-
-
-def served_at(log: DatasetLog, current: Commit, manifest: DatasetManifest, as_of: AsOf) -> SealedVersion:
-    """Return what was served then; `manifest` is that of the current commit.
-
-    Times are those of the commits, by the clocks of those who made them. Raises DatasetError for a commit that is not
-    there, NoSealedVersionError where nothing was served yet, and VersionDiscardedError where it can't be read any more.
-    """
-    when, commit = (as_of, None) if isinstance(as_of, datetime) else (None, as_of)
-    if when is not None and when.tzinfo is None:
-        raise ConfigurationError(
-            f"dataset {log.name!r} is to be read as of {when}, a time without its zone.",
-            "Give one: tzinfo=UTC.",
-            argument="as_of",
-            dataset=log.name,
-        )
-    asked = f"after commit {commit}" if when is None else f"at {when:%Y-%m-%d %H:%M:%S %Z}"
-    if not isinstance(manifest, UnboundedManifest):
-        served = _in_history(log, when, commit)
-        if served is None or served.version is None:
-            raise NoSealedVersionError(
-                f"dataset {log.name!r}: nothing was served {asked}, as far back as its history goes.",
-                f"See adjunct dataset history {log.name}, and adjunct dataset versions {log.name}.",
-                dataset=log.name,
-            )
-        return log.read_version(readable_version(manifest, served.version.id))
-    past = _Past(log, current, manifest)
-    then = past.by_commit(commit) if commit is not None else past.before(when) if when is not None else None
-    if then is None or then.version is None:
-        past.refuse(asked)
-    check_not_doomed(manifest, then.version.id)
-    return then.version
-
-
-def _in_history(log: DatasetLog, when: datetime | None, asked: int | str | None) -> DatasetManifest | None:
-    for commit, manifest in log.history():
-        if commit.created_at <= when if when is not None else asked in (commit.number, commit.id):
-            return manifest
-    return None
-
-
 @dataclass
 class _Past:
-    """The commits of an unbounded dataset that can be read: listed once, and looked into where they are asked for."""
+    """The commits of an unbounded dataset that can be read: listed once, and looked into where they are asked for.
+
+    `manifest` is that of the `current` commit.
+    """
 
     log: DatasetLog
     current: Commit
@@ -164,13 +155,40 @@ class _Past:
     read: dict[int, Commit] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.keys: dict[int, list[str]] = {}
+        self.read[self.current.number] = self.current
+
+    @cached_property
+    def keys(self) -> dict[int, list[str]]:
+        """The manifests that are there, by the number of their commit."""
+        keys: dict[int, list[str]] = {}
         for item in self.log.lake.store.list(f"{self.log.prefix}/manifests/"):
             number = int(item.key.rsplit("/", 1)[1].partition("-")[0])
-            self.keys.setdefault(number, []).append(item.key)
+            keys.setdefault(number, []).append(item.key)
+        return keys
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        """The numbers of the commits that can be read, in order."""
         bounds = self.manifest.retained_from, self.current.number
-        self.numbers = [number for number in sorted(self.keys) if bounds[0] <= number <= bounds[1]]
-        self.read[self.current.number] = self.current
+        return [number for number in sorted(self.keys) if bounds[0] <= number <= bounds[1]]
+
+    def served(self, as_of: AsOf) -> SealedVersion:
+        """Return what was served then; raises as `chosen_version`."""
+        then = self.before(as_of) if isinstance(as_of, datetime) else self.by_commit(as_of)
+        if then is None or then.version is None:
+            self.refuse(_told(as_of))
+        check_not_doomed(self.manifest, then.version.id)
+        return then.version
+
+    def begun(self, version: str) -> SealedVersion | None:
+        """Return the version whose id begins so, with its whole number at least, which is that of a commit."""
+        number = version_number(version) if SHORT_ID.fullmatch(version) else 0
+        if not self.manifest.retained_from <= number <= self.current.number:
+            return None
+        with suppress(DatasetError):  # nothing was served after that commit
+            sealed = self.served(number)
+            return sealed if sealed.id.startswith(version) else None
+        return None
 
     def at(self, number: int) -> Commit:
         """Return a commit by its number. An attempt that lost may have left a manifest of the same number."""

@@ -207,7 +207,7 @@ class Dataset(VersionOperations):
         self.hold()
         with self._served.moving:
             if self._watch is None or not self._watch.running:
-                self._watch = Watch(self.name, WeakMethod(self._served.refresh), interval)
+                self._watch = Watch(self.name, WeakMethod(self._served.refresh), interval).start()
             return self._watch
 
     def hold(self) -> None:
@@ -270,9 +270,9 @@ def open_dataset(
     NoSealedVersionError where nothing was served, and VersionDiscardedError where it can't be read any more. A
     dataset without a version that is served can be opened: what reads it raises NoSealedVersionError.
     """
-    stored = StoredVersions(lake, dataset)
+    stored = StoredVersions(lake, dataset, cache)
     fixed = None if version is None and as_of is None else stored.version(version, as_of=as_of)
-    return _opened(stored, fixed, cache=cache, lease=lease, on_damage=on_damage, holder=holder)
+    return _opened(stored, fixed, lease=lease, on_damage=on_damage, holder=holder)
 
 
 def current_versions(lake: Lake, datasets: Sequence[AdjunctDataset | str]) -> dict[str, Dataset | None]:
@@ -293,7 +293,6 @@ def _opened(
     stored: StoredVersions,
     fixed: VersionReader | None,
     *,
-    cache: FileCache | None = None,
     lease: bool = True,
     on_damage: OnDamage | None = None,
     holder: str | None = None,
@@ -301,7 +300,6 @@ def _opened(
     served = ServedVersion(
         stored,
         fixed=fixed,
-        cache=cache,
         leases=lease,
         on_damage=on_damage or (stored.spec.on_damage if stored.spec is not None else "fail"),
         holder=holder or f"{socket.gethostname()}, process {os.getpid()}",

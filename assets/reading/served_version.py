@@ -15,16 +15,15 @@ from dagster_adjunct.assets.versions.dataset_log import redirect_of
 from dagster_adjunct.assets.versions.leases import check_not_doomed, check_retained
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest, as_bounded
 from dagster_adjunct.resources.errors import (
-    AdjunctError,
     DatasetError,
     ManifestMismatchError,
+    NoSealedVersionError,
     VersionDiscardedError,
 )
 
 if TYPE_CHECKING:
     from threading import RLock
 
-    from dagster_adjunct.assets.reading.file_cache import FileCache
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
     from dagster_adjunct.assets.versions.leases import Lease
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
@@ -39,8 +38,8 @@ _log = logging.getLogger("adjunct.serving")
 class ServedVersion:
     """Gives each call one whole version, and another one where that is damaged or was discarded.
 
-    `fixed` is the version that is read for good; None for the one that is served. `cache` is that of `stored` unless
-    given. See `Dataset` for what users are told of leases and damage.
+    `fixed` is the version that is read for good; None for the one that is served. See `Dataset` for what users are
+    told of leases and damage.
     """
 
     def __init__(
@@ -48,29 +47,25 @@ class ServedVersion:
         stored: StoredVersions,
         *,
         fixed: VersionReader | None,
-        cache: FileCache | None,
         leases: bool,
         on_damage: OnDamage,
         holder: str,
     ) -> None:
-        self._stored, self._cache = stored, cache
+        self._stored = stored
         self._on_damage: OnDamage = on_damage
         self.damaged: dict[str, ManifestMismatchError] = {}
         self._avoided: str | None = None  # the version served, while an earlier one is read because of its damage
         self._answered = self._closed = False
         self._lent: list[HeldVersion] = []
         self._over_time: dict[tuple[str, ...], Lease] = {}
-        self._commit: Commit | None = None
         self._fixed = None if fixed is None else fixed.version
-        first: VersionReader | AdjunctError
+        self._commit: Commit | None = None
+        first: VersionReader | NoSealedVersionError
         if fixed is not None:
-            first = self._cached(fixed)
+            first = fixed
         else:
-            self._commit, manifest = stored.read()
-            if manifest is None:
-                manifest = stored.require_manifest()
-            served = stored.reader_of(manifest)
-            first = stored.nothing_served(manifest) if served is None else self._cached(served)
+            self._commit, manifest = stored.newest()
+            first = stored.reader_of(manifest) or stored.nothing_served(manifest)
         self._holding = Holding(stored.log.lake, stored.name, first, leases=leases, holder=holder)
         # A dataset that is never closed gives its lease back with the last object that reads it. Not at the end of the
         # process: nothing is renewed then, and the lease expires.
@@ -225,17 +220,12 @@ class ServedVersion:
         name = self._stored.name
         return DatasetError(f"the reader of dataset {name!r} is closed.", "Open the dataset again.", dataset=name)
 
-    def _read_current(self) -> tuple[Commit | None, VersionReader]:
-        commit, manifest = self._stored.read()
-        if manifest is None:
-            manifest = self._stored.require_manifest()
+    def _read_current(self) -> tuple[Commit, VersionReader]:
+        commit, manifest = self._stored.newest()
         served = self._stored.reader_of(manifest)
         if served is None:
             raise self._stored.nothing_served(manifest)
-        return commit, self._cached(served)
-
-    def _cached(self, reader: VersionReader) -> VersionReader:
-        return reader if self._cache is None else reader.with_cache(self._cache)
+        return commit, served
 
     def _moved_since(self, commit: Commit) -> bool:
         """Whether CURRENT may be another than when it was read."""
@@ -276,14 +266,14 @@ class ServedVersion:
             served = self._stored.reader_of(manifest)
             if manifest.ref(version) is None and served is not None and served.version != version:
                 _log.info("dataset %s: %s was discarded, %s is read now", self._stored.name, version, served.version)
-                self._holding.move_to(self._cached(served))
+                self._holding.move_to(served)
                 return
             self.damaged[version] = error
             other = self._replacement(manifest, version)
             if other is None:
                 raise error
             _log.warning("dataset %s: %s is read instead of %s: %s", self._stored.name, other.version, version, error)
-            self._holding.move_to(self._cached(other))
+            self._holding.move_to(other)
             self._avoided = served.version if served is not None and served.version != other.version else None
 
     def _stays_back(self, held: HeldVersion, served: VersionReader) -> bool:

@@ -46,15 +46,16 @@ class StoredVersions(VersionOperations):
     """The versions of one dataset. Every call reads the pointer anew; readers stay at their version.
 
     `spec` is the declaration, or only the name of a dataset that exists: what is stored is enough to read it. A
-    declaration that differs from the stored one is refused when a manifest is read.
+    declaration that differs from the stored one is refused when a manifest is read. Readers keep what they decode in
+    `cache`.
     """
 
-    def __init__(self, lake: Lake, spec: AdjunctDataset | str) -> None:
+    def __init__(self, lake: Lake, spec: AdjunctDataset | str, cache: FileCache | None = None) -> None:
         self.name = spec if isinstance(spec, str) else spec.name
         self.spec = None if isinstance(spec, str) else spec
         self.log = DatasetLog(lake, self.name)
         self._lake = lake
-        self._cache = FileCache()
+        self._cache = cache or FileCache()
 
     @property
     def _log(self) -> DatasetLog:
@@ -129,7 +130,7 @@ class StoredVersions(VersionOperations):
         nothing was served then, and VersionDiscardedError (DatasetError for a bounded dataset), naming what is
         retained, where it can't be read any more.
         """
-        current, manifest = self._newest_commit()
+        current, manifest = self.newest()
         sealed = chosen_version(self.log, current, manifest, version, as_of)
         return VersionReader(self._lake.store, self.name, sealed, self._cache)
 
@@ -171,9 +172,10 @@ class StoredVersions(VersionOperations):
 
     def require_manifest(self) -> DatasetManifest:
         """Return the newest manifest. Raises DatasetNotFoundError before the first commit."""
-        return self._newest_commit()[1]
+        return self.newest()[1]
 
-    def _newest_commit(self) -> tuple[Commit, DatasetManifest]:
+    def newest(self) -> tuple[Commit, DatasetManifest]:
+        """Return the newest commit and its manifest. Raises DatasetNotFoundError before the first one."""
         commit, manifest = self.read()
         if commit is None or manifest is None:
             raise dataset_not_found(self._lake, self.name)

@@ -80,10 +80,6 @@ class VersionReader:
         """The number of entries; None where deltas have to be merged to know it."""
         return self.sealed.rows
 
-    def with_cache(self, cache: FileCache) -> VersionReader:
-        """Return a reader of the same version that keeps what it decodes in `cache`."""
-        return VersionReader(self._store, self.dataset, self.sealed, cache)
-
     # -- by Spark
 
     @unwrapped()

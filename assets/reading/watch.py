@@ -17,9 +17,9 @@ _LONGEST_STOP = 10.0
 
 
 class Watch:
-    """Calls what `refresh()` gives every `interval` seconds until it is stopped; leaving a `with` stops it.
+    """Calls what `refresh()` gives every `interval` seconds, once started until stopped; leaving a `with` stops it.
 
-    Where it gives None the reader is gone, and the watch ends.
+    `Dataset.watch` gives one that is started. Where `refresh()` gives None the reader is gone, and the watch ends.
 
     A refresh that fails leaves the reader at its version and is tried again: `error` holds what it raised until one
     succeeds, `failing_since` when that began, and the log says so once. Whatever is not an AdjunctError ends the
@@ -40,17 +40,22 @@ class Watch:
         self._name, self._refresh, self._interval = name, refresh, interval
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"watch-{name}", daemon=True)
-        self._thread.start()
 
     @property
     def running(self) -> bool:
         """Whether refreshes go on."""
         return self._thread.is_alive() and not self._stopped.is_set()
 
+    def start(self) -> Self:
+        """Begin to refresh, once. Not done when it is made: what is refused then must have begun nothing."""
+        if self._thread.ident is None:
+            self._thread.start()
+        return self
+
     def stop(self) -> None:
         """End the watch; a refresh that waits for its store is not waited for beyond 10 s."""
         self._stopped.set()
-        if self._thread is not threading.current_thread():
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(_LONGEST_STOP)
 
     def __enter__(self) -> Self:

@@ -22,8 +22,9 @@ from dagster_adjunct.assets.sources.redelivery import told_again
 from dagster_adjunct.assets.sources.settled_versions import settled_versions
 from dagster_adjunct.assets.sources.source_made_anew import SameStream
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
+from dagster_adjunct.assets.versions.carried_to_rewritten_stream import carried_over
 from dagster_adjunct.assets.versions.deliveries import Lost
-from dagster_adjunct.assets.versions.manifest import BoundedManifest
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, taken_up
 from dagster_adjunct.resources.errors import MarkerConflictError, SchemaMismatchError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
     from dagster_adjunct.resources.streams.interface.stream_system import StreamInfo, StreamSystem
 
@@ -101,12 +103,23 @@ class StreamSource:
             name=self.spec.name, declaration=self.declaration, stream=self._stream.info.identity, offsets=offsets
         )
 
+    def carried_over(self, stored: DatasetManifest) -> DatasetManifest | None:
+        """Return a stored manifest at its place in the stream as that is partitioned now; see `carried_over`."""
+        return carried_over(stored, self.info)
+
+    def taken_up(self, stored: DatasetManifest) -> BoundedManifest:
+        """Return a stored manifest to go on from; see `VersionSource`."""
+        # Before the declaration, in which a stream made anew with other partitions would differ, too.
+        if stored.declaration.input == self.declaration.input:
+            self._same.check(stored.stream)
+        return taken_up(stored, self.declaration)
+
     def next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
         """Return the next complete version, or the partitions without its marker.
 
         Raises MarkerConflictError, and OffsetOutOfRangeError for a stream that was made anew.
         """
-        self.check_not_made_anew(manifest.stream)
+        self._same.check(manifest.stream)
         settled = settled_versions(manifest)
         oldest = {ssp: int(offset) for ssp, offset in self._stream.system.oldest(self._stream.ssps).items()}
         markers, gone = self._markers(settled.offsets), cut_partitions(settled.offsets, oldest)
@@ -171,10 +184,6 @@ class StreamSource:
 
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:
         return f"{self.spec.input}.{partition} at offset {offset}"
-
-    def check_not_made_anew(self, before: str | None) -> None:
-        """Raise OffsetOutOfRangeError where the stream is not the one that had this identity."""
-        self._same.check(before)
 
     # -- inside
 

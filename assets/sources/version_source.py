@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.versions.manifest import BoundedManifest
+    from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest
     from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
     from dagster_adjunct.resources.schemas.schema import Schema
 
@@ -94,6 +94,17 @@ class VersionSource(Protocol):
 
     def first_manifest(self) -> BoundedManifest:
         """Return the manifest of a dataset that has no commit yet."""
+        ...
+
+    def carried_over(self, stored: DatasetManifest) -> DatasetManifest | None:
+        """Return a stored manifest at its place in an input that was rewritten just when all was read; None else."""
+        ...
+
+    def taken_up(self, stored: DatasetManifest) -> BoundedManifest:
+        """Return a stored manifest to go on from, with order and policy as they are declared now.
+
+        Raises DatasetError for another declaration, and OffsetOutOfRangeError for a stream that was made anew.
+        """
         ...
 
     def next(self, manifest: BoundedManifest) -> Delivery | Awaiting:

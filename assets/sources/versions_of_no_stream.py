@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.sources.entries_of_records import schema_of_entries
-from dagster_adjunct.assets.versions.manifest import BoundedManifest
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, taken_up
 from dagster_adjunct.assets.versions.stored_declaration import declaration_of
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
     from dagster_adjunct.resources.schemas.schema import Schema
 
@@ -38,3 +39,9 @@ class VersionsOfNoStream:
 
     def first_manifest(self) -> BoundedManifest:
         return BoundedManifest(name=self._spec.name, declaration=self.declaration, offsets={})
+
+    def carried_over(self, stored: DatasetManifest) -> None:
+        return None
+
+    def taken_up(self, stored: DatasetManifest) -> BoundedManifest:
+        return taken_up(stored, self.declaration)

@@ -149,10 +149,6 @@ class DatasetLog:
                 document=ref.document,
             ) from error
 
-    def read_at(self, number: int, commit_id: str) -> DatasetManifest:
-        """Return the manifest of one commit of the dataset's own log. Raises ObjectNotFoundError."""
-        return parse_manifest(self.name, self.log.read(self.log.manifest_key(number, commit_id)))
-
     def history(self, limit: int | None = None) -> Iterator[tuple[Commit, DatasetManifest]]:
         """Yield the commits that changed this dataset, newest first, as far back as their manifests are kept."""
         for count, change in enumerate(self._history()):

@@ -16,7 +16,7 @@ from pydantic import AwareDatetime, BeforeValidator, Field, model_validator
 from dagster_adjunct.assets.versions.deliveries import Abandoned, Awaited, Delivered, Lost
 from dagster_adjunct.assets.versions.document_base import ManifestPart, Offset
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, VersionRef, version_number
-from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
+from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration, check_declaration
 from dagster_adjunct.assets.versions.unbounded_state import Bootstrap, Decision, Retired, Written
 from dagster_adjunct.resources.errors import DatasetError
 
@@ -147,6 +147,11 @@ class BoundedManifest(CommonManifest):
         folders = {folder for ref in self.versions for folder in ref.folders}
         return self._served_folders() | folders | {ref.document for ref in self.versions if ref.document is not None}
 
+    def declared_as(self, declared: DatasetDeclaration) -> BoundedManifest:
+        """Return this manifest with what may change in a declaration, order and policy, as it is declared now."""
+        now = self.declaration.with_policies_of(declared)
+        return self if now == self.declaration else self.after(declaration=now)
+
     @property
     def taken(self) -> set[str]:
         """The names of the versions that were delivered: what comes under one of them again is a re-delivery."""
@@ -220,6 +225,12 @@ def as_bounded(manifest: DatasetManifest) -> BoundedManifest:
             dataset=manifest.name,
         )
     return manifest
+
+
+def taken_up(stored: DatasetManifest, declared: DatasetDeclaration) -> BoundedManifest:
+    """Return a stored manifest with order and policy as they are declared now; DatasetError where more was changed."""
+    check_declaration(stored.name, stored.declaration, declared)
+    return as_bounded(stored).declared_as(declared)
 
 
 def as_unbounded(manifest: DatasetManifest) -> UnboundedManifest:

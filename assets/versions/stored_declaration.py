@@ -68,6 +68,11 @@ class DatasetDeclaration(ManifestPart):
         """The discard policy that was declared last."""
         return DiscardPolicy(self.keep, timedelta(seconds=self.grace_seconds))
 
+    def with_policies_of(self, declared: DatasetDeclaration) -> DatasetDeclaration:
+        """Return this declaration of a dataset that arrives in versions with order and policy as they are declared."""
+        now = {"order": declared.order, "keep": declared.keep, "grace_seconds": declared.grace_seconds}
+        return self.model_copy(update=now)
+
     @property
     def compaction(self) -> DeltaCompaction:
         """The compaction policy that was declared last."""

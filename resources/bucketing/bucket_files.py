@@ -72,6 +72,13 @@ class Generation:
         return sum(file.size for file in self.files)
 
     @property
+    def digest(self) -> int | None:
+        """What tells all its rows, whatever their order: the sum of its files' digests; None where one has none."""
+        if any(file.digest is None for file in self.files):
+            return None
+        return sum(file.digest or 0 for file in self.files) % 2**64
+
+    @property
     def footer_size(self) -> int:
         """The bytes that the footers of its files take in a manifest."""
         return sum(len(file.footer or "") for file in self.files)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.assets.bounded import manifest_after_delivery as delivered_manifest
+from dagster_adjunct.assets.bounded import place_in_input
 from dagster_adjunct.assets.bounded.advance_versions import advance_version_set
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, version_set
 from dagster_adjunct.assets.declaration.inputs_besides_streams import FileSource
@@ -117,7 +117,7 @@ def test_a_withdrawn_version_that_was_dropped_keeps_its_name(plain: World) -> No
 def test_the_name_is_free_however_many_versions_come_between(
     plain: World, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
-    monkeypatch.setattr(delivered_manifest, "FACTS_KEPT", 2)
+    monkeypatch.setattr(place_in_input, "FACTS_KEPT", 2)
     store = StoredVersions(plain.lake, PRICES)
     deliver(plain, "v1", -1)
     plain.advance(PRICES)

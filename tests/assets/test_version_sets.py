@@ -71,6 +71,21 @@ def test_a_version_is_published_only_when_every_member_has_it(prices: World) -> 
     assert seen(prices) == {"fares": 2, "routes": 2}
 
 
+def test_what_all_members_wait_for_is_one_commit_and_nothing_new_is_none(prices: World) -> None:
+    def commits() -> int:
+        return DatasetLog(prices.lake, "fares").read_all()[0].number
+
+    advance(prices)
+    begun = commits()
+    for name in NAMES:
+        prices.streams.append_markers(name, "v1", producer="x", sequence=1, partitions=[0])
+    fares, routes = advance(prices)
+    assert (fares.waiting, routes.waiting) == (("lake.fares.1",), ("lake.routes.1",))
+    assert commits() == begun + 1
+    advance(prices)
+    assert commits() == begun + 1
+
+
 def test_pins_rollbacks_and_withdrawals_move_all_members_in_one_commit(prices: World) -> None:
     for number in (1, 2, 3):
         send(prices, f"v{number}", number)

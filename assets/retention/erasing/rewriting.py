@@ -109,12 +109,11 @@ def rewrite_without(
     (generation,) = sealed.generations
     stored = files_of(log.lake.store, log.name, sealed)
     new = rewrite_generation(stored, sealed.layout, generation.id, keys, affected, attempt)
-    known = [file.digest for file in new.files if file.digest is not None]
     changes = {
         "id": f"v{sealed.number:06d}-{attempt.id}",
         "generations": (new,),
         "rows": new.rows,
-        "digest": sum(known) % 2**64 if len(known) == len(new.files) else None,
+        "digest": new.digest,
         "counters": {**sealed.counters, "forgotten": sealed.counters.get("forgotten", 0) + sum(affected.values())},
     }
     return sealed.after(**changes)
