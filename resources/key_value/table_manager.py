@@ -13,17 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, TransientError
-from dagster_adjunct.resources.key_value.decide_table_changes import (
-    UNFINISHED,
-    TableTransition,
-    decide_create,
-    decide_delete,
-    decide_seal,
-    decide_update,
-    existing,
-    finished,
-    is_gone,
-)
 from dagster_adjunct.resources.key_value.key_value_table import KeyValueTable
 from dagster_adjunct.resources.key_value.listed_tables import SegmentInfo, TableInfo, hash_range, table_info
 from dagster_adjunct.resources.key_value.stored_names import (
@@ -43,6 +32,17 @@ from dagster_adjunct.resources.key_value.stored_tables import (
 from dagster_adjunct.resources.key_value.table_backends import TableBackends
 from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.table_names import TableName, check_table_name
+from dagster_adjunct.resources.key_value.table_transitions import (
+    UNFINISHED,
+    TableTransition,
+    decide_create,
+    decide_delete,
+    decide_seal,
+    decide_update,
+    existing,
+    finished,
+    is_gone,
+)
 from dagster_adjunct.resources.key_value_errors import (
     KeyValueTableNotFoundError,
     ScopeNotEmptyError,
