@@ -94,7 +94,7 @@ def plan(app: Application, catalog: Catalog) -> ExecutionPlan:
             *results_that_change(app, types),
             *windows_of_batches(app),
             *unproven_columns(app, flows),
-            *unproven_of_datasets(app),
+            *unproven_of_datasets(app, catalog),
             *unproven,
             *state_over_time(app),
         ),
