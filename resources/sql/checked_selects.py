@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.sql.checking import check_name, checked
 from dagster_adjunct.resources.sql.expression import Expression
+from dagster_adjunct.resources.sql.expression_types import type_of
 from dagster_adjunct.resources.sql.parsing import selected
+from dagster_adjunct.resources.sql.unproven_types import unproven_of
 
 
 def check_select(
@@ -52,6 +54,17 @@ def leaves_to_spark(text: str, table: str) -> bool:
     if select is None or not select.expressions or select.groups or _names_hidden(select.expressions):
         return True
     return any(expression.unread for expression in select.expressions)
+
+
+def unproven_types_of_select(text: str, table: str, types: Mapping[str, str | None]) -> tuple[str, ...]:
+    """Return what of the types in a SELECT is unproven; see `unproven_types.py`. () where it is left to Spark."""
+    select = selected(text, table)
+    if select is None or leaves_to_spark(text, table):
+        return ()
+    given = {item.alias: type_of(item, types) for item in select.items if item.alias is not None}
+    known = {**given, **types}
+    unproven = (words for item in select.expressions for words in unproven_of(item, known, frozenset()).words)
+    return tuple(dict.fromkeys(unproven))
 
 
 def _names_hidden(expressions: tuple[Expression, ...]) -> bool:

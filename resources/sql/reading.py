@@ -34,6 +34,19 @@ _UNIT = re.compile(
 )
 _BEFORE_OVER = frozenset({")", "filter", "within", "group", "ignore", "respect", "nulls"})
 _GIVEN = "given"
+# Calls that may be written in forms of their own, `substring(a from 1)`, with the parts that are arguments.
+_FORMS = {
+    "Trim": ("trim", ("this", "expression")),
+    "Substring": ("substring", ("this", "start", "length")),
+    "StrPosition": ("position", ("substr", "this")),
+    "Ceil": ("ceil", ("this", "decimals")),
+    "Floor": ("floor", ("this", "decimals")),
+    "Transform": ("transform", ("this", "expression")),
+    "ArgMax": ("max_by", ("this", "expression")),
+    "ArgMin": ("min_by", ("this", "expression")),
+    "Initcap": ("initcap", ("this",)),
+    "Decode": ("decode", ("this", "charset")),
+}
 _TAKES_UNIT = re.compile(r"(?:timestamp_?add|timestamp_?diff|date_?add|date_?diff)\s*\(", re.IGNORECASE)
 
 
@@ -64,6 +77,9 @@ def call_of(text: str, node: exp.Expr) -> tuple[str, tuple[exp.Expr, ...]] | Non
     stand there; None where it is none, or is written in another form, such as "extract(year from at)"."""
     if isinstance(node, exp.Anonymous):
         return node.name.lower(), tuple(node.expressions)
+    form = _FORMS.get(type(node).__name__)
+    if form is not None:
+        return form[0], tuple(part for name in form[1] if (part := node.args.get(name)) is not None)
     given, start = node.meta.get(_GIVEN), node.meta.get("start")
     if given is None or start is None:
         return None
@@ -237,7 +253,7 @@ def expression_of(text: str, tree: exp.Expr) -> Expression:
     nodes = list(tree.walk(bfs=False))
     if any(isinstance(node, exp.Query) for node in nodes):
         return _unread(text, "a subquery is not understood without Spark")
-    strange = next((node for node in nodes if not isinstance(node, _UNDERSTOOD)), None)
+    strange = next((node for node in nodes if not isinstance(node, _UNDERSTOOD) and _GIVEN not in node.meta), None)
     if strange is not None:
         return _unread(text, f"{strange.key} is not understood without Spark")
     columns = [node for node in nodes if isinstance(node, exp.Column)]
