@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.sql.checking import check_name, checked
@@ -10,6 +11,9 @@ from dagster_adjunct.resources.sql.expression import Expression
 from dagster_adjunct.resources.sql.expression_types import type_of
 from dagster_adjunct.resources.sql.parsing import selected
 from dagster_adjunct.resources.sql.unproven_types import unproven_of
+
+if TYPE_CHECKING:
+    from dagster_adjunct.resources.sql.selects import Select
 
 
 def check_select(
@@ -41,9 +45,7 @@ def check_select(
                 next_step,
                 operator=operator,
             )
-    # Behind the items, a name may be one of theirs or a column, and which of them differs from clause to clause.
-    given = {name.lower() for name in before}
-    known = {name: None if name.lower() in given else kind for name, kind in types.items()}
+    known = {**types, **_of_either(select, types)}
     for expression in select.behind:
         checked(operator, expression, columns, known, side=side, next_step=next_step, aliases=dict.fromkeys(before))
 
@@ -61,10 +63,23 @@ def unproven_types_of_select(text: str, table: str, types: Mapping[str, str | No
     select = selected(text, table)
     if select is None or leaves_to_spark(text, table):
         return ()
-    given = {item.alias: type_of(item, types) for item in select.items if item.alias is not None}
-    known = {**given, **types}
-    unproven = (words for item in select.expressions for words in unproven_of(item, known, frozenset()).words)
+    known, unproven = dict(types), list[str]()
+    for item in select.items:
+        unproven += unproven_of(item, known, frozenset()).words
+        if item.alias is not None:
+            known.setdefault(item.alias, type_of(item, known))
+    if select.where is not None:
+        unproven += unproven_of(select.where, types, frozenset(), condition=True).words
+    behind = known | _of_either(select, types)
+    unproven += [words for item in select.behind for words in unproven_of(item, behind, frozenset()).words]
     return tuple(dict.fromkeys(unproven))
+
+
+def _of_either(select: Select, types: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Return the columns that an item has the name of, without a type: behind the items, a name may be either's, and
+    which of them differs from clause to clause."""
+    given = {item.alias.lower() for item in select.items if item.alias is not None}
+    return dict.fromkeys(name for name in types if name.lower() in given)
 
 
 def _names_hidden(expressions: tuple[Expression, ...]) -> bool:
