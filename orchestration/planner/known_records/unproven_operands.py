@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection
@@ -29,13 +29,18 @@ def unproven_operands(app: Application, types: Mapping[str, Types]) -> tuple[str
     """
     unproven: list[str] = []
     told: dict[str, frozenset[str]] = {}
+    proven: set[tuple[Sequence[str], int, frozenset[str], type]] = set()  # over records of the same types
     for operator in app.operators:
         before = [told[source] for source in operator.inputs]
         columns = before[0] if len(before) == 1 else frozenset[str]().union(*before)
         arriving = types.get((operator.inputs or (operator.id,))[0])
-        if arriving is not None and operator.spec.sql:
+        sql = tuple(operator.spec.sql)
+        alike = (sql, id(arriving), columns, type(operator.spec))
+        if arriving is not None and sql and alike not in proven:
             words, columns = _of_operator(operator, arriving, types.get(operator.id), columns)
             unproven += words
+            if not words and columns == alike[2]:
+                proven.add(alike)
         told[operator.id] = columns
     return note_of("Unproven types, asked of Spark over no records before a batch begins", unproven)
 
