@@ -38,7 +38,7 @@ class PostgresSegmentErrors:
         """Return what an error that a request met means; a connection that is of no use any more is closed."""
         state, words = error.sqlstate, " ".join(str(error).split())
         cut = state is None or error.diag.severity_nonlocalized in ("FATAL", "PANIC")
-        if cut or state == READ_ONLY:  # which is told to new sessions only, when it is set otherwise
+        if cut or state == READ_ONLY:  # a session keeps the setting that it began with
             await wire.close()
         if state == SEALED:
             return sealed_table(self.table, self.label)
