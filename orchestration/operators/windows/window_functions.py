@@ -135,8 +135,8 @@ class _Call:
             return pa.array([value], kind)
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             raise SchemaMismatchError(
-                f"{self.operator}: {made.words()} returned {type(value).__name__} for {name!r}, which is no "
-                f"{made.returns}.",
+                f"{self.operator}: {made.words()} returned {type(value).__name__} for {name!r}, which "
+                f"{'does not fit into' if isinstance(value, int | float) else 'is no'} {made.returns}.",
                 "Return one value of that type, or None; or correct returns=.",
                 column=name,
                 operator=self.operator,
