@@ -8,20 +8,24 @@ from datetime import UTC, datetime
 from dagster_adjunct.resources.errors import ConfigurationError, MarkerConflictError
 
 NAME, MARKER = "name", "marker"
+_EXAMPLE = datetime(2026, 11, 30, 12, 30, 15, tzinfo=UTC)
 
 
 def check_valid_from(dataset: str, valid_from: str) -> None:
     """Refuse what tells no time. Raises ConfigurationError."""
     if valid_from in (NAME, MARKER):
         return
-    told = isinstance(valid_from, str) and "%" in valid_from
     try:
-        if told and datetime.strptime(_example(valid_from), valid_from) is not None:
-            return
+        if isinstance(valid_from, str) and "%" in valid_from:
+            told = datetime.strptime(_EXAMPLE.strftime(valid_from), valid_from)
+            # A week without its day is read, and left out.
+            if told.year == _EXAMPLE.year and told.strftime(valid_from) == _EXAMPLE.strftime(valid_from):
+                return
     except ValueError:
         pass
     raise ConfigurationError(
-        f'dataset {dataset!r} has valid_from={valid_from!r}: expected "name", "marker", or a pattern of dates.',
+        f'dataset {dataset!r} has valid_from={valid_from!r}: expected "name", "marker", or a pattern of dates '
+        "with their year.",
         'Write a pattern as strptime reads it, such as "%Y-%m-%d" or "date=%Y-%m-%d".',
         argument="valid_from",
         dataset=dataset,
@@ -57,7 +61,3 @@ def told_time(dataset: str, valid_from: str, version: str, marked: Collection[da
             dataset=dataset,
             version=version,
         ) from error
-
-
-def _example(pattern: str) -> str:
-    return datetime(2026, 1, 31, 12, 30, 15, tzinfo=UTC).strftime(pattern)

@@ -77,9 +77,9 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-@pytest.mark.parametrize("valid_from", ["", "names", "seats", "%Q", 5])
+@pytest.mark.parametrize("valid_from", ["", "names", "seats", "%Q", "%H:%M", "%m-%d", "%Y-W%W", 5])
 def test_what_tells_no_time_is_refused_where_it_is_declared(place: Place, valid_from: Any) -> None:
-    with pytest.raises(ConfigurationError, match='expected "name", "marker", or a pattern of dates'):
+    with pytest.raises(ConfigurationError, match='expected "name", "marker", or a pattern of dates with their year'):
         place.dataset(valid_from)
 
 

@@ -116,9 +116,18 @@ def test_what_is_no_time_and_what_could_not_be_late_is_refused(step_world: StepW
 
 
 @pytest.mark.parametrize(
-    "looking", ["max(at) over (partition by k)", "lead(at) over (order by at)", "(select max(at) from x)", "max(at)"]
+    "looking",
+    [
+        "max(at) over (partition by k)",
+        "lead(at) over (order by at)",
+        "(select max(at) from x)",
+        "max(at)",
+        "current_timestamp()",
+        "timestamp_millis(cast(rand() * 1000 as bigint))",
+        "greatest(at, timestamp'now')",
+    ],
 )
-def test_a_time_that_other_records_tell_is_refused_where_it_is_planned(looking: str) -> None:
+def test_a_time_that_not_the_record_alone_tells_is_refused_where_it_is_planned(looking: str) -> None:
     clicks = TestStream(Schema.of(k="string", at="timestamp"), key="k", partitions=1)
     app = Application("app")
     app.input_stream("lake.clicks", event_time=looking).send_to(app.output_stream("lake.out", partitions=1))

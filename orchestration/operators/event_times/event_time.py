@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.resources.sql.changing_values import changing_values
 from dagster_adjunct.resources.sql.checking import checked_expression
 from dagster_adjunct.resources.sql.parsing import other_records
 from dagster_adjunct.resources.streams.interface.stream_system import TIMESTAMP
@@ -60,11 +61,12 @@ class EventTime:
         )
         if kind is not None and kind not in _KINDS:
             raise self._no_time(operator, kind)
-        others = other_records(self.expression)
-        if others:
+        others, changing = other_records(self.expression), changing_values(self.expression, types or {})
+        if others or changing:
+            effect = "depend on how records are cut into batches" if others else "change when the record is read again"
             raise PlanningError(
-                f"{operator}: event_time={self.expression!r} takes {others}: a record's time is told by the record "
-                "alone, or it would depend on how records are cut into batches.",
+                f"{operator}: event_time={self.expression!r} takes {others or ', '.join(changing)}: a record's time is "
+                f"told by the record alone, or it would {effect}.",
                 "Write an expression over columns of the one record, or let what writes the stream say the time.",
                 operator=operator,
             )
