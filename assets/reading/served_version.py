@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from dagster_adjunct.assets.reading.version_in_use import HeldVersion, Holding
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.reading.versions_over_time import VersionsOverTime
+from dagster_adjunct.assets.reading.versions_over_time import VersionsOverTime, refs_over_time
 from dagster_adjunct.assets.versions.choose_version import previous
 from dagster_adjunct.assets.versions.dataset_log import redirect_of
 from dagster_adjunct.assets.versions.leases import check_not_doomed, check_retained
@@ -135,23 +135,24 @@ class ServedVersion:
                 return answer
 
     def lend_over_time(self) -> VersionReader | VersionsOverTime:
-        """Return what reads the dataset over time, all held until `close`: its table, or the versions of it."""
-        if isinstance(self._stored.require_manifest(), UnboundedManifest):
-            return self.lend(lambda reader: reader)
+        """Return what reads the dataset over time, all held until `close`: its table, or the versions of it.
+
+        Versions are held before one of them is opened.
+        """
         for tried in range(_TRIES):
-            reader = self._stored.over_time()
-            assert isinstance(reader, VersionsOverTime)
-            if reader.versions in self._over_time:
-                return reader
+            manifest = self._stored.require_manifest()
+            if isinstance(manifest, UnboundedManifest):
+                return self.lend(lambda reader: reader)
+            versions = tuple(ref.id for ref in refs_over_time(manifest))
             try:
-                lease = self._holding.hold_all(reader.versions)
+                if versions and versions not in self._over_time:
+                    lease = self._holding.hold_all(versions)
+                    if lease is not None:
+                        self._over_time[versions] = lease
+                return self._stored.over_time(versions)
             except VersionDiscardedError:  # in between: those that are left are read
                 if tried + 1 == _TRIES:
                     raise
-                continue
-            if lease is not None:
-                self._over_time[reader.versions] = lease
-            return reader
         raise AssertionError("unreachable")
 
     def enter(self, *, leased: bool) -> HeldVersion:

@@ -144,10 +144,8 @@ class StoredVersions(VersionOperations):
         manifest = self.require_manifest()
         if isinstance(manifest, UnboundedManifest):
             return self.require_current() if versions is None else self.version_of_batch(versions[0])
-        if versions is None:
-            sealed = [self.log.read_version(ref) for ref in refs_over_time(manifest)]
-        else:
-            sealed = [self.version_of_batch(version).sealed for version in versions]
+        ids = [ref.id for ref in refs_over_time(manifest)] if versions is None else versions
+        sealed = [version_of_batch(self.log, manifest, version) for version in ids]
         return VersionsOverTime(self._lake.store, self.name, sealed)
 
     def version_of_batch(self, version: str) -> VersionReader:

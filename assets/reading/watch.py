@@ -17,7 +17,7 @@ _LONGEST_STOP = 10.0
 
 
 class Watch:
-    """Calls what `refresh()` gives every `interval` seconds, once started until stopped; leaving a `with` stops it.
+    """Calls what `refresh()` gives every `interval` seconds, once started until stopped; a `with` does both.
 
     `Dataset.watch` gives one that is started. Where `refresh()` gives None the reader is gone, and the watch ends.
 
@@ -59,7 +59,7 @@ class Watch:
             self._thread.join(_LONGEST_STOP)
 
     def __enter__(self) -> Self:
-        return self
+        return self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -65,11 +65,13 @@ class OpenedVersions:
             self._readers[(name, version)] = self.stored(name).version_of_batch(version)
         return self._readers[(name, version)]
 
-    def over_time(self, name: str, versions: Sequence[str] | None = None) -> VersionsOverTime:
-        """Return these versions of a bounded dataset as joins by time read them; None: all that are retained now."""
-        if versions is None:
-            manifest = as_bounded(self.stored(name).require_manifest())
-            versions = [ref.id for ref in refs_over_time(manifest)]
+    def retained_over_time(self, name: str) -> tuple[str, ...]:
+        """Return the versions of a bounded dataset that say their time and are retained now; they are not opened."""
+        manifest = as_bounded(self.stored(name).require_manifest())
+        return tuple(ref.id for ref in refs_over_time(manifest))
+
+    def over_time(self, name: str, versions: Sequence[str]) -> VersionsOverTime:
+        """Return these versions of a bounded dataset as joins by time read them."""
         for version in versions:
             if (name, version) not in self._sealed:
                 self._sealed[(name, version)] = self.stored(name).version_of_batch(version).sealed

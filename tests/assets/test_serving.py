@@ -17,6 +17,7 @@ from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.reading.file_cache import FileCache
 from dagster_adjunct.assets.reading.open_dataset import Dataset, open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.reading.watch import Watch
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions.leases import all_leases
 from dagster_adjunct.resources.errors import (
@@ -297,6 +298,16 @@ def test_a_watch_moves_the_reader_and_shows_its_errors_until_it_is_stopped(plane
             eventually(lambda: seats(served) == 4)
     with pytest.raises(ConfigurationError, match="every 0 seconds"), planes.open() as served:
         served.watch(interval=0)
+
+
+def test_a_watch_that_is_made_by_hand_begins_where_it_is_entered() -> None:
+    refreshed = threading.Event()
+    watch = Watch("planes", lambda: refreshed.set, 0.001)
+    assert not watch.running
+    with watch:
+        assert watch.running
+        assert refreshed.wait(60)
+    assert not watch.running
 
 
 def test_threads_see_whole_versions_that_never_go_back(planes: Planes) -> None:

@@ -13,16 +13,20 @@ import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
+from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.declaration.inputs_besides_streams import FileSource
 from dagster_adjunct.assets.reading.open_dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.versions_over_time import VersionsOverTime
 from dagster_adjunct.assets.rebucketing.rebucketed_versions import repartition_versions
+from dagster_adjunct.assets.retention.discard import discard
+from dagster_adjunct.assets.versions.leases import all_leases
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, MarkerConflictError
 from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from tests.faulty_store import Fault, FaultyStore
 from tests.orchestration.cli import commands
 
 if TYPE_CHECKING:
@@ -237,6 +241,35 @@ def test_an_open_batch_meets_the_versions_that_it_was_begun_with(place: Place) -
     assert isinstance(again, VersionsOverTime)
     assert again.versions == pinned
     assert [span.end for span in again.spans] == [None]
+
+
+def test_a_reader_holds_all_versions_before_it_opens_one_whatever_is_discarded_at_any_request_of_it(
+    tmp_path: Path,
+) -> None:
+    held_anew = 0
+    for nth in range(1, 40):
+        place = Place(tmp_path / str(nth))
+        spec = place.dataset("name", discard=DiscardPolicy(keep=2, grace=dt.timedelta(0)))
+
+        def publish(*numbers: int, place: Place = place, spec: AdjunctDataset = spec) -> None:
+            for number in numbers:
+                place.send(f"2026-01-0{number}", {"N1": number})
+                place.advance(spec)
+            discard(place.lake, "planes", by="test")
+
+        publish(1, 2)
+        store = FaultyStore(place.lake.store)
+        with open_dataset(Lake(store, place.lake.id), "planes") as opened:
+            begun = len(store.requests)
+            store.plan = (Fault("*", begun + nth, "meanwhile", lambda publish=publish: publish(3, 4)),)
+            seats = [part.entry and part.entry["seats"] for part in opened.history_of("N1")]
+            assert seats in ([1, 2], [3, 4])
+            made = store.requests[begun:]
+        held_anew += sum(request == "put_if_absent" for request, _ in made) > 1
+        assert all_leases(place.lake, "planes") == []
+        if len(made) < nth:
+            break
+    assert held_anew, "some came between the choice of the versions and their lease"
 
 
 def test_versions_of_other_partitions_are_refused_until_they_are_repartitioned(place: Place) -> None:

@@ -59,8 +59,10 @@ def _with_served(step: OpenedStep, state: ApplicationState, intent: Intent, serv
     app, ids = step.context.app, dict(served.ids)
     _check_all_fresh(step.context, served)
     joined = [name for name in _joined_by_time(app) if ids[name] is not None]
-    over_time = {name: step.versions.over_time(name).versions for name in joined}
-    step.leases.take(ids, over_time)
+    retained = {name: step.versions.retained_over_time(name) for name in joined}
+    step.leases.take(ids, retained)
+    # Opened once they are held. Of versions that say one time only the one that was sealed last is met.
+    over_time = {name: step.versions.over_time(name, versions).versions for name, versions in retained.items()}
     ids |= _read_on(step, state)
     names = (*(dataset.name for dataset in app.datasets), *step.states)
     return intent.model_copy(update={"versions": {name: ids[name] for name in names}, "over_time": over_time})
