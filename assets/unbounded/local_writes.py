@@ -126,11 +126,9 @@ class LocalWrites:
         counters.pop("conflicting", None)  # of changes nothing else is expected
         tombstones = keeps_deletions(generation)
         counters["deleted"] += tombstones
-        sent = SentToTable(
-            rows=generation.rows - tombstones,
-            deleted=counters["deleted"],
-            digest=sum(file.digest or 0 for file in generation.files) % 2**64,
-        )
+        digest = generation.digest
+        assert digest is not None, "without it, other rows of the same batch would be taken for those that are in"
+        sent = SentToTable(rows=generation.rows - tombstones, deleted=counters["deleted"], digest=digest)
         self._sends.append(sent)
         self._generations.append(without_large_footers(generation))
         return {"rows": sent.rows, **counters}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -24,6 +25,7 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
 from dagster_adjunct.assets.writing.generation_writer import ARROW
 from dagster_adjunct.assets.writing.write_context import WriteContext
+from dagster_adjunct.resources.bucketing.bucket_files import BucketFile
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,
@@ -159,6 +161,16 @@ def test_another_content_of_the_same_batch_is_refused(lake: Lake, other: list[li
     with pytest.raises(ProducerConflictError, match="batch 2 of application app already"):
         do(lake, 2, *other, begun=begun)
     assert held(lake) == {"a": 1, "b": 2}
+
+
+def test_rows_that_nothing_tells_from_others_are_not_taken_for_those_that_are_in(lake: Lake) -> None:
+    def without_digests(*given: Any, **options: Any) -> list[BucketFile]:
+        return [replace(file, digest=None) for file in ARROW(*given, **options)]
+
+    with LocalWrites(lake, counts(), None, WritingBatch("app", 1, "run"), without_digests) as writes:
+        writes.send(rows(), order_by=("__offset",), partitioned=False)
+        with pytest.raises(AssertionError, match="would be taken for those that are in"):
+            writes.send(rows(("a", 1)), order_by=("__offset",), partitioned=False)
 
 
 def test_an_older_batch_comes_too_late(lake: Lake) -> None:
