@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
-from dagster_adjunct.assets.sources.opened_stream import Source, by_partition
+from dagster_adjunct.assets.sources.opened_stream import Offsets, Source, by_partition
 from dagster_adjunct.assets.sources.source_made_anew import made_anew
-from dagster_adjunct.assets.unbounded.input_order import Offsets, check_order
 from dagster_adjunct.assets.versions.carried_to_rewritten_stream import carried_over
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.stored_declaration import check_declaration
@@ -86,7 +85,6 @@ class TableContinuity:
 def look(context: WriteContext, spec: AdjunctDataset) -> SeenTable:
     """Return what is there now. Raises DatasetError for an input that can't make this dataset."""
     source = Source.of(context.systems, spec)
-    check_order(spec, source.info.key, source.info.partitions, source.info.partitioner)
     log = context.log(spec.name)
     commit, stored, damage = log.read_or_newest()
     manifest = None if stored is None else _followed(stored, source)

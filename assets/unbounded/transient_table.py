@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Literal
 from dagster_adjunct.assets.sources.decode_changes import refuse_problems
 from dagster_adjunct.assets.sources.opened_stream import Ranges, Source, as_stored
 from dagster_adjunct.assets.sources.source_made_anew import made_anew
-from dagster_adjunct.assets.unbounded.input_order import check_order, last_offsets
 from dagster_adjunct.assets.unbounded.transient_version import TransientVersion, is_transient, ranges_of
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport, Stages
 from dagster_adjunct.assets.versions.sealed_version import POSITION
@@ -52,8 +51,6 @@ class TransientTable:
         # Opened once: a run meets the columns and partitions that it began with.
         if self._opened is None:
             self._opened = Source.of(self._systems, self.spec)
-            info = self._opened.info
-            check_order(self.spec, info.key, info.partitions, info.partitioner)
         return self._opened
 
     def advance(self, spark: Callable[[], SparkSession]) -> AdvanceReport:
@@ -198,7 +195,7 @@ class TransientTable:
                     dataset=self.spec.name,
                 )
             reason += f"; {problem}"
-        return last_offsets(source, last, oldest, upcoming), _decided("create", reason)
+        return source.last_offsets(last, oldest, upcoming), _decided("create", reason)
 
     def _check_not_made_anew(
         self, starts: Mapping[SystemStreamPartition, str], upcoming: Mapping[SystemStreamPartition, str]
