@@ -119,7 +119,7 @@ def counted(sends: Sequence[SentToTable]) -> dict[str, int]:
     return {"changes": sum(sent.rows for sent in sends), "deleted": sum(sent.deleted for sent in sends)}
 
 
-def as_local(spec: AdjunctDataset, stored: DatasetManifest) -> UnboundedManifest:
+def as_local(stored: DatasetManifest, spec: AdjunctDataset) -> UnboundedManifest:
     """Return what is stored, as the manifest of the local table that is declared.
 
     Raises DatasetError for what can't be gone on with under this declaration, saying what differs: columns can only be
@@ -127,8 +127,7 @@ def as_local(spec: AdjunctDataset, stored: DatasetManifest) -> UnboundedManifest
     """
     columns = schema_of(spec)
     check_declaration(spec.name, stored.declaration, declaration_of(spec, columns))
-    manifest = as_unbounded(stored)
-    served = manifest.version
+    served = stored.version
     refused = [] if served is None else refused_changes(served.columns, columns, spec.key)
     if refused:
         raise DatasetError(
@@ -138,4 +137,4 @@ def as_local(spec: AdjunctDataset, stored: DatasetManifest) -> UnboundedManifest
             f"delete {spec.name} --reason ….",
             dataset=spec.name,
         )
-    return manifest
+    return as_unbounded(stored)

@@ -199,7 +199,7 @@ class LocalWrites:
 
     def _read(self) -> Parent:
         commit, stored = self._log.read()
-        return Parent(commit, None if stored is None else as_local(self._spec, stored))
+        return Parent(commit, None if stored is None else as_local(stored, self._spec))
 
     def _is_in(self, manifest: UnboundedManifest | None) -> bool:
         """Whether this batch is in the table; what it says now has to be what it said then."""

@@ -65,7 +65,7 @@ def check_state(lake: Lake, dataset: AdjunctDataset) -> None:
     stored = DatasetLog(lake, dataset.name).read()[1]
     if stored is not None:
         _check_kept_for(dataset, stored.declaration)
-        as_local(dataset, stored)
+        as_local(stored, dataset)
 
 
 def begin_state(context: WriteContext, dataset: AdjunctDataset) -> None:

@@ -41,7 +41,7 @@ def served_now(step: OpenedStep) -> ServedVersions:
     readers |= {name: stored(name).reader_of(manifest) for name, manifest in limited.items()}
     for dataset in own:
         manifest = stored(dataset.name).manifest()
-        local = None if manifest is None else as_local(dataset, manifest)
+        local = None if manifest is None else as_local(manifest, dataset)
         readers[dataset.name] = stored(dataset.name).reader_of(local)
     check_bootstrapped(step, [name for name, reader in readers.items() if reader is None])
     readers |= {name: stored(name).current() for name in step.states}
