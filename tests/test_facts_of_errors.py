@@ -20,7 +20,7 @@ FILLED = "whoever calls it fills the fields in"
 NOTHING = "what is given has no name here"
 WITHOUT = {
     ("resources/files/file_misfits.py", "damaged"): FILLED,
-    ("resources/tables/missing_records.py", "outcomes_of_missing"): FILLED,
+    ("resources/tables/record_not_found.py", "outcomes_of_missing"): FILLED,
     ("resources/tables/own_cancellation.py", "ended_itself"): FILLED,
     ("resources/tables/table_task.py", "_error"): FILLED,
     ("resources/tables/partial_update.py", "__post_init__"): FILLED,

@@ -9,8 +9,8 @@ wait            -> Unit     nothing is whole: what is waited for, in one commit 
 
 The switch is one commit: of a dataset, or of all members of a version set. What fails before it leaves the served
 version and the offsets where they were, and the next advance takes up from there: a build that was finished is
-not repeated. A version that is refused for reasons of its data is kept aside as rejected, and does not block the
-next one. Behaviour: SAMZA-1278, "Bounded dataset".
+not repeated, unless a query or a function made it. A version that is refused for reasons of its data is kept aside as
+rejected, and does not block the next one. Behaviour: SAMZA-1278, "Bounded dataset".
 """
 
 from __future__ import annotations

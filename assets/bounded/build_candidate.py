@@ -1,7 +1,7 @@
 """Builds a version beside the one that is served, before anybody can read it.
 
 A finished build is kept in its attempt's record, so that a run that died after it does not cost it: the next run
-finds the very same delivery built and goes on with that.
+finds the very same delivery built and goes on with that. Not so what a query or a function has made, which may differ.
 """
 
 from __future__ import annotations

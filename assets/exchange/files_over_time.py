@@ -194,9 +194,10 @@ def _files(reader: Reader) -> list[tuple[Span | None, StoredFile]]:
             for file in generation.files
         ]
     generations = [generation for generation in reader.sealed.generations if generation.files]
-    if len(generations) > 1:
+    if len(generations) > 1 or reader.sealed.lacks_base:
+        count = "one generation" if len(generations) == 1 else f"{len(generations)} generations"
         raise DatasetError(
-            f"{what}: of the {reader.sealed.stored_rows} rows in its {len(generations)} generations some are "
+            f"{what}: of the {reader.sealed.stored_rows} rows in its {count} some are "
             "superseded or end otherwise than they say, and other engines can't merge them.",
             f"Compact the dataset and hand over the version that this makes: adjunct dataset compact {reader.dataset} "
             "--level major. Or read it by frame().",

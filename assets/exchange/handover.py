@@ -210,10 +210,10 @@ def whole_files(view: Held) -> list[StoredFile]:
         return whole_table_files(view if isinstance(view, VersionReader) else view.reader)
     sealed = view.sealed
     stored = f"dataset {view.dataset!r}, version {view.version}: of the {sealed.stored_rows} rows in its "
-    if len(sealed.generations) > 1:
+    if len(sealed.generations) > 1 or sealed.lacks_base:
+        count = "one generation" if len(sealed.generations) == 1 else f"{len(sealed.generations)} generations"
         raise DatasetError(
-            f"{stored}{len(sealed.generations)} generations some are superseded or deleted, and other engines can't "
-            "merge them.",
+            f"{stored}{count} some are superseded or deleted, and other engines can't merge them.",
             f"Compact the dataset and hand over the version that this makes: adjunct dataset compact {view.dataset} "
             "--level major. Or read it by frame() or get().",
             dataset=view.dataset,

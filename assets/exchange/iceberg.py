@@ -173,7 +173,7 @@ def publish_to_iceberg(
     catalog = table.open()
     with open_dataset(lake, dataset) as opened:
         for _ in range(_COMPACTIONS):
-            if len(opened.sealed.generations) == 1:
+            if len(opened.sealed.generations) == 1 and not opened.sealed.lacks_base:
                 break
             compact_dataset(lake, dataset, spark, by=by, level="major")
             opened.refresh()

@@ -56,7 +56,7 @@ def plan_compaction(
     generations = [generation for generation in version.generations if generation.files]
     base, deltas = generations[:1], generations[1:]
     if level == "major":
-        return CompactionPlan("major", (*base, *deltas), "asked for") if deltas else None
+        return CompactionPlan("major", (*base, *deltas), "asked for") if deltas or version.lacks_base else None
     if level == "minor":
         return CompactionPlan("minor", tuple(deltas), "asked for") if len(deltas) > 1 else None
     if not deltas:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dagster_adjunct.assets.unbounded.table_validity import SeenTable, TableContinuity, state_of
+from dagster_adjunct.assets.versions.kept_history import length_of
+from dagster_adjunct.assets.versions.stored_declaration import kept_history
 from dagster_adjunct.assets.versions.unbounded_state import Decision
 from dagster_adjunct.resources.errors import DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.schemas.evolution import refused_changes
@@ -30,7 +32,7 @@ class RecoveryPlan:
     """What an advance does first, and the decision behind it as its commits keep it.
 
     "leave" serves the table as it is; "begin" begins a new one, empty or bootstrapped; "evolve" takes on the columns
-    that are declared now. All but "leave" then apply what has come.
+    and the length of the history that are declared now. All but "leave" then apply what has come.
     """
 
     first: Literal["leave", "begin", "evolve", "apply"]
@@ -62,7 +64,7 @@ def decide(seen: SeenTable, *, rebuild: str | None = None, forced: bool = False)
         return RecoveryPlan("leave", decision)
     if decision.action != "continue":
         return RecoveryPlan("begin", decision)
-    return RecoveryPlan("evolve" if _other_columns(seen) else "apply", decision)
+    return RecoveryPlan("evolve" if _is_declared_otherwise(seen) else "apply", decision)
 
 
 def recover(seen: SeenTable) -> Decision:
@@ -113,12 +115,17 @@ def check_complete(seen: SeenTable, why: str) -> None:
     )
 
 
-def _other_columns(seen: SeenTable) -> bool:
-    """Whether other columns are served than are declared now; what is being built has its own."""
+def _is_declared_otherwise(seen: SeenTable) -> bool:
+    """Whether other columns are served than are declared now, or a history of another length.
+
+    What is being built has its own.
+    """
     manifest = seen.manifest
     if manifest is None or manifest.version is None:
         return False
-    return manifest.bootstrap.state == "done" and manifest.version.columns != seen.source.schema
+    kept = manifest.version.history, kept_history(seen.spec)
+    other = manifest.version.columns != seen.source.schema or length_of(kept[0]) != length_of(kept[1])
+    return manifest.bootstrap.state == "done" and other
 
 
 def _check_columns(seen: SeenTable) -> None:

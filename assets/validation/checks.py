@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Rule = Literal["exact", "additive", "any"]
 SAMPLED = 5
+VERSION, CURRENT = "version", "current"
+"""The tables that a SELECT of a validator reads: the version that is judged, and the one that is served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,7 @@ def _broken_rows(candidate: Candidate, sql: str) -> DataFrame:
     if not re.match(r"\(*\s*(select|with)\b", sql, re.IGNORECASE):
         return version.where(~F.coalesce(F.expr(sql), F.lit(False)))
     current = candidate.current.frame(spark) if candidate.current is not None else version.limit(0)
-    names = {"version": version, "current": current}
+    names = {VERSION: version, CURRENT: current}
     mark = uuid4().hex
     try:
         for name, frame in names.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.validator import Validator
@@ -12,6 +12,7 @@ from dagster_adjunct.assets.validation.possible_values import impossible
 from dagster_adjunct.assets.validation.validators import Check
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.sql.checked_selects import check_select, leaves_to_spark, unproven_types_of_select
 from dagster_adjunct.resources.sql.checking import checked_expression
 from dagster_adjunct.resources.sql.nearest_names import did_you_mean
 from dagster_adjunct.resources.sql.parsing import beyond_a_record, parsed
@@ -22,7 +23,8 @@ _SELECT = re.compile(r"\(*\s*(select|with)\b", re.IGNORECASE)
 def check_validator_columns(dataset: AdjunctDataset, stored: Schema) -> None:
     """Raise PlanningError for the first validator that names a column which the dataset will not have.
 
-    A condition of `sql_check` has to be boolean, as far as its type is certain; a SELECT and functions are not judged.
+    A condition of `sql_check` has to be boolean, as far as its type is certain. Of a SELECT that reads the new version
+    alone all names are judged, of one that joins others those that say that they are the version's; functions are not.
     """
     types: dict[str, str | None] = {field.name: field.type for field in stored.fields}
     for validator in dataset.validators:
@@ -39,6 +41,10 @@ def check_validator_columns(dataset: AdjunctDataset, stored: Schema) -> None:
         condition = _condition(validator)
         if condition is not None:
             _check_condition(what, dataset, condition, types)
+    for name, text, is_select in rules_in_sql(dataset):
+        if is_select:
+            what = f"validator {name!r} of dataset {dataset.name!r}"
+            check_select(what, text, checks.VERSION, types, side="the dataset", next_step="Correct the validator.")
 
 
 def rules_in_sql(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]]:
@@ -47,6 +53,16 @@ def rules_in_sql(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]]:
         if isinstance(validator, Check) and validator.function is checks.sql:
             (text,) = validator.arguments
             yield validator.name, text, _SELECT.match(text) is not None
+
+
+def left_to_spark(select: str) -> bool:
+    """Whether something in a validator's SELECT is not judged here, even where all the dataset's columns are known."""
+    return leaves_to_spark(select, checks.VERSION)
+
+
+def select_types(select: str, types: Mapping[str, str | None]) -> tuple[str, ...]:
+    """Return what of the types in a validator's SELECT is unproven, over a dataset with these."""
+    return unproven_types_of_select(select, checks.VERSION, types)
 
 
 def _check_values(what: str, dataset: AdjunctDataset, validator: Validator, types: dict[str, str | None]) -> None:

@@ -62,6 +62,13 @@ class KeptHistory(ManifestPart):
         return max((at for at in (moving, self.pruned) if at is not None), default=None)
 
 
+def length_of(history: KeptHistory | None) -> str:
+    """Return how far back a history is kept, in words; "none" where there is none."""
+    if history is None:
+        return "none"
+    return "all" if history.kept is None else str(timedelta(microseconds=history.kept))
+
+
 def told(generation: Generation) -> bool:
     """Whether a generation's rows over time say where they end: those of a base do, those of deltas don't."""
     return bool(generation.files) and all(file.stats.get(TOLD) for file in generation.files)

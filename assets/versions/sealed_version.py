@@ -85,6 +85,12 @@ class SealedVersion(ManifestPart):
         return None if self.history is None else self.history.edge(newest_valid_from(self.generations))
 
     @property
+    def lacks_base(self) -> bool:
+        """Whether the only rows are a delta's, which do not say what counts: an erasure left none of those below."""
+        left = [generation for generation in self.generations if generation.files]
+        return len(left) == 1 and self.rows is None and (self.history is not None or self.order_by is None)
+
+    @property
     def stored_rows(self) -> int:
         """Rows in all files, superseded ones and tombstones of deltas included."""
         return sum(generation.rows for generation in self.generations)

@@ -31,6 +31,10 @@ from dagster_adjunct.orchestration.planner.known_records.dataset_columns import 
 from dagster_adjunct.orchestration.planner.known_records.record_flows import Flows, follow
 from dagster_adjunct.orchestration.planner.known_records.stored_columns import check_types
 from dagster_adjunct.orchestration.planner.known_records.unproven_columns import unproven_columns, unproven_of_datasets
+from dagster_adjunct.orchestration.planner.known_records.unproven_operands import (
+    unproven_operands,
+    unproven_operands_of_datasets,
+)
 from dagster_adjunct.orchestration.planner.known_records.windows_in_sql import windows_of_batches
 from dagster_adjunct.orchestration.planner.plans.execution_plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.plans.plan_parts import FedDataset, JoinGroup, PlannedCall, PlannedOperator
@@ -94,7 +98,9 @@ def plan(app: Application, catalog: Catalog) -> ExecutionPlan:
             *results_that_change(app, types),
             *windows_of_batches(app),
             *unproven_columns(app, flows),
-            *unproven_of_datasets(app),
+            *unproven_operands(app, types),
+            *unproven_of_datasets(app, catalog),
+            *unproven_operands_of_datasets(app, catalog),
             *unproven,
             *state_over_time(app),
         ),

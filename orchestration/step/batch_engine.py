@@ -39,7 +39,7 @@ class BatchEngine(Protocol):
         """
 
     def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> Counted:
-        """Write every output of a batch, once however often it is run; return what was counted.
+        """Write every output of a batch, to streams and local tables once if it is repeated; return what was counted.
 
         `before_output` is called with the output's name before anything is written to it, and raises where the run may
         not go on.

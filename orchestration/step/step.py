@@ -1,17 +1,20 @@
 """The Spark step: one planned application, batch after batch, until it has caught up or met its limits.
 
-    take over  the batch that a crash left open, as it is written; it comes before everything else
-    tend       the tables that the application writes itself: what a batch that was given up wrote is taken out
-    look       the dataset versions that are served, and the inputs as they stand: one value
-    start      once a run: what was handed to its tasks gets offsets, every partition a position; stored at once
-    plan       what the next batch reads
-    hold       the dataset versions that it meets, leased
-    intent     what it reads and meets, committed before anything is read
-    run        ranges and versions -> operators -> outputs; each output is idempotent by (application, batch)
-    close      the intent is closed, which is the checkpoint
-    settle     instead, where there is nothing to read: the positions that the inputs are read up to
+The batch that comes next, in `next_batch/`; where it begins, what it does and how it ends, in `commit/`:
 
-A crash anywhere leaves either a closed batch or an open intent; the next run runs that intent again as written.
+    take over  the batch that a crash left open, as it is written: instead of all up to hold    take_over_batch.py
+    tend       the application's own tables: what a batch that was given up wrote is taken out  own_tables.py
+    look       the dataset versions that are served, and the inputs as they stand: one value    look_before_batch.py
+    start      once a run: what its tasks were handed gets offsets, partitions positions        store_first_positions.py
+    plan       what the batch reads                                                             plan_batch.py
+    hold       the dataset versions that it meets, leased                                       hold_versions.py
+    intent     what it reads and meets, committed before anything is read                       commit_intent.py
+    outputs    what operators make, written: streams and local tables take each batch once      run_outputs.py
+    close      the intent is closed, which is the checkpoint                                    commit_offsets.py
+    settle     after plan, where there is nothing to read: how far the inputs are read          commit_offsets.py
+
+A crash anywhere leaves either a closed batch or an open intent; the next run runs that intent again as written. What a
+batch does is compiled in `batch_compiler/`.
 """
 
 from __future__ import annotations

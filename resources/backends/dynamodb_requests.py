@@ -20,9 +20,9 @@ from dagster_adjunct.resources.backends.dynamodb_expressions import NO_GUARD, Gu
 from dagster_adjunct.resources.backends.dynamodb_items import DELETED, ItemCodec, KeyItem, begun, comes_to_the_same
 from dagster_adjunct.resources.backends.dynamodb_values import AttributeValue, Item
 from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError, TableUnavailableError
-from dagster_adjunct.resources.tables.missing_records import record_not_found
 from dagster_adjunct.resources.tables.operation import OperationKind
 from dagster_adjunct.resources.tables.outcomes import Problem, State
+from dagster_adjunct.resources.tables.record_not_found import record_not_found
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient

@@ -32,10 +32,10 @@ from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchE
 from dagster_adjunct.resources.tables.error_chain import first_cause
 from dagster_adjunct.resources.tables.key_columns import in_own_order, key_columns, no_key
 from dagster_adjunct.resources.tables.layer import Capabilities
-from dagster_adjunct.resources.tables.missing_records import record_not_found
 from dagster_adjunct.resources.tables.operation import Operation, RowEntries
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 from dagster_adjunct.resources.tables.per_loop import PerLoop
+from dagster_adjunct.resources.tables.record_not_found import record_not_found
 from dagster_adjunct.resources.tables.table_functions import TableReadFunction, TableWriteFunction
 
 if TYPE_CHECKING:

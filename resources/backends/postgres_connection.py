@@ -33,6 +33,8 @@ _PASSING = {
     "57P03",  # starting up or shutting down
 }
 _NO_ACCESS = {"28000", "28P01", "3D000", "3F000", "42P01", "42501"}
+READ_ONLY = "25006"
+"""The SQLSTATE of a write in a transaction that only reads."""
 # A refused login has no SQLSTATE in libpq, only the server's words. Where they are in another language
 # the request is tried again in vain, as is one to a wrong address: from here that is a server that is down.
 _FOR_GOOD = (
@@ -199,6 +201,13 @@ def translated(error: psycopg.Error, label: str, place: str) -> AdjunctError:
         return TableUnavailableError(
             f"{label} at {place}: the request did not get through ({message}).",
             "The whole transaction is tried again; if that goes on, look at the server's log.",
+            table=label,
+        )
+    if state == READ_ONLY:
+        return TableAccessError(
+            f"{label} at {place} is not written in this session, which only reads ({message}).",
+            "Write at a primary, as a user for whom default_transaction_read_only is off: it may be set for the role, "
+            "the database or the server.",
             table=label,
         )
     if state in _NO_ACCESS:

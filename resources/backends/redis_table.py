@@ -28,10 +28,10 @@ from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, T
 from dagster_adjunct.resources.tables.changes import Changes
 from dagster_adjunct.resources.tables.key_columns import key_columns
 from dagster_adjunct.resources.tables.layer import OF_A_STORE, Capabilities
-from dagster_adjunct.resources.tables.missing_records import record_not_found
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 from dagster_adjunct.resources.tables.per_loop import PerLoop
+from dagster_adjunct.resources.tables.record_not_found import record_not_found
 from dagster_adjunct.resources.tables.table_functions import StoreFunction
 from dagster_adjunct.resources.tables.travelling import as_declared
 

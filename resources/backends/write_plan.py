@@ -14,9 +14,9 @@ from dagster_adjunct.resources.backends.applied import Applied, check_newest_by
 from dagster_adjunct.resources.backends.rows import CheckedChanges, Row, RowCodec
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.tables.arrow_entries import ArrowEntries
-from dagster_adjunct.resources.tables.missing_records import record_not_found
 from dagster_adjunct.resources.tables.operation import Mark, Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Problem, State
+from dagster_adjunct.resources.tables.record_not_found import record_not_found
 
 
 class Entry(NamedTuple):

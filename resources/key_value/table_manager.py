@@ -13,17 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, TransientError
-from dagster_adjunct.resources.key_value.decide_table_changes import (
-    UNFINISHED,
-    TableTransition,
-    decide_create,
-    decide_delete,
-    decide_seal,
-    decide_update,
-    existing,
-    finished,
-    is_gone,
-)
 from dagster_adjunct.resources.key_value.key_value_table import KeyValueTable
 from dagster_adjunct.resources.key_value.listed_tables import SegmentInfo, TableInfo, hash_range, table_info
 from dagster_adjunct.resources.key_value.stored_names import (
@@ -43,6 +32,18 @@ from dagster_adjunct.resources.key_value.stored_tables import (
 from dagster_adjunct.resources.key_value.table_backends import TableBackends
 from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.table_names import TableName, check_table_name
+from dagster_adjunct.resources.key_value.table_segment import ChecksEndings
+from dagster_adjunct.resources.key_value.table_transitions import (
+    UNFINISHED,
+    TableTransition,
+    decide_create,
+    decide_delete,
+    decide_seal,
+    decide_update,
+    existing,
+    finished,
+    is_gone,
+)
 from dagster_adjunct.resources.key_value_errors import (
     KeyValueTableNotFoundError,
     ScopeNotEmptyError,
@@ -197,23 +198,25 @@ class KeyValueTableManager:
     def seal(self, scope: str, name: str, *, with_metadata: bool = False) -> bool:
         """Have all writes to a table refused from now on, for ever; return False where it is sealed already.
 
-        When this returns, no write is applied any more. Raises ScopeNotFoundError and KeyValueTableNotFoundError. The
+        When this returns, no write is applied any more. What the store refuses, to a user without the right, has not
+        begun, where it can be asked (`ChecksEndings`). Raises ScopeNotFoundError and KeyValueTableNotFoundError. The
         table of the lake's own metadata is not sealed (ConfigurationError), for nothing in the lake could go on, unless
         it is `with_metadata`, as moving these out of it begins.
         """
         if not with_metadata:
             self._check_no_metadata(scope, name, "sealed")
         table = TableName.checked(scope, name)
-        return self._change(table, lambda current: decide_seal(current, table))
+        return self._end(table, lambda current: decide_seal(current, table))
 
     def delete(self, scope: str, name: str) -> bool:
         """Delete a table with all that it holds; return False where there is none. Raises ScopeNotFoundError.
 
-        Handles that are open meet KeyValueTableNotFoundError, also after a table of this name is created anew. The
-        table of the lake's own metadata is not deleted (ConfigurationError).
+        Handles that are open meet KeyValueTableNotFoundError, also after a table of this name is created anew. What the
+        store refuses has not begun, as with `seal`. The table of the lake's own metadata is not deleted
+        (ConfigurationError).
         """
         self._check_no_metadata(scope, name, "deleted")
-        return self._change(TableName.checked(scope, name), decide_delete)
+        return self._end(TableName.checked(scope, name), decide_delete)
 
     def forget(self, scope: str, name: str) -> bool:
         """Take a table's entry away without asking its backend, which keeps the table; return whether there was one.
@@ -260,12 +263,47 @@ class KeyValueTableManager:
 
     def _change(self, table: TableName, decide: Callable[[StoredTable | None], TableTransition]) -> bool:
         """Commit what is decided, have the backend do it, and return the answer."""
-        while True:
-            decision = self._commit(table, decide)
-            if decision.entry is not None:
-                self._finish(table, decision.entry)
-            if decision.answer is not None:
-                return decision.answer
+        while (answer := self._change_once(table, decide)) is None:
+            pass
+        return answer
+
+    def _end(self, table: TableName, decide: Callable[[StoredTable | None], TableTransition]) -> bool:
+        """Do the same for what seals or deletes a table, once the backend was asked whether it may be done.
+
+        Whoever meets a beginning ends it, with rights of their own: what is refused to one user must not have begun.
+        """
+        while (answer := self._end_once(table, decide)) is None:
+            pass
+        return answer
+
+    def _change_once(self, table: TableName, decide: Callable[[StoredTable | None], TableTransition]) -> bool | None:
+        decision = self._commit(table, decide)
+        if decision.entry is not None:
+            self._finish(table, decision.entry)
+        return decision.answer
+
+    def _end_once(self, table: TableName, decide: Callable[[StoredTable | None], TableTransition]) -> bool | None:
+        asked = self._entry(table)
+        self._check_may_end(table, asked, decide(asked))
+        unasked = TableTransition(None, None)  # others were faster: it is another table, or in another state
+        return self._change_once(table, lambda current: decide(current) if current == asked else unasked)
+
+    def _check_may_end(self, name: TableName, asked: StoredTable | None, decision: TableTransition) -> None:
+        """Raise what the backend would, if it did what is decided."""
+        if asked is None or decision.entry is None or decision.entry.state is asked.state:
+            return
+        backend = self._backends.of(name, asked)
+        if not isinstance(backend, ChecksEndings):
+            return
+        check = backend.check_may_delete if decision.entry.state is TableState.DELETING else backend.check_may_seal
+        try:
+            _patiently(lambda: check(asked.id(name), asked.partitions))
+        except AdjunctError as error:
+            error.add_note(
+                f"Nothing was begun: {name} stays in the state {asked.state.value!r}. Where its backend is gone for "
+                f"good: forget (adjunct kvt delete {name.key} --forget)."
+            )
+            raise
 
     def _commit(self, table: TableName, decide: Callable[[StoredTable | None], TableTransition]) -> TableTransition:
         def changes(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], TableTransition]:
@@ -321,10 +359,13 @@ class KeyValueTableManager:
                 url=self.lake.url,
             )
 
-    def _existing(self, table: TableName) -> StoredTable:
+    def _entry(self, table: TableName) -> StoredTable | None:
         snapshot = self._namespace.read()
         check_scope(snapshot, table.scope)
-        return existing(found_table(snapshot, table), table)
+        return found_table(snapshot, table)
+
+    def _existing(self, table: TableName) -> StoredTable:
+        return existing(self._entry(table), table)
 
 
 def _patiently(step: Callable[[], T]) -> T:

@@ -193,6 +193,23 @@ class SegmentBackend(Protocol):
         ...
 
 
+@runtime_checkable
+class ChecksEndings(Protocol):
+    """A backend whose store can be asked beforehand whether it would let its user seal or delete a table.
+
+    Both change nothing, and raise what `seal` or `delete` would where the store refuses it (to a user without the
+    right, say) or is out of reach. They need not find out whether the table is there. They block.
+    """
+
+    def check_may_seal(self, table: TableId, partitions: int) -> None:
+        """Return where the table could be sealed now."""
+        ...
+
+    def check_may_delete(self, table: TableId, partitions: int) -> None:
+        """Return where the table could be deleted now."""
+        ...
+
+
 class ReadsPages(Protocol):
     """What reads the pages of a segment, as `TableSegment.page` does."""
 

@@ -1,5 +1,8 @@
 """Making, sealing and dropping the two tables that are a key-value table: each in one transaction.
 
+What is `rehearsed` is done and undone: whatever the server has against it (a right that its user lacks, a session that
+only reads, a view of somebody's over the table) it says then, by its own rules, and nothing has changed.
+
 They may be called by several at once: an advisory lock of the table's name lets one at a time through.
 """
 
@@ -41,13 +44,13 @@ def create(connection: Connection[Any], schema: str, table: TableId) -> None:
             connection.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(identifier, comment))
 
 
-def seal(connection: Connection[Any], schema: str, table: TableId) -> bool:
+def seal(connection: Connection[Any], schema: str, table: TableId, *, rehearsed: bool = False) -> bool:
     """Refuse all writes to the entries from the commit on; return False where there is no such table.
 
     The lock that makes a trigger lets reads pass and waits for the writes under way, which began without it.
     """
     name, _, sealed = _names(schema, table)
-    with connection.transaction():
+    with connection.transaction(force_rollback=rehearsed):
         _alone(connection, schema, table)
         if not is_there(connection, schema, table):
             return False
@@ -69,10 +72,10 @@ def seal(connection: Connection[Any], schema: str, table: TableId) -> bool:
     return True
 
 
-def drop(connection: Connection[Any], schema: str, table: TableId) -> None:
+def drop(connection: Connection[Any], schema: str, table: TableId, *, rehearsed: bool = False) -> None:
     """Remove all that belongs to the table, once what is under way has ended."""
     name, tokens, sealed = _names(schema, table)
-    with connection.transaction():
+    with connection.transaction(force_rollback=rehearsed):
         _alone(connection, schema, table)
         connection.execute(sql.SQL("DROP TABLE IF EXISTS {}, {}").format(name, tokens))
         connection.execute(sql.SQL("DROP FUNCTION IF EXISTS {}()").format(sealed))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from dagster_adjunct.resources.backends.postgres_connection import translated
+from dagster_adjunct.resources.backends.postgres_connection import READ_ONLY, translated
 from dagster_adjunct.resources.errors import AdjunctError, TableUnavailableError
 from dagster_adjunct.resources.key_value.ended_tables import deleted_table, sealed_table
 from dagster_adjunct.resources.key_value.table_segment import ReplyLostError, TableId
@@ -17,7 +17,6 @@ from dagster_adjunct.resources.key_value_errors import KeyValueTableNotFoundErro
 
 _CONFLICTS = ("40001", "40P01")  # serialization failure, deadlock
 _NOT_THERE = ("42P01", "3F000")
-_READ_ONLY = "25006"  # the server has become a standby
 _GIVEN_UP = "57014"  # a time limit of the server's
 _DUPLICATE = "23505"
 
@@ -39,7 +38,7 @@ class PostgresSegmentErrors:
         """Return what an error that a request met means; a connection that is of no use any more is closed."""
         state, words = error.sqlstate, " ".join(str(error).split())
         cut = state is None or error.diag.severity_nonlocalized in ("FATAL", "PANIC")
-        if cut or state == _READ_ONLY:
+        if cut or state == READ_ONLY:  # a session keeps the setting that it began with
             await wire.close()
         if state == SEALED:
             return sealed_table(self.table, self.label)
@@ -51,7 +50,7 @@ class PostgresSegmentErrors:
                 f"{self.label} at {self.place()}: the answer to a write was lost ({words}).",
                 "It is found out whether it happened; if that goes on, look at the server and the network.",
             )
-        if cut or state in (_READ_ONLY, _GIVEN_UP):
+        if cut or state == _GIVEN_UP:
             return TableUnavailableError(
                 f"{self.label} at {self.place()} does not answer, or not now ({words}).",
                 "It is tried again; if that goes on, look at the server's log, or for long transactions.",

@@ -41,8 +41,9 @@ SESSION = (
     "SET plan_cache_mode = force_generic_plan; SET jit = off; SET enable_seqscan = off; SET enable_bitmapscan = off; "
     "SET enable_nestloop = off; SET enable_mergejoin = off"
 )
-# It takes writes, and where it is gone that is noticed.
-_SERVER = {"target_session_attrs": "read-write", "keepalives_idle": 20, "keepalives_interval": 5, "keepalives_count": 4}
+# A standby may not have the newest yet. What a role may do there is another matter: whoever only reads may have
+# default_transaction_read_only set. Where the server is gone that is noticed.
+_SERVER = {"target_session_attrs": "primary", "keepalives_idle": 20, "keepalives_interval": 5, "keepalives_count": 4}
 
 
 class PostgresSegments:
@@ -50,7 +51,8 @@ class PostgresSegments:
 
     Where to connect: `dsn_env` names an environment variable that holds the DSN (read when connecting, never stored),
     `connect` gives libpq's keywords without secrets (`service`, `host`, …), and what neither says comes from libpq's
-    own environment, service and password files. It must be a server that takes writes.
+    own environment, service and password files. It must be a primary, not a standby. A role that only reads may have
+    `default_transaction_read_only` set.
 
     All tables opened through one of these share up to `connections` for each event loop that uses them, and as many for
     the threads that do without one (`BlockingKeyValueTable`), where a thread waits for its turn. A request that has no
@@ -125,6 +127,16 @@ class PostgresSegments:
         from dagster_adjunct.resources.key_value_backends import postgres_key_value_schema
 
         self._change(table, lambda connection: postgres_key_value_schema.drop(connection, self.schema, table))
+
+    def check_may_seal(self, table: TableId, partitions: int) -> None:
+        from dagster_adjunct.resources.key_value_backends.postgres_key_value_schema import seal
+
+        self._change(table, lambda connection: seal(connection, self.schema, table, rehearsed=True))
+
+    def check_may_delete(self, table: TableId, partitions: int) -> None:
+        from dagster_adjunct.resources.key_value_backends.postgres_key_value_schema import drop
+
+        self._change(table, lambda connection: drop(connection, self.schema, table, rehearsed=True))
 
     def open(self, table: TableId, partition: int) -> TableSegment:
         return self._segment(table, partition, self._open.here, waits=True)

@@ -107,6 +107,11 @@ def drop(connection: sqlite3.Connection, table: TableId) -> None:
     connection.execute(f"DROP TABLE IF EXISTS {name}_tokens")
 
 
+def write_something(connection: sqlite3.Connection, table: TableId) -> None:
+    """Make a table that is to be rolled back. A file that may only be read refuses this, and no earlier statement."""
+    connection.execute(f"CREATE TABLE {sql_table_name(table)}_rehearsed (one)")
+
+
 def is_there(connection: sqlite3.Connection, table: TableId) -> bool:
     """Tell whether the table exists."""
     query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"

@@ -86,14 +86,22 @@ class SqliteSegments:
         if Path(self.path).exists():
             self._change(table, lambda connection: sqlite_key_values.drop(connection, table))
 
+    def check_may_seal(self, table: TableId, partitions: int) -> None:
+        """Whoever may write the file may do all."""
+        self._change(table, lambda connection: sqlite_key_values.write_something(connection, table), rehearsed=True)
+
+    def check_may_delete(self, table: TableId, partitions: int) -> None:
+        if Path(self.path).exists():
+            self.check_may_seal(table, partitions)
+
     def open(self, table: TableId, partition: int) -> TableSegment:
         return SqliteSegment(self._connections, table, partition, self.limits, self._label(table))
 
     def location(self, table: TableId, partition: int) -> str:
         return f"{self.path}, table {sql_table_name(table)}, partition {partition}"
 
-    def _change(self, table: TableId, change: Callable[[sqlite3.Connection], None]) -> None:
-        """Do something to the schema in one transaction, which is alone with the file."""
+    def _change(self, table: TableId, change: Callable[[sqlite3.Connection], None], *, rehearsed: bool = False) -> None:
+        """Do something to the schema in one transaction, which is alone with the file; undo what is `rehearsed`."""
         try:
             connection = self._connections.take()
         except sqlite3.Error as error:
@@ -101,7 +109,7 @@ class SqliteSegments:
         try:
             self._connections.begin(connection)
             change(connection)
-            connection.execute("COMMIT")
+            connection.execute("ROLLBACK" if rehearsed else "COMMIT")
         except sqlite3.Error as error:
             raise translated(error, self._label(table)) from error
         finally:

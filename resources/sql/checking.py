@@ -52,9 +52,23 @@ def checked_expression(
             "Name the columns that it takes.",
             operator=operator,
         )
-    known = aliases or {}
+    return checked(operator, expression, columns, types, side=side, next_step=next_step, aliases=aliases)
+
+
+def checked(
+    operator: str,
+    expression: Expression,
+    columns: Sequence[str] | None,
+    types: Mapping[str, str | None] | None = None,
+    *,
+    side: str,
+    next_step: str = _CORRECT,
+    aliases: Mapping[str, str | None] | None = None,
+) -> str | None:
+    """Return the type of an expression that is read already; see `checked_expression`."""
+    text, known = expression.text, aliases or {}
     for name in expression.columns:
-        _check(operator, expression, name, columns, types or {}, known, side, next_step)
+        check_name(operator, expression, name, columns, types or {}, known, side, next_step)
     for excepted in expression.excepted:
         if columns is not None and _found(excepted.lower(), excepted, columns) is None:
             raise _missing(operator, expression, ColumnName((excepted,)), columns or (), side, next_step)
@@ -133,7 +147,7 @@ def resolved(expression: Expression, columns: Iterable[str] | None) -> Expressio
     return replace(expression, name=expression.alias, column=None, columns=())
 
 
-def _check(
+def check_name(
     operator: str,
     expression: Expression,
     name: ColumnName,
@@ -143,6 +157,8 @@ def _check(
     side: str,
     next_step: str,
 ) -> None:
+    """Raise PlanningError where a name in an expression is neither a column nor one of the aliases; see
+    `checked_expression`."""
     lower = name.name.lower()
     if lower.startswith(_HIDDEN):
         raise PlanningError(

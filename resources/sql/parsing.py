@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.sql.certain_mistakes import certain_mistake
 from dagster_adjunct.resources.sql.expression import ColumnName, Expression, WindowClause
+
+if TYPE_CHECKING:
+    from dagster_adjunct.resources.sql.selects import Select
 
 _NAME = r"`(?:[^`]|``)+`|[A-Za-z_]\w*"
 _PLAIN = re.compile(rf"\s*(?P<column>{_NAME})(?:\s+as\s+(?P<alias>{_NAME}))?\s*", re.IGNORECASE | re.ASCII)
@@ -30,6 +34,14 @@ def parsed(text: str) -> Expression:
     from dagster_adjunct.resources.sql.reading import read
 
     return read(text)
+
+
+@lru_cache(maxsize=4_096)
+def selected(text: str, table: str) -> Select | None:
+    """Return what is read off a SELECT of the rows of a table; None where it reads anything else, or can't be read."""
+    from dagster_adjunct.resources.sql.selects import read_select
+
+    return read_select(text, table)
 
 
 def _bare(name: str | None) -> str | None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 from sqlglot import exp
 from sqlglot.dialects.spark import Spark
@@ -14,6 +15,11 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from dagster_adjunct.resources.sql.expression import ColumnName, Expression, WindowClause
 from dagster_adjunct.resources.sql.spark_functions import KNOWN, OVER_RECORDS, SEVERAL_RECORDS, wrong_count
+
+if TYPE_CHECKING:
+    from sqlglot.parsers.spark import SparkParser
+else:
+    SparkParser = Spark.Parser
 
 # Beside functions and operators: nodes in which a column is a column. In any other, names may be something else.
 _UNDERSTOOD = (
@@ -27,23 +33,87 @@ _UNIT = re.compile(
     r"(?:year|quarter|month|week|day|hour|minute|second|millisecond|microsecond)s?|dayofyear", re.IGNORECASE
 )
 _BEFORE_OVER = frozenset({")", "filter", "within", "group", "ignore", "respect", "nulls"})
+_GIVEN = "given"
+# Calls that may be written in forms of their own, `substring(a from 1)`, with the parts that are arguments.
+_FORMS = {
+    "Trim": ("trim", ("this", "expression")),
+    "Substring": ("substring", ("this", "start", "length")),
+    "StrPosition": ("position", ("substr", "this")),
+    "Ceil": ("ceil", ("this", "decimals")),
+    "Floor": ("floor", ("this", "decimals")),
+    "Transform": ("transform", ("this", "expression")),
+    "ArgMax": ("max_by", ("this", "expression")),
+    "ArgMin": ("min_by", ("this", "expression")),
+    "Initcap": ("initcap", ("this",)),
+    "Decode": ("decode", ("this", "charset")),
+}
 _TAKES_UNIT = re.compile(r"(?:timestamp_?add|timestamp_?diff|date_?add|date_?diff)\s*\(", re.IGNORECASE)
+
+
+class GivenArguments:
+    """What stands between the parentheses of a call, as the user wrote it: the parser's own nodes hold it in other
+    orders and forms."""
+
+    __slots__ = ("nodes",)
+
+    def __init__(self, nodes: tuple[exp.Expr, ...]) -> None:
+        self.nodes = nodes
+
+    def __deepcopy__(self, memo: object) -> GivenArguments:
+        return self  # it is in the meta of a node, and copied with each node that the call stands in
+
+
+class _Parser(SparkParser):
+    """Spark's, which notes the arguments of each function that it makes a node of."""
+
+    def validate_expression(self, expression: Any, args: list[Any] | None = None) -> Any:
+        if args is not None:
+            expression.meta[_GIVEN] = GivenArguments(tuple(args))
+        return super().validate_expression(expression, args)
+
+
+def call_of(text: str, node: exp.Expr) -> tuple[str, tuple[exp.Expr, ...]] | None:
+    """Return the function that a node of this text calls by a plain name, in lower case, with its arguments as they
+    stand there; None where it is none, or is written in another form, such as "extract(year from at)"."""
+    if isinstance(node, exp.Anonymous):
+        return node.name.lower(), tuple(node.expressions)
+    form = _FORMS.get(type(node).__name__)
+    if form is not None:
+        return form[0], tuple(part for name in form[1] if (part := node.args.get(name)) is not None)
+    given, start = node.meta.get(_GIVEN), node.meta.get("start")
+    if given is None or start is None:
+        return None
+    name = text[start : int(node.meta["end"]) + 1].lower()
+    return (name, given.nodes) if name.isidentifier() else None
 
 
 def read(text: str) -> Expression:
     """Return what is read off an expression that is more than a name."""
+    mistake = wrong_call(text)
+    if mistake:
+        return Expression(text, unread=mistake, mistake=mistake)
+    tree = tree_of(text)
+    return _unread(text, tree) if isinstance(tree, str) else expression_of(text, tree)
+
+
+def wrong_call(text: str) -> str:
+    """Return what is wrong with the number of arguments of a call; "" where nothing is, or no call can be told."""
+    try:
+        return next(_wrong_calls(_dialect().tokenize(text)), "")
+    except SqlglotError:
+        return ""
+
+
+def tree_of(text: str, *, query: bool = False) -> exp.Expr | str:
+    """Return the tree of an expression, or of a query; or else why it can't be read."""
     try:
         dialect = _dialect()
         tokens = dialect.tokenize(text)
-        mistake = next(_wrong_calls(tokens), "")
-        if mistake:
-            return Expression(text, unread=mistake, mistake=mistake)
-        (tree,) = Spark.Parser(error_level=ErrorLevel.IMMEDIATE, dialect=dialect).parse_into(exp.Expr, tokens, text)
+        parser = _Parser(error_level=ErrorLevel.IMMEDIATE, dialect=dialect)
+        (tree,) = parser.parse(tokens, text) if query else parser.parse_into(exp.Expr, tokens, text)
     except (SqlglotError, RecursionError, ValueError, AttributeError, TypeError, KeyError, IndexError) as error:
-        return _unread(text, f"it can't be read without Spark ({type(error).__name__})")
-    if tree is None:
-        return _unread(text, "it can't be read without Spark")
-    return _expression(text, tree)
+        return f"it can't be read without Spark ({type(error).__name__})"
+    return "it can't be read without Spark" if tree is None else tree
 
 
 def unknown_functions(text: str) -> tuple[str, ...]:
@@ -162,7 +232,7 @@ def fields_of(text: str, tree: exp.Expr) -> Iterator[tuple[str, Expression]]:
     if isinstance(tree, exp.Struct):
         for item in tree.expressions:
             if isinstance(item, exp.PropertyEQ) and isinstance(item.this, exp.Identifier):
-                yield item.this.name, _expression(text, item.expression)
+                yield item.this.name, expression_of(text, item.expression)
 
 
 def _unread(text: str, why: str) -> Expression:
@@ -178,11 +248,12 @@ def _dialect() -> Spark:
     return Spark()
 
 
-def _expression(text: str, tree: exp.Expr) -> Expression:
+def expression_of(text: str, tree: exp.Expr) -> Expression:
+    """Return what is read off the tree of an expression."""
     nodes = list(tree.walk(bfs=False))
     if any(isinstance(node, exp.Query) for node in nodes):
         return _unread(text, "a subquery is not understood without Spark")
-    strange = next((node for node in nodes if not isinstance(node, _UNDERSTOOD)), None)
+    strange = next((node for node in nodes if not isinstance(node, _UNDERSTOOD) and _GIVEN not in node.meta), None)
     if strange is not None:
         return _unread(text, f"{strange.key} is not understood without Spark")
     columns = [node for node in nodes if isinstance(node, exp.Column)]
@@ -220,12 +291,12 @@ def _named(text: str, columns: list[exp.Column]) -> Iterator[ColumnName]:
     takes_unit = _TAKES_UNIT.search(text) is not None
     for node in columns:
         parts = tuple(part.name for part in node.parts if not isinstance(part, exp.Star))
-        if not parts or parts[0].lower() in _variables(node) or (takes_unit and _UNIT.fullmatch(parts[0])):
+        if not parts or parts[0].lower() in variables_around(node) or (takes_unit and _UNIT.fullmatch(parts[0])):
             continue
         yield ColumnName(parts, int(node.parts[0].meta.get("start", 0)))
 
 
-def _variables(node: exp.Expr) -> set[str]:
+def variables_around(node: exp.Expr) -> set[str]:
     """Return the variables of the lambdas that a node stands in."""
     names: set[str] = set()
     parent = node.parent

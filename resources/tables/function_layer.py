@@ -11,10 +11,10 @@ from typing import Any
 
 from dagster_adjunct.resources.errors import ConfigurationError, TableError
 from dagster_adjunct.resources.tables.declared_conditions import check_conditions
-from dagster_adjunct.resources.tables.missing_records import outcomes_of_missing
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 from dagster_adjunct.resources.tables.own_cancellation import ended_itself
+from dagster_adjunct.resources.tables.record_not_found import outcomes_of_missing
 from dagster_adjunct.resources.tables.table_functions import TableFunction, check_args, problem_told
 
 

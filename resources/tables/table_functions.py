@@ -29,10 +29,10 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.tables.error_chain import causes, first_cause
 from dagster_adjunct.resources.tables.layer import Capabilities
-from dagster_adjunct.resources.tables.missing_records import outcomes_of_missing, record_not_found
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 from dagster_adjunct.resources.tables.own_cancellation import ended_itself
+from dagster_adjunct.resources.tables.record_not_found import outcomes_of_missing, record_not_found
 from dagster_adjunct.resources.tables.time_limits import limit_each_request
 
 K = TypeVar("K", bound=Hashable)

@@ -17,12 +17,12 @@ from typing import Any
 
 from dagster_adjunct.resources.errors import ConfigurationError, RecordNotFoundError
 from dagster_adjunct.resources.tables.layer import Capabilities, Layer
-from dagster_adjunct.resources.tables.missing_records import outcomes_of_missing
 from dagster_adjunct.resources.tables.operation import Conditions, Operation, OperationKind, RowEntries
 from dagster_adjunct.resources.tables.order_of_a_key import KeyOrder
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 from dagster_adjunct.resources.tables.partial_update import UpdateContract
 from dagster_adjunct.resources.tables.per_loop import PerLoop
+from dagster_adjunct.resources.tables.record_not_found import outcomes_of_missing
 
 
 class UpdateContractLayer:

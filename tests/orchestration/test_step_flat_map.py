@@ -106,6 +106,10 @@ def no_number(record: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"k": record["k"], "letter": "x", "place": "first"}]
 
 
+def half_a_number(record: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"k": record["k"], "letter": "x", "place": 1.5}]
+
+
 def one_only(record: dict[str, Any]) -> dict[str, Any]:
     return {"k": record["k"], "letter": "x", "place": 1}
 
@@ -115,6 +119,7 @@ def one_only(record: dict[str, Any]) -> dict[str, Any]:
     [
         (nothing_named_so, "result of nothing_named_so.. has the columns k, letter; its schema says k, letter, place"),
         (no_number, "gave column 'place' a value that is no int"),
+        (half_a_number, "gave column 'place' a value that is no int: 1.5 is no whole number"),
         (one_only, "returned dict for a record: expected any number of dictionaries"),
     ],
 )

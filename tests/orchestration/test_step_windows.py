@@ -15,6 +15,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.orchestration.operators.windows.window_kinds import Kind, Session, Sliding, Tumbling
 from dagster_adjunct.orchestration.step.step_report import StepEvent
+from dagster_adjunct.streams import ARRIVAL
 from dagster_adjunct.windows import Aggregate, Count, Distinct, Max, Mean, Min, Sum
 from tests.orchestration.step_world import StepWorld
 from tests.orchestration.window_oracle import Click, Expected, at, expected, random_clicks, watermark
@@ -213,3 +214,17 @@ def test_windows_behind_others_take_the_begins_of_these_and_not_their_own(step_w
     }
     sliding = {(4, "10 12", 10, 12), (8, "10 12 14", 10, 14), (12, "12 14", 12, 14)}
     assert rows == (sliding if kind == "sliding" else {(11, "10 12 14", 10, 14)})
+
+
+def test_windows_by_arrival_move_nothing_that_the_plan_does_not_list(step_world: StepWorld) -> None:
+    """ADJUNCT_STRICT_PLANS is set here: before a batch, Spark has to find the input's buckets without a record, too."""
+    step_world.stream("clicks", "key", 2, key="string", time="timestamp", number="int", text="string")
+    app = Application("arrived")
+    clicks = app.input_stream("lake.clicks", default_offset="oldest", event_time=ARRIVAL)
+    hours = clicks.window(
+        Tumbling(dt.timedelta(hours=1)), by="key", name="w", aggregates={"n": Count()}, results="updates"
+    )
+    hours.send_to(app.output_stream("lake.windows", partitions=2, key="key"))
+    send(step_world, [Click(key, 1.0, 1, None, "x", None) for key in "abc"])
+    step_world.run(app)
+    assert sorted(row["key"] for row in step_world.rows("windows")) == ["a", "b", "c"]

@@ -14,6 +14,7 @@ from dagster_adjunct.orchestration.operators.arguments import called
 from dagster_adjunct.orchestration.operators.columns.hidden_columns import ORDINAL, ordinal_text
 from dagster_adjunct.orchestration.operators.functions.shipped_function import shipped_function
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, OperatorFailedError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.exact_array import exact_array
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
 from dagster_adjunct.resources.spark.spark_errors import wrapped
@@ -188,7 +189,7 @@ def _batch(
         names.append(ORDINAL)
     for field in call.made.to_arrow():
         try:
-            arrays.append(pa.array([result[field.name] for result in results], field.type))
+            arrays.append(exact_array([result[field.name] for result in results], field.type))
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             wrong = (at for at, result in enumerate(results) if not _fits(result[field.name], field.type))
             at = next(wrong, 0)
@@ -214,7 +215,7 @@ def _fits(value: object, kind: pa.DataType) -> bool:
     import pyarrow as pa
 
     try:
-        pa.array([value], kind)
+        exact_array([value], kind)
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
         return False
     return True

@@ -21,6 +21,7 @@ from dagster_adjunct.orchestration.operators.windows.window_rows import (
     joined_rows,
 )
 from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.schemas.exact_array import exact_array
 from dagster_adjunct.resources.schemas.quoted_columns import column, quoted
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.spark.map_arrow import apply_in_arrow
@@ -103,7 +104,7 @@ def window_records(records: DataFrame, rows: DataFrame, windows: Windows) -> Dat
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class WindowCall:
     """What a task does with the records of one window."""
 
     operator: str
@@ -132,11 +133,11 @@ class _Call:
         value = value.as_py() if isinstance(value, pa.Scalar) else value
         kind = self.made.to_arrow().field(name).type
         try:
-            return pa.array([value], kind)
+            return exact_array([value], kind)
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             raise SchemaMismatchError(
-                f"{self.operator}: {made.words()} returned {type(value).__name__} for {name!r}, which is no "
-                f"{made.returns}.",
+                f"{self.operator}: {made.words()} returned {type(value).__name__} for {name!r}, which "
+                f"{'does not fit into' if isinstance(value, int | float) else 'is no'} {made.returns}.",
                 "Return one value of that type, or None; or correct returns=.",
                 column=name,
                 operator=self.operator,
@@ -151,7 +152,7 @@ def called_of_windows(operator: str, records: DataFrame, windows: Windows, sensi
     keys = [Field(name, windows.types[name]) for name in windows.by]
     made = Schema((*keys, Field(START, "timestamp"), *(Field(name, function.returns) for name, function in names)))
     key, given = (*windows.by, BEGIN), tuple(record_schema(windows).names[: -len((PLACE, KEPT_TIME, LIMIT, EXPIRES))])
-    call = _Call(operator, names, key, given, made, sensitive)
+    call = WindowCall(operator, names, key, given, made, sensitive)
     schema = cast("StructType", StructType.fromDDL(made.ddl()))
     return apply_in_arrow(records, key, _task(operator, call), schema)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.spec.stream_facts import SPARK, TASK_NUMBER, Catalog
-from dagster_adjunct.orchestration.planner.counts.equal_counts import EqualCounts
+from dagster_adjunct.orchestration.planner.counts.counts_known_equal import EqualCounts
 from dagster_adjunct.orchestration.planner.counts.join_groups import exchange_node
 from dagster_adjunct.orchestration.planner.counts.partition_counts import declared_counts
 from dagster_adjunct.orchestration.planner.counts.sends_that_feed_joins import Needs

@@ -25,7 +25,7 @@ def check_datasets(app: Application, catalog: Catalog) -> None:
     order, projection or validators name columns that will not be there, or are of another type."""
     for dataset in app.datasets:
         facts = catalog.get(dataset.input) if isinstance(dataset.input, str) else None
-        records = (facts.schema if facts else None) if isinstance(dataset.input, str) else dataset.input.schema
+        records = records_of(dataset, catalog)
         try:
             if records is not None:
                 _check_columns(dataset, records)
@@ -38,11 +38,22 @@ def check_datasets(app: Application, catalog: Catalog) -> None:
             raise PlanningError(error.problem, error.next_step, **told) from None
 
 
+def records_of(dataset: AdjunctDataset, catalog: Catalog) -> Schema | None:
+    """Return the columns of what a dataset is made of, None where its stream declares none."""
+    if not isinstance(dataset.input, str):
+        return dataset.input.schema
+    facts = catalog.get(dataset.input)
+    return None if facts is None else facts.schema
+
+
+def extracted_rows(dataset: AdjunctDataset, records: Schema) -> Schema:
+    """Return the columns that a dataset's extractor gets, of records with these."""
+    return schema_of_rows(dataset, records) if dataset.follows_changes and isinstance(dataset.input, str) else records
+
+
 def _check_columns(dataset: AdjunctDataset, records: Schema) -> None:
-    follows = dataset.follows_changes and isinstance(dataset.input, str)
-    rows = schema_of_rows(dataset, records) if follows else records
     if isinstance(dataset.extractor, Projection):
-        _check_projection(dataset, dataset.extractor, rows)
+        _check_projection(dataset, dataset.extractor, extracted_rows(dataset, records))
     check_validator_columns(dataset, stored_schema(dataset, records))
 
 

@@ -3,7 +3,7 @@ types are known before anything runs.
 
 The type of a column is known while it is passed on or brought by a dataset, and that of most that are computed
 (`resources/sql/expression_types.py`); after a function nothing is. What is not known here is asked of Spark before a
-batch is begun (`output_columns.py`).
+batch is begun (`step/spark_proof/rehearsal.py`).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The commits of a batch: what it is going to do, its outputs, and how far the inputs are read then."""
+"""The commits of a run: where it starts; of each batch what it is going to do, its outputs, and its end."""

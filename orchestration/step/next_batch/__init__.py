@@ -1,1 +1,1 @@
-"""Plans the next batch: what it reads, and which dataset versions it meets."""
+"""The batch that comes next: what it is planned over, what it reads, and the dataset versions that it meets, leased."""

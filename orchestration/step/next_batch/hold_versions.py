@@ -1,4 +1,7 @@
-"""Holds the dataset versions that a batch is going to read, each in the way that it was chosen."""
+"""Holds the dataset versions that a batch is going to meet: stored ones by leases.
+
+Datasets that live for one run are brought up to date here: what they hold is the run's own, and needs no lease.
+"""
 
 from __future__ import annotations
 

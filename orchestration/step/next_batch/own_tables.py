@@ -1,4 +1,4 @@
-"""What is done between batches in the tables that an application writes itself, its tables of state among them."""
+"""What is done before each batch in the tables that an application writes itself, its tables of state among them."""
 
 from __future__ import annotations
 

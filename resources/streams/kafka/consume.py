@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.resources.errors import AdjunctError, OffsetOutOfRangeError
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.kafka.admin import KafkaAdmin, failure, no_answer, patience
-from dagster_adjunct.resources.streams.kafka.offsets import TOPIC
+from dagster_adjunct.resources.streams.kafka.offset_texts import TOPIC
 from dagster_adjunct.resources.streams.kafka.security import BrokerRefusals, new_client
 from dagster_adjunct.resources.streams.kafka.task_producer import END_OF_DATASET
 

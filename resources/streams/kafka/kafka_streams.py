@@ -34,7 +34,7 @@ from dagster_adjunct.resources.streams.kafka.admin import KafkaAdmin, TopicDescr
 from dagster_adjunct.resources.streams.kafka.consume import TopicRange, count_records, first_at
 from dagster_adjunct.resources.streams.kafka.declared_topics import DeclaredTopics, KnownTopic
 from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings, KafkaTopic
-from dagster_adjunct.resources.streams.kafka.offsets import TOPIC
+from dagster_adjunct.resources.streams.kafka.offset_texts import TOPIC
 from dagster_adjunct.resources.streams.kafka.record_formats import schema_of
 from dagster_adjunct.resources.streams.lake.latest_results import check_epochs
 from dagster_adjunct.resources.streams.lake.ranges import no_partition, one_stream

@@ -80,14 +80,19 @@ def read_frame(
 
 
 def _no_records(frame: DataFrame, own: Sequence[str], *, positions: bool) -> DataFrame:
-    """Return the columns of records, of a table without any: a scan that is bucketed still."""
+    """Return the columns of records, of a table without any: a scan that is bucketed still.
+
+    What may say when a record was, or whether it is one, is no literal: Spark would see that nothing passes, and leave
+    the scan with its buckets out.
+    """
     from pyspark.sql import functions as F
 
     kinds = dict(zip(RECORD_META, ("int", "bigint", "timestamp", "boolean", "int"), strict=True))
     kinds |= {name: kind for name, kind in HIDDEN if positions and name in POSITION}
+    known = {EPOCH: F.lit(0), TIMESTAMP: F.col(TIMESTAMP), TOMBSTONE: F.col(TOMBSTONE)}
     return frame.select(
         *[F.col(quoted(name)) for name in own],
-        *[(F.lit(0) if name == EPOCH else F.lit(None).cast(kind)).alias(name) for name, kind in kinds.items()],
+        *[known.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in kinds.items()],
     )
 
 

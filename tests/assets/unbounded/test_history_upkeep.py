@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.declaration.following_changes import DeadLetters
+from dagster_adjunct.assets.exchange.handover import polars_frame
 from dagster_adjunct.assets.reading.open_dataset import open_dataset
 from dagster_adjunct.assets.reading.verify_version import verify_version
 from dagster_adjunct.assets.rebucketing.rebucketed_table import repartition_table
@@ -18,7 +20,7 @@ from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
 from dagster_adjunct.assets.versions.kept_history import moment_of, told
 from dagster_adjunct.resources.errors import BadChangeError, DatasetError, SchemaMismatchError
-from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.objects.lake import lake_in, open_lake
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct.resources.streams.interface.startpoint import StartpointSpecific
@@ -105,6 +107,45 @@ def test_the_history_may_be_shortened_and_lengthened_and_does_not_promise_what_h
         expected = {21: 15, 40: 22}[second]  # what was pruned, then 18 seconds below the newest
         assert world.view(longer).sealed.edge == int(at(expected).timestamp() * 1e6)
         check(world.view(longer), model)
+
+
+def test_a_longer_history_holds_from_the_next_advance_though_no_change_has_come() -> None:
+    world, _, model = filled([("a", 1, 1), ("a", 10, 2)], [("a", 20, 3)], history=SPANS)
+    longer = prices(history=timedelta(seconds=18))
+    assert world.advance(longer).action == "up-to-date"
+    entry = open_dataset(world.lake, NAME).history()[0]
+    assert (entry.action, entry.reason) == ("evolve", "history is 0:00:18, was 0:00:05")
+    assert compacted(world).counters.get("pruned", 0) == 0
+    assert world.view(longer).sealed.edge == int(at(2).timestamp() * 1e6)
+    check(world.view(longer), model)
+    commits = len(open_dataset(world.lake, NAME).history())
+    world.advance(longer)
+    assert len(open_dataset(world.lake, NAME).history()) == commits
+
+
+@pytest.mark.parametrize("options", [{}, {"history": None, "valid_from": None}], ids=["history", "none"])
+def test_a_delta_that_an_erasure_left_alone_is_merged_before_other_engines_take_it(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    world, spec = prices_in(World(open_lake(tmp_path / "lake"), IN_PROCESS)), prices(**options)
+    for changes in ([("d", 1, 1)], [("a", 1, 1), ("a", 5, 2), ("b", 2, 3), ("c", 4, None)]):
+        send(world, changes)
+        world.advance(spec)
+    assert forget(world.lake, NAME, ["d"], reason="request 7", by="test").complete
+    with open_dataset(world.lake, spec) as served:
+        assert len(served.sealed.generations) == 1
+        with pytest.raises(DatasetError, match="rows in its one generation some are superseded") as caught:
+            polars_frame(served)
+        assert "adjunct dataset compact prices --level major" in caught.value.next_step
+    assert compacted(world).action == "compacted"
+    assert compacted(world).action == "nothing"
+    with open_dataset(world.lake, spec) as served:
+        assert sorted(row["n"] for row in polars_frame(served).collect().to_dicts()) == [2, 3]
+        if not options:
+            rows = polars_frame(served.over_time()).sort("k", "since").collect().to_dicts()
+            assert [(row["n"], row["is_current"]) for row in rows] == [(1, False), (2, True), (3, True)]
+            then = polars_frame(served.valid_at(at(3))).sort("k").collect().to_dicts()
+            assert [row["n"] for row in then] == [1, 3]
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,63 @@ def test_what_is_left_to_spark_is_one_note() -> None:
     assert not any("Unproven" in note for note in proven.notes)
 
 
+def types_noted(describe, *streams: StreamFacts) -> list[str]:
+    return [note for note in planned(describe, *streams).notes if note.startswith("Unproven types")]
+
+
+def test_types_that_are_neither_right_nor_wrong_are_one_note_and_what_follows_from_them_is_not_in_it() -> None:
+    def describe(app, visits):
+        made = visits.map("visitor", "mask(shop) as hidden", "aggregate(array(1), 0, (a, e) -> a + e) as n", "spent")
+        made.filter("n > 1 and upper(hidden) = 'X'").with_columns(more="nope(spent)").filter("more > 1 or n > 1")
+        visits.with_columns(n="coalesce(times, shop)").filter("n > 1").select("n as m").filter("upper(m) = 'X'")
+
+    assert types_noted(describe) == [
+        "Unproven types, asked of Spark over no records before a batch begins: map-2: what mask() takes; "
+        "map-2: what aggregate() takes; filter-7: an operand of > ('n')."
+    ]
+
+
+def test_ordinary_expressions_have_no_note() -> None:
+    def describe(app, visits):
+        visits.filter("spent > 0 and shop is not null and at >= '2024-01-01'").map(
+            "visitor",
+            "upper(trim(shop)) as shop",
+            "round(spent * 1.1, 2) as spent",
+            "date_trunc('hour', at) as hour",
+            "case when times > 3 then 'often' else 'seldom' end as how",
+            "coalesce(times, 0) + 1 as times",
+            "concat(shop, '-', cast(times as string)) as id",
+            "sha2(shop, 256) as digest",
+            "to_date(at) as day",
+            "substring(shop, 1, 3) as short",
+            "split(shop, ' ')[0] as first",
+            "date_format(at, 'yyyy') as year",
+            "regexp_replace(shop, 'a', 'b') as other",
+            "datediff(current_date(), to_date(at)) as age",
+            "named_struct('a', spent) as packed",
+            "from_json(shop, 'a INT, b STRING').b as b",
+            "unix_timestamp(at) as unix",
+            "size(split(shop, ' ')) as words",
+            "if(spent > 1, 'a', 'b') as big",
+            "date_add(to_date(at), 7) as due",
+        ).filter("hour < timestamp '2024-01-01 00:00:00' and words between 1 and 3 and first in ('a', 'b')")
+
+    assert not any("nproven" in note for note in planned(describe).notes)
+
+
+def test_of_many_unproven_types_the_first_are_named() -> None:
+    (note,) = types_noted(lambda app, visits: visits.map(*(f"mask(shop, '{n}') as c{n}" for n in range(9)), "visitor"))
+    assert note.count("what mask() takes") == 9
+    (note,) = types_noted(lambda app, visits: visits.map(*(f"mask(shop, '{n}') as c{n}" for n in range(14)), "visitor"))
+    assert note.endswith("; and 4 more.")
+
+
+def test_a_strict_application_with_unproven_types_is_planned() -> None:
+    app = application(strict=True)
+    app.input_stream("lake.visits").map("visitor", "mask(shop) as hidden")
+    assert any(note.startswith("Unproven types") for note in plan(app, catalog(VISITS)).notes)
+
+
 SHOPS = StreamFacts("lake.shops", 4, ("shop",), SPARK, Schema.of(shop="string", city="string", size="int"))
 
 
@@ -176,6 +233,35 @@ SHOPS = StreamFacts("lake.shops", 4, ("shop",), SPARK, Schema.of(shop="string", 
         (sql_check("big", "upper(size, 1) = 'A'"), None, "upper() takes 1 argument, and gets 2"),
         (sql_check("some", "count(*) > 1"), None, "'count(*) > 1' takes count() over several rows"),
         (sql_check("some", "sum(size) over () > 1"), None, "takes sum() over several rows"),
+        (
+            sql_check("rows", "SELECT nope FROM version"),
+            "nope",
+            "'rows' of dataset 'shops': the dataset has no column 'nope'",
+        ),
+        (
+            sql_check("rows", "select v.shop from version v\nwhere v.sise > 1"),
+            "sise",
+            "no column 'sise' ('select v.shop",
+        ),
+        (
+            sql_check("rows", "select v.shop from version v\nwhere v.sise > 1"),
+            "sise",
+            "in line 2); its columns there are",
+        ),
+        (sql_check("rows", "(SELECT DISTINCT * EXCEPT (sise) FROM version)"), "sise", "no column 'sise'"),
+        (sql_check("rows", "select upper(city) c from VERSION where c = 'A'"), "c", "no column 'c'"),
+        (sql_check("rows", "select shop from version order by sise"), "sise", "no column 'sise'"),
+        (sql_check("rows", "select count(*) from version group by citty"), "citty", "no column 'citty'"),
+        (sql_check("rows", "select city, count(*) n from version group by 1 having m > 1"), "m", "no column 'm'"),
+        (sql_check("rows", "select shop from version v where version.size > 1"), "version", "no column 'version'"),
+        (sql_check("rows", "select * from version where size"), None, "after where is int: expected a condition"),
+        (sql_check("rows", "select * from version where current_date > size"), None, "compares 'CURRENT_DATE'"),
+        (
+            sql_check("rows", "SELECT v.* FROM version v ANTI JOIN current c ON v.sise = c.sise"),
+            "sise",
+            "no column 'sise'",
+        ),
+        (sql_check("rows", "SELECT version.citty FROM current, version"), "citty", "no column 'citty'"),
         (values_in("size", [1, "a"]), "size", "it allows 'a' in column 'size', which is int."),
         (values_in("size", [True]), "size", "it allows True in column 'size', which is int."),
     ],
@@ -196,7 +282,18 @@ def test_columns_that_validators_name_are_proven(validator, column: str | None, 
     [
         no_nulls("shop", "city"), values_in("size", [1, "2", None]), values_in("city", ["a", 1]),
         sql_check("big", "Size > 0"), unique_keys(),
-        sql_check("rows", "select nope from version"), sql_check("ours", "ours(size)"), sql_check("at", "__offset > 1"),
+        sql_check("ours", "ours(size)"), sql_check("at", "__offset > 1"),
+        sql_check("at", "select __offset from version"),
+        sql_check("rows", "select nope from current"), sql_check("rows", "with version as (select 1 as nope) "
+        "select nope from version"), sql_check("rows", "select a.nope from version v join current a using (shop)"),
+        sql_check("rows", "select nope from version v join current c using (shop)"),
+        sql_check("rows", "select * from version v where exists (select 1 from current where nope = v.nope)"),
+        sql_check("rows", "select nope from version lateral view explode(array(size)) t as nope"),
+        sql_check("rows", "select upper(city) c, c || '' d from version v group by 1 having d > '' order by v.city"),
+        sql_check("rows", "select transform(array(named_struct('a', size)), v -> v.a) from version v"),
+        sql_check("rows", "select array(size) size from version order by size[0] > 1"),
+        sql_check("rows", "select nope from version as v(nope, other, third)"),
+        sql_check("rows", "select count(*) from version"),
         custom("ours", lambda candidate: True),
     ],
 )  # fmt: skip
@@ -213,6 +310,13 @@ def test_validators_that_may_hold_are_planned(validator) -> None:
     [
         ({"validators": [sql_check("rows", "SELECT * FROM versions")]},
          "validator 'rows' of dataset 'shops': 'SELECT * FROM versions' (a SELECT is left to Spark)"),
+        ({"validators": [sql_check("rows", "SELECT v.* FROM version v ANTI JOIN current USING (shop)")]},
+         "validator 'rows' of dataset 'shops': 'SELECT v.* FROM version v ANTI JOIN current USING (shop)' "
+         "(a SELECT is left to Spark)"),
+        ({"validators": [sql_check("rows", "SELECT city, max(size) FROM version")]},
+         "validator 'rows' of dataset 'shops': 'SELECT city, max(size) FROM version' (a SELECT is left to Spark)"),
+        ({"validators": [sql_check("rows", "SELECT * FROM version WHERE uper(city) = 'A'")]},
+         "validator 'rows' of dataset 'shops': uper() is none of Spark's functions (upper?)"),
         ({"validators": [sql_check("rows", "SELEC *")]},
          "validator 'rows' of dataset 'shops': 'SELEC *' (it can't be read without Spark (ParseError))"),
         ({"validators": [sql_check("ours", "uper(city) = 'A'")]},
@@ -228,6 +332,40 @@ def test_what_of_a_dataset_is_left_to_spark_is_noted(declared: dict[str, Any], u
 
     notes = [note for note in planned(describe, SHOPS).notes if "Unproven" in note]
     assert notes == [f"Unproven, asked of Spark when the dataset is advanced: {unproven}."]
+
+
+def test_a_select_of_which_all_is_known_is_no_note() -> None:
+    def describe(app, visits, select):
+        check = sql_check("rows", select)
+        app.table(bounded_dataset("shops", input="lake.shops", key="shop", broadcast=True, validators=[check]))
+
+    text = "select v.shop, upper(city) as c from version v where size > 1 and v.city is not null order by c"
+    assert not any("Unproven" in note for note in planned(lambda app, visits: describe(app, visits, text), SHOPS).notes)
+    unknown = StreamFacts("lake.shops", 4, ("shop",), SPARK)
+    (note,) = (
+        note for note in planned(lambda app, visits: describe(app, visits, text), unknown).notes if "Unpro" in note
+    )
+    assert "(a SELECT is left to Spark); the columns of dataset 'shops' (lake.shops declares none)." in note
+
+
+def test_types_in_what_datasets_say_are_noted_where_they_are_unproven() -> None:
+    def describe(app, visits, **declared):
+        app.table(bounded_dataset("shops", input="lake.shops", key="shop", broadcast=True, **declared))
+
+    validators = [
+        sql_check("condition", "mask(city) <> 'X'"),
+        sql_check(
+            "rows", "select upper(city) c, round(size, size) from version where mask(city) = 'X' order by c > 'a'"
+        ),
+        sql_check("right", "upper(city) = 'A' and size > 1"),
+    ]
+    projection = Projection("shop string, city string, size int", {"city": "mask(city)"}, where="size > 1")
+    (note,) = types_noted(lambda app, visits: describe(app, visits, validators=validators, extractor=projection), SHOPS)
+    assert note == (
+        "Unproven types, asked of Spark when the dataset is advanced: validator 'condition' of dataset 'shops': "
+        "what mask() takes; validator 'rows' of dataset 'shops': argument 2 of round(); validator 'rows' of dataset "
+        "'shops': what mask() takes; the projection of dataset 'shops': what mask() takes."
+    )
 
 
 @pytest.mark.parametrize(

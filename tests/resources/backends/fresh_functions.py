@@ -16,7 +16,7 @@ from dagster_adjunct.resources.backends import DynamoDbTable, PostgresTable, Red
 from dagster_adjunct.resources.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.tables import MemoryTable, TableReadFunction, TableWriteFunction
-from dagster_adjunct.resources.tables.missing_records import record_not_found
+from dagster_adjunct.resources.tables.record_not_found import record_not_found
 from tests.resources.key_value_backends import segment_stores
 from tests.resources.key_value_backends.segment_stores import SegmentStore
 

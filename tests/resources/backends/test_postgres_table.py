@@ -152,6 +152,17 @@ def test_a_constraint_of_the_table_refuses_the_entries_that_break_it_and_no_othe
         assert table.metrics.retries == 0
 
 
+def test_a_session_that_only_reads_is_told_the_setting_when_it_writes(postgres_server, monkeypatch):
+    with blocking(table_of("read_only")) as table:
+        table.put(1, {"s": "x"})
+    monkeypatch.setenv(VARIABLE, f"{postgres_server.dsn()}?options=-c%20default_transaction_read_only%3Don")
+    with blocking(table_of("read_only", create=False)) as table:
+        with pytest.raises(TableAccessError, match="default_transaction_read_only"):
+            table.put_all([(1, {"s": "y"}), (2, {"s": "y"})])
+        assert table.metrics.retries == 0
+        assert table.get(1)["s"] == "x"
+
+
 def test_a_server_that_is_down_for_longer_than_the_retries_is_a_transient_error_that_names_the_address(monkeypatch):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))

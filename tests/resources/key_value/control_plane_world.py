@@ -52,6 +52,12 @@ class RememberedTables:
         self.tables.pop(table.incarnation, None)
         self.after("delete")
 
+    def check_may_seal(self, table: TableId, partitions: int) -> None:
+        self.before("ask")
+        self.after("ask")
+
+    check_may_delete = check_may_seal
+
     def open(self, table: TableId, partition: int) -> TableSegment:
         raise NotImplementedError
 

@@ -13,7 +13,11 @@ from hypothesis import strategies as st
 
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError, MalformedDocumentError
 from dagster_adjunct.resources.key_value.addressing import partition_of
-from dagster_adjunct.resources.key_value.decide_table_changes import (
+from dagster_adjunct.resources.key_value.listed_tables import hash_range, table_info
+from dagster_adjunct.resources.key_value.stored_tables import StoredTable, parsed
+from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
+from dagster_adjunct.resources.key_value.table_names import TableName, check_table_name
+from dagster_adjunct.resources.key_value.table_transitions import (
     TableTransition,
     decide_create,
     decide_delete,
@@ -23,10 +27,6 @@ from dagster_adjunct.resources.key_value.decide_table_changes import (
     finished,
     is_gone,
 )
-from dagster_adjunct.resources.key_value.listed_tables import hash_range, table_info
-from dagster_adjunct.resources.key_value.stored_tables import StoredTable, parsed
-from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
-from dagster_adjunct.resources.key_value.table_names import TableName, check_table_name
 from dagster_adjunct.resources.key_value_errors import (
     KeyValueTableError,
     KeyValueTableExistsError,

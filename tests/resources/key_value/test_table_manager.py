@@ -18,6 +18,7 @@ from dagster_adjunct.resources.errors import (
     ConfigurationError,
     InvalidNameError,
     MalformedDocumentError,
+    TableAccessError,
     TableUnavailableError,
 )
 from dagster_adjunct.resources.key_value.backend_names import backend_from
@@ -521,3 +522,69 @@ def test_a_backend_that_is_out_of_reach_for_a_moment_is_asked_again(
     backend.before = unavailable
     assert manager.create("plant", "machines", FOUR) is True
     assert left == []
+
+
+# -- what the backend refuses
+
+
+def refusing(step: str) -> None:
+    if step == "ask":
+        raise TableAccessError("must be owner.", "Be it.")
+
+
+@pytest.mark.parametrize("ending", ["seal", "delete"])
+def test_an_ending_that_the_backend_refuses_has_not_begun(
+    manager: KeyValueTableManager, backend: RememberedTables, ending: str
+) -> None:
+    manager.create("plant", "machines", FOUR)
+    other = RememberedTables(manager.lake.url)
+    busy = [1, 2]
+
+    def refuse(step: str) -> None:
+        if busy:
+            busy.pop()
+            raise TableUnavailableError("busy.", "Ask again.")
+        refusing(step)
+
+    other.before = refuse
+    with pytest.raises(TableAccessError, match="must be owner") as refused:
+        getattr(KeyValueTableManager(manager.lake, other), ending)("plant", "machines")
+    assert "Nothing was begun: key-value table 'plant/machines' stays in the state 'active'" in str(
+        refused.value.__notes__
+    )
+    assert busy == []
+    assert state(manager) == "active"
+    assert manager.create("plant", "machines", FOUR) is False
+    assert list(backend.tables.values()) == ["open"]
+
+
+@pytest.mark.parametrize("ending", ["seal", "delete"])
+def test_a_table_that_took_the_place_of_the_one_asked_about_is_asked_about_itself(
+    manager: KeyValueTableManager, backend: RememberedTables, ending: str
+) -> None:
+    manager.create("plant", "machines", FOUR)
+    other = RememberedTables(manager.lake.url)
+
+    def made_anew(step: str) -> None:
+        other.before = refusing
+        assert [manager.delete("plant", "machines"), manager.create("plant", "machines", FOUR)] == [True, True]
+
+    other.before = made_anew
+    with pytest.raises(TableAccessError, match="must be owner"):
+        getattr(KeyValueTableManager(manager.lake, other), ending)("plant", "machines")
+    assert state(manager) == "active"
+    assert list(backend.tables.values()) == ["open"]
+
+
+def test_an_ending_that_was_begun_is_ended_without_asking(
+    manager: KeyValueTableManager, backend: RememberedTables
+) -> None:
+    for ending in ("seal", "delete"):
+        backend.before = lambda step: None
+        manager.create("plant", ending, FOUR)
+        backend.before = dying(ending)
+        with pytest.raises(Died):
+            getattr(manager, ending)("plant", ending)
+        backend.before = refusing
+        assert getattr(manager, ending)("plant", ending) is False
+    assert list(backend.tables.values()) == ["sealed"]

@@ -322,13 +322,6 @@ def test_a_server_that_is_out_of_reach_has_done_nothing(segment_store, table, ru
         run(handle.segment.close())
 
 
-def test_a_server_that_takes_no_writes_is_not_used(segment_store, table, run):
-    connect = {**segment_store.backend().connect, "options": "-c default_transaction_read_only=on"}
-    handle = Handle(PostgresSegments(connect=connect).open(table, 0), run)
-    with pytest.raises(TableUnavailableError, match="read-only"):
-        handle.get(APPLE)
-
-
 def test_as_many_requests_run_at_a_time_as_there_are_connections(segment_store, table, bare, run, postgres_server):
     backend = PostgresSegments(connect=segment_store.backend().connect, connections=3)
     segments = [backend.open(table, partition) for partition in range(3)]

@@ -30,9 +30,10 @@ TYPES = {
         ("v - interval 1 day", "timestamp"),
         ("to_date(s)", "date"), ("year(v)", "int"), ("nullif(s, 'x')", "string"), ("concat(s, 'x')", "string"),
         ("c + f", None), ("concat(c, d)", None), ("coalesce(c, s)", None), ("xs[0]", None), ("ours(c)", None),
-        ("unknown + 1", None), ("max_by(c, d)", None), ("case when c > 1 then xs end", None), ("null", "void"),
+        ("unknown + 1", None), ("ours(max_by(c, d))", None), ("case when c > 1 then xs end", None), ("null", "void"),
         ("array(c, d)", "array<bigint>"), ("array(xs)", "array<…>"), ("array(null, 1)", "array<int>"),
-        ("split(s, ',')", "array<string>"), ("map(s, c)", "map<…>"), ("struct(c)", "struct<…>"),
+        ("split(s, ',')", "array<string>"), ("map(s, c)", "map<…>"), ("struct(c)", "struct<c:int>"),
+        ("struct(ours(c))", "struct<…>"),
         ("interval 1 day", "interval…"), ("coalesce(null, c)", "int"),
     ],
 )  # fmt: skip

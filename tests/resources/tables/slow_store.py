@@ -9,9 +9,9 @@ from typing import Any
 
 from dagster_adjunct.resources.errors import TableError
 from dagster_adjunct.resources.tables.layer import Capabilities
-from dagster_adjunct.resources.tables.missing_records import record_not_found
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
+from dagster_adjunct.resources.tables.record_not_found import record_not_found
 from dagster_adjunct.resources.tables.table_functions import StoreFunction
 
 BAD = {"bad": True}

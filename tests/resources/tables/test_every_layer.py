@@ -31,9 +31,9 @@ from dagster_adjunct.resources.tables import (
 from dagster_adjunct.resources.tables.batch import BatchProvider
 from dagster_adjunct.resources.tables.changes import Changes
 from dagster_adjunct.resources.tables.error_chain import first_cause
-from dagster_adjunct.resources.tables.missing_records import record_not_found
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
+from dagster_adjunct.resources.tables.record_not_found import record_not_found
 from tests.resources.tables.plain_oracle import (
     batches,
     counting,

@@ -11,7 +11,7 @@ from dagster_adjunct.resources.errors import (
     TableUnavailableError,
 )
 from dagster_adjunct.resources.tables import RemoteTable, RetryPolicy, TableWriteFunction
-from dagster_adjunct.resources.tables.missing_records import record_not_found
+from dagster_adjunct.resources.tables.record_not_found import record_not_found
 from tests.resources.tables.manual_clock import ManualClock
 
 

@@ -14,7 +14,7 @@ from dagster_adjunct.resources.tables import (
     UpdateContract,
     UpdateMessage,
 )
-from dagster_adjunct.resources.tables.missing_records import record_not_found
+from dagster_adjunct.resources.tables.record_not_found import record_not_found
 
 ONLY, WITH_DEFAULTS = UpdateContract.UPDATE_ONLY, UpdateContract.UPDATE_WITH_DEFAULTS
 

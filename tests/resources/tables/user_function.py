@@ -9,7 +9,7 @@ from typing import Any
 
 from dagster_adjunct.resources.errors import TransientError
 from dagster_adjunct.resources.tables import TableReadFunction, TableWriteFunction
-from dagster_adjunct.resources.tables.missing_records import record_not_found
+from dagster_adjunct.resources.tables.record_not_found import record_not_found
 
 
 class Busy(TransientError):

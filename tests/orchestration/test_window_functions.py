@@ -1,0 +1,47 @@
+"""What functions of windows return, in plain Arrow: a value of the declared type, or a refusal that says why not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from dagster_adjunct.orchestration.operators.windows.window_functions import WindowCall
+from dagster_adjunct.orchestration.operators.windows.window_records import PLACE
+from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.windows import Aggregate
+
+RECORDS = pa.table({"k": ["a", "a"], "n": [1, 2], PLACE: ["2", "1"]})
+
+
+def value_of(returned: Any, returns: str) -> Any:
+    """Return what a function that returns this gives for the window."""
+
+    def made(records: pa.Table) -> Any:
+        assert records.to_pylist() == [{"n": 2}, {"n": 1}], "in the order of their positions, and what was asked for"
+        return returned
+
+    functions = (("f", Aggregate(made, returns, of=["n"])),)
+    call = WindowCall("window-2-w", functions, ("k",), ("n",), Schema.of(k="string", f=returns), frozenset())
+    return call(RECORDS).to_pylist()[0]["f"]
+
+
+@pytest.mark.parametrize(("returned", "returns"), [(7, "int"), (None, "int"), (2.5, "double"), ("x", "string")])
+def test_a_value_of_the_declared_type_is_the_windows(returned: Any, returns: str) -> None:
+    assert value_of(returned, returns) == returned
+
+
+@pytest.mark.parametrize(
+    ("returned", "returns", "why"),
+    [
+        ("x", "int", "returned str for 'f', which is no int"),
+        (2**40, "int", "returned int for 'f', which does not fit into int"),
+        (2.5, "bigint", "returned float for 'f', which does not fit into bigint"),
+        ([1], "bigint", "returned list for 'f', which is no bigint"),
+    ],
+)
+def test_another_value_is_refused_with_what_it_is(returned: Any, returns: str, why: str) -> None:
+    with pytest.raises(SchemaMismatchError, match=f"window-2-w: made\\(\\) {why}"):
+        value_of(returned, returns)
