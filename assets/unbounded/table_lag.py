@@ -51,7 +51,7 @@ class PartitionLag:
 class PlaceInStream:
     """The next offset of what a table serves, in each partition of its stream as one look finds that.
 
-    `confirmed_at` is when the table was last known to be caught up.
+    `confirmed_at` is when the table was last known to be caught up, None where that is not known.
     """
 
     system: StreamSystem
