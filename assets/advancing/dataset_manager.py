@@ -133,7 +133,7 @@ class AdjunctDatasetManager:
 
         Those of datasets that live for one run and are marked for bootstrap, and those of stored tables for which a
         bootstrap is decided. Reads no record and changes nothing. Raises OffsetOutOfRangeError for a table that has
-        lost its place and is declared to fail.
+        lost its place and is declared to fail, and DatasetError for one that was declared otherwise.
         """
         ssps: set[SystemStreamPartition] = set()
         for dataset in self._datasets.values():

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
 
+Offsets = Mapping[SystemStreamPartition, str]
 Ranges = Mapping[SystemStreamPartition, tuple[str, str]]
 
 
@@ -48,7 +49,7 @@ class Source:
 
     @classmethod
     def of(cls, systems: Mapping[str, StreamSystem], spec: AdjunctDataset, *, at_once: bool = False) -> Source:
-        """Open the input of `spec` and check that its columns can make this dataset.
+        """Open the input of `spec` and check that its columns, and the order of its changes, can make this dataset.
 
         `at_once` looks at the stream once: its ends and markers then are those of that moment.
         """
@@ -71,6 +72,8 @@ class Source:
                 dataset=spec.name,
             )
         entries = schema_of_entries(spec, schema_of_rows(spec, info.schema))
+        if spec.follows_changes:
+            check_order(spec, info.key, info.partitions, info.partitioner)
         return cls(spec, system, info, tuple(system.partitions(stream)), entries)
 
     @property
@@ -108,7 +111,19 @@ class Source:
         """What orders changes of one key that have the same position."""
         return () if self.spec.following.order_by is None else (OFFSET, PARTITION)
 
-    def markers(self, since: Mapping[SystemStreamPartition, str]) -> list[Marker]:
+    def last_offsets(self, known: Offsets, oldest: Offsets, upcoming: Offsets) -> dict[SystemStreamPartition, str]:
+        """Return where a table without bootstrap begins: its last offset where the stream has it, else the default.
+
+        `known` are its last offsets, of the partitions that it has read. What the stream has dropped is passed over.
+        """
+        default = oldest if self.info.default_offset == "oldest" else upcoming
+
+        def later(left: str, right: str) -> str:
+            return left if self.system.compare(left, right) >= 0 else right
+
+        return {ssp: later(known[ssp], oldest[ssp]) if ssp in known else default[ssp] for ssp in self.ssps}
+
+    def markers(self, since: Offsets) -> list[Marker]:
         """Return the markers at or after these offsets."""
         return self.system.markers(self.info.name, since)
 
@@ -159,6 +174,21 @@ class Source:
         return changes
 
 
+def check_order(spec: AdjunctDataset, key: Sequence[str], partitions: int, partitioner: str) -> None:
+    """Refuse an input, a stream so keyed and spread, where two changes of one key may lie in two partitions: nothing
+    orders them there."""
+    if spec.following.order_by is not None or one_partition_a_key(spec, key, partitions, partitioner):
+        return
+    keyed = f"keyed by ({', '.join(key)})" if key else "not keyed"
+    raise DatasetError(
+        f"dataset {spec.name!r} has the key ({', '.join(spec.key)}), and its input {spec.input} is {keyed} over "
+        f"{partitions} partitions ({partitioner}): changes of one key could lie in several partitions, "
+        "where nothing says which is newer.",
+        f"Key the stream by columns of ({', '.join(spec.key)}), give it one partition, or declare order_by=COLUMN.",
+        dataset=spec.name,
+    )
+
+
 def one_partition_a_key(spec: AdjunctDataset, key: Sequence[str], partitions: int, partitioner: str) -> bool:
     """Whether all records of one key of a dataset lie in one partition of a stream that is so keyed and spread."""
     return partitions == 1 or (bool(key) and partitioner != "unknown" and set(key) <= set(spec.key))
@@ -173,7 +203,7 @@ def by_partition(offsets: Mapping[str, str]) -> dict[SystemStreamPartition, str]
     return dict(sorted((SystemStreamPartition.parse(text), offset) for text, offset in offsets.items()))
 
 
-def as_stored(offsets: Mapping[SystemStreamPartition, str]) -> dict[str, str]:
+def as_stored(offsets: Offsets) -> dict[str, str]:
     """Return offsets as a manifest stores them."""
     return {str(ssp): offsets[ssp] for ssp in sorted(offsets)}
 

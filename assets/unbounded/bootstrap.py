@@ -13,10 +13,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.sources.opened_stream import as_stored, by_partition
+from dagster_adjunct.assets.sources.opened_stream import Offsets, as_stored, by_partition
 from dagster_adjunct.assets.unbounded.bulk_snapshot import load_snapshot
 from dagster_adjunct.assets.unbounded.commit_table import AdvanceProgress, change_of, commit_manifest
-from dagster_adjunct.assets.unbounded.input_order import last_offsets
 from dagster_adjunct.assets.unbounded.next_served_version import with_version
 from dagster_adjunct.assets.versions.build_attempts import forget_attempt
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
@@ -24,7 +23,6 @@ from dagster_adjunct.assets.versions.unbounded_state import Bootstrap
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.unbounded.commit_table import Advance
-    from dagster_adjunct.assets.unbounded.input_order import Offsets
     from dagster_adjunct.assets.versions.dataset_log import Attempt
     from dagster_adjunct.resources.bucketing.bucket_files import Generation
     from dagster_adjunct.resources.objects.commit_log import Commit
@@ -94,7 +92,7 @@ def _created(advance: Advance, before: AdvanceProgress, attempt: Attempt) -> tup
     """Return the manifest of an empty table that goes on from where the one before it, if any, has read."""
     seen, source, first = advance.seen, advance.source, before.manifest
     known = {} if seen.manifest is None else by_partition(seen.manifest.offsets)
-    start = as_stored(last_offsets(source, known, source.system.oldest(source.ssps), seen.ends))
+    start = as_stored(source.last_offsets(known, source.system.oldest(source.ssps), seen.ends))
     bootstrap = Bootstrap(
         state="done",
         start=start,

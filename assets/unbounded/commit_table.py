@@ -19,8 +19,7 @@ from dagster_adjunct.resources.objects.commit_log import commit_upon
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.opened_stream import Source
-    from dagster_adjunct.assets.unbounded.input_order import Offsets
+    from dagster_adjunct.assets.sources.opened_stream import Offsets, Source
     from dagster_adjunct.assets.versions.advance_report import Stages
     from dagster_adjunct.assets.versions.dataset_log import DatasetLog
     from dagster_adjunct.assets.writing.write_context import WriteContext

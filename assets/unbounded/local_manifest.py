@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.inputs_besides_streams import OwnedBy
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest, as_unbounded
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
 from dagster_adjunct.assets.versions.stored_declaration import check_declaration, declaration_of
 from dagster_adjunct.assets.versions.unbounded_state import Bootstrap
@@ -19,6 +19,7 @@ from dagster_adjunct.resources.times import microseconds
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.versions.dataset_log import Attempt
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.assets.versions.unbounded_state import SentToTable
     from dagster_adjunct.resources.bucketing.bucket_files import Generation
     from dagster_adjunct.resources.objects.commit_log import Commit
@@ -118,18 +119,16 @@ def counted(sends: Sequence[SentToTable]) -> dict[str, int]:
     return {"changes": sum(sent.rows for sent in sends), "deleted": sum(sent.deleted for sent in sends)}
 
 
-def check_as_stored(spec: AdjunctDataset, manifest: UnboundedManifest) -> None:
-    """Refuse a declaration that what is stored can't be gone on with, saying what differs. Raises DatasetError."""
+def as_local(stored: DatasetManifest, spec: AdjunctDataset) -> UnboundedManifest:
+    """Return what is stored, as the manifest of the local table that is declared.
+
+    Raises DatasetError for what can't be gone on with under this declaration, saying what differs: columns can only be
+    added, or widened.
+    """
     columns = schema_of(spec)
-    check_declaration(spec.name, manifest.declaration, declaration_of(spec, columns))
-    _check_columns(spec, manifest, columns)
-
-
-def _check_columns(spec: AdjunctDataset, manifest: UnboundedManifest, columns: Schema) -> None:
-    """Refuse columns that what is stored can't be read with: they can only be added, or widened."""
-    if manifest.version is None:
-        return
-    refused = refused_changes(manifest.version.columns, columns, spec.key)
+    check_declaration(spec.name, stored.declaration, declaration_of(spec, columns))
+    served = stored.version
+    refused = [] if served is None else refused_changes(served.columns, columns, spec.key)
     if refused:
         raise DatasetError(
             f"local table {spec.name!r} has other columns than are declared: {'; '.join(refused)}. Columns can only be "
@@ -138,3 +137,4 @@ def _check_columns(spec: AdjunctDataset, manifest: UnboundedManifest, columns: S
             f"delete {spec.name} --reason ….",
             dataset=spec.name,
         )
+    return as_unbounded(stored)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.chosen_version import committed_version
 from dagster_adjunct.assets.unbounded.compact_table import compact_due
-from dagster_adjunct.assets.unbounded.local_manifest import check_as_stored, empty_table, schema_of
+from dagster_adjunct.assets.unbounded.local_manifest import as_local, empty_table, schema_of
 from dagster_adjunct.assets.unbounded.next_served_version import retire
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport, OnStage, Stages, ignore
-from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
+from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
 from dagster_adjunct.assets.versions.unbounded_state import Written
 from dagster_adjunct.resources.errors import DatasetError, VersionDiscardedError
 from dagster_adjunct.resources.objects.commit_log import retry_conflicts
@@ -33,33 +33,33 @@ def advance_local(context: WriteContext, spec: AdjunctDataset, *, on_stage: OnSt
     """
     stages, columns = Stages(spec.name, on_stage), schema_of(spec)
     stored = context.log(spec.name).read()[1]
-    manifest, sealed, note = None if stored is None else as_unbounded(stored), "", "no batch has written it yet"
-    if manifest is not None:
-        check_as_stored(spec, manifest)
-        note = f"batch {manifest.written.batch} was the last to write it" if manifest.written is not None else ""
-        policy = spec.following.compaction
-        compacted = None
-        if policy.inside_commit:
-            with stages("compact"):
-                compacted = compact_due(context, manifest, policy)
-        if compacted is not None:
-            manifest = compacted[1]
-            assert manifest.version is not None
-            sealed = manifest.version.id
+    manifest = None if stored is None else as_local(stored, spec)
+    policy, compacted = spec.following.compaction, None
+    if manifest is not None and policy.inside_commit:
+        with stages("compact"):
+            compacted = compact_due(context, manifest, policy)
+    if compacted is not None:
+        manifest = compacted[1]
     version = None if manifest is None else manifest.version
     return AdvanceReport(
         dataset=spec.name,
         kind="unbounded",
         action="up-to-date",
         version=None if version is None else version.id,
-        sealed=(sealed,) if sealed else (),
+        sealed=(version.id,) if compacted is not None and version is not None else (),
         rows=None if version is None else version.rows,
         counters={},
         offsets={},
         seconds=stages.seconds,
         schema=columns,
-        note=note,
+        note=_last_written(manifest),
     )
+
+
+def _last_written(manifest: UnboundedManifest | None) -> str:
+    if manifest is None:
+        return "no batch has written it yet"
+    return "" if manifest.written is None else f"batch {manifest.written.batch} was the last to write it"
 
 
 def undo_batch(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.local_manifest import (
     Parent,
-    check_as_stored,
+    as_local,
     counted,
     expires_of,
     first_manifest,
@@ -29,7 +29,7 @@ from dagster_adjunct.assets.unbounded.local_manifest import (
 from dagster_adjunct.assets.unbounded.next_served_version import retire, without_large_footers
 from dagster_adjunct.assets.versions.build_attempts import build_on_record
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
+from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
 from dagster_adjunct.assets.versions.sealed_version import POSITION, SealedVersion, layout_of
 from dagster_adjunct.assets.versions.stored_declaration import declaration_of
 from dagster_adjunct.assets.versions.unbounded_state import SentToTable, Written
@@ -126,11 +126,9 @@ class LocalWrites:
         counters.pop("conflicting", None)  # of changes nothing else is expected
         tombstones = keeps_deletions(generation)
         counters["deleted"] += tombstones
-        sent = SentToTable(
-            rows=generation.rows - tombstones,
-            deleted=counters["deleted"],
-            digest=sum(file.digest or 0 for file in generation.files) % 2**64,
-        )
+        digest = generation.digest
+        assert digest is not None, "without it, other rows of the same batch would be taken for those that are in"
+        sent = SentToTable(rows=generation.rows - tombstones, deleted=counters["deleted"], digest=digest)
         self._sends.append(sent)
         self._generations.append(without_large_footers(generation))
         return {"rows": sent.rows, **counters}
@@ -201,10 +199,7 @@ class LocalWrites:
 
     def _read(self) -> Parent:
         commit, stored = self._log.read()
-        manifest = None if stored is None else as_unbounded(stored)
-        if manifest is not None:
-            check_as_stored(self._spec, manifest)
-        return Parent(commit, manifest)
+        return Parent(commit, None if stored is None else as_local(stored, self._spec))
 
     def _is_in(self, manifest: UnboundedManifest | None) -> bool:
         """Whether this batch is in the table; what it says now has to be what it said then."""

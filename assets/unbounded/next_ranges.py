@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
-from dagster_adjunct.assets.sources.opened_stream import Ranges, by_partition
+from dagster_adjunct.assets.sources.opened_stream import Offsets, Ranges, by_partition
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.unbounded.commit_table import Advance, AdvanceProgress
-    from dagster_adjunct.assets.unbounded.input_order import Offsets
 
 
 def next_ranges(advance: Advance, progress: AdvanceProgress) -> tuple[Ranges, bool]:

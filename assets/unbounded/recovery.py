@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dagster_adjunct.assets.unbounded.table_validity import SeenTable, TableContinuity, state_of
 from dagster_adjunct.assets.versions.kept_history import length_of
-from dagster_adjunct.assets.versions.stored_declaration import check_declaration, kept_history
+from dagster_adjunct.assets.versions.stored_declaration import kept_history
 from dagster_adjunct.assets.versions.unbounded_state import Decision
 from dagster_adjunct.resources.errors import DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.schemas.evolution import refused_changes
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.versions.manifest import UnboundedManifest
     from dagster_adjunct.resources.schemas.schema import Schema
 
 
@@ -43,13 +42,13 @@ class RecoveryPlan:
 def decide(seen: SeenTable, *, rebuild: str | None = None, forced: bool = False) -> RecoveryPlan:
     """Return what to do with the table that was seen; `rebuild` is the reason to build it anew.
 
-    `forced` begins a bootstrap even from a stream that does not tell of every key any more. Raises DatasetError for a
-    declaration under which the table can't be continued and for a bootstrap that would lack keys,
-    OffsetOutOfRangeError and MalformedDocumentError where nothing can be decided, and CommitConflictError where another
-    writer committed meanwhile.
+    `forced` begins a bootstrap even from a stream that does not tell of every key any more. Raises DatasetError for
+    columns that the table can't be continued with and for a bootstrap that would lack keys, OffsetOutOfRangeError and
+    MalformedDocumentError where nothing can be decided, and CommitConflictError where another writer committed
+    meanwhile.
     """
-    if seen.manifest is not None:
-        _check_declared(seen, seen.manifest, anew=rebuild is not None)
+    if rebuild is None:
+        _check_columns(seen)
     if rebuild is not None and seen.manifest is not None:
         decision = Decision(action="bootstrap", store="invalid", reason=f"rebuild: {rebuild}", at=seen.at)
         if not forced:
@@ -129,17 +128,11 @@ def _is_declared_otherwise(seen: SeenTable) -> bool:
     return manifest.bootstrap.state == "done" and other
 
 
-def _check_declared(seen: SeenTable, manifest: UnboundedManifest, *, anew: bool) -> None:
-    """Refuse another key, spread or input; partitions are a matter of recovery, columns one of evolution.
-
-    A table that is built `anew` may have any columns.
-    """
-    source = seen.source
-    partitions = {"input_partitions": manifest.declaration.input_partitions}
-    check_declaration(seen.spec.name, manifest.declaration, source.declaration.model_copy(update=partitions))
-    running = manifest.bootstrap.state == "running"
-    if manifest.version is not None and not anew and not running:
-        check_evolution(seen.spec.name, manifest.version.columns, source.schema, seen.spec.key)
+def _check_columns(seen: SeenTable) -> None:
+    """Refuse columns that what is served can't be read with; a table that is being built anew may have any."""
+    manifest = seen.manifest
+    if manifest is not None and manifest.version is not None and manifest.bootstrap.state != "running":
+        check_evolution(seen.spec.name, manifest.version.columns, seen.source.schema, seen.spec.key)
 
 
 def check_evolution(dataset: str, stored: Schema, declared: Schema, key: tuple[str, ...]) -> None:

@@ -15,9 +15,9 @@ from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
 from dagster_adjunct.assets.declaration.inputs_besides_streams import OwnedBy
 from dagster_adjunct.assets.declaration.local_table import local_table
 from dagster_adjunct.assets.unbounded.compact_table import compact_due
-from dagster_adjunct.assets.unbounded.local_manifest import check_as_stored, empty_table
+from dagster_adjunct.assets.unbounded.local_manifest import as_local, empty_table
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
+from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.objects.commit_log import retry_conflicts
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.unbounded.state_spec import StateSpec
+    from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
     from dagster_adjunct.assets.writing.write_context import WriteContext
     from dagster_adjunct.resources.objects.lake import Lake
 
@@ -63,9 +64,8 @@ def check_state(lake: Lake, dataset: AdjunctDataset) -> None:
     """Refuse state that what is stored can't be gone on with, saying what differs. Raises DatasetError."""
     stored = DatasetLog(lake, dataset.name).read()[1]
     if stored is not None:
-        manifest = as_unbounded(stored)
-        _check_kept_for(dataset, manifest)
-        check_as_stored(dataset, manifest)
+        _check_kept_for(dataset, stored.declaration)
+        as_local(stored, dataset)
 
 
 def begin_state(context: WriteContext, dataset: AdjunctDataset) -> None:
@@ -91,21 +91,20 @@ def begin_state(context: WriteContext, dataset: AdjunctDataset) -> None:
     retry_conflicts(decided, attempts=_TRIES)
 
 
-def _check_kept_for(dataset: AdjunctDataset, manifest: UnboundedManifest) -> None:
+def _check_kept_for(dataset: AdjunctDataset, stored: DatasetDeclaration) -> None:
     """Refuse what was kept for something else: another bound or window would judge its rows by other times."""
     assert isinstance(dataset.input, OwnedBy)
-    stored, declared = manifest.declaration.kept_for, dataset.input.kept_for
-    told = manifest.declaration
-    if told.expires is None or told.owner != dataset.input.application:
+    was, declared = stored.kept_for, dataset.input.kept_for
+    if stored.expires is None or stored.owner != dataset.input.application:
         raise DatasetError(
             f"the lake has a dataset {dataset.name!r}, which is no state of application {dataset.input.application!r}: "
             f"an operator ({declared}) would keep its own under this name.",
             "Give the operator another name=, or the application; or call the dataset otherwise.",
             dataset=dataset.name,
         )
-    if stored != declared:
+    if was != declared:
         raise DatasetError(
-            f"state {dataset.name!r} was kept for another operator than is declared: {stored!r}, and now {declared!r}.",
+            f"state {dataset.name!r} was kept for another operator than is declared: {was!r}, and now {declared!r}.",
             "Undo the change, or give the operator another name, under which it begins with what it reads from then "
             f"on. To begin anew under this one: adjunct dataset delete {dataset.name} --reason ….",
             dataset=dataset.name,

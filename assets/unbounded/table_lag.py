@@ -47,39 +47,75 @@ class PartitionLag:
         return {"offsets": self.offsets, "records": self.records, "lost": self.lost, "seconds": seconds}
 
 
-def lag_of(
-    systems: Mapping[str, StreamSystem], manifest: UnboundedManifest, *, now: datetime
-) -> dict[SystemStreamPartition, PartitionLag]:
-    """Return how far what an unbounded dataset serves is behind, by stream partition; reads no records.
+@dataclass(frozen=True, slots=True)
+class PlaceInStream:
+    """The next offset of what a table serves, in each partition of its stream as one look finds that.
 
-    Raises StreamNotFoundError for a stream that is not there any more.
+    `confirmed_at` is when the table was last known to be caught up, None where that is not known.
     """
-    at = _Positions.of(systems, manifest)
-    lags = {}
-    for ssp, offset in at.offsets.items():
-        end, oldest = at.ends[ssp], at.oldest[ssp]
-        behind, lost = at.system.distance(ssp, offset, end), at.system.distance(ssp, offset, oldest)
-        held = OffsetRange(oldest if lost else offset, end)
+
+    system: StreamSystem
+    offsets: Mapping[SystemStreamPartition, str]
+    oldest: Mapping[SystemStreamPartition, str]
+    ends: Mapping[SystemStreamPartition, str]
+    confirmed_at: datetime | None
+
+    @classmethod
+    def of(cls, systems: Mapping[str, StreamSystem], manifest: UnboundedManifest) -> PlaceInStream:
+        """Look at the stream. While a table is built anew, what is served is the one before it.
+
+        Raises StreamNotFoundError for a stream that is not there any more.
+        """
+        followed = manifest.declaration.input
+        what = f"dataset {manifest.name!r} follows {followed}"
+        system, stream = system_given(systems, followed, what, dataset=manifest.name)
+        system = system.snapshot(stream)
+        ssps = system.partitions(stream)
+        oldest = system.oldest(ssps)
+        known = by_partition(manifest.offsets)
+        if manifest.bootstrap.state == "running" and manifest.version is not None:
+            known = by_partition({ssp: end for ssp, (_, end) in manifest.version.offsets.items()})
+        offsets = {ssp: known.get(ssp, oldest[ssp]) for ssp in ssps}  # of a partition that is new nothing was read
+        return cls(system, offsets, oldest, system.upcoming(ssps), manifest.confirmed_at)
+
+    def lags(self, now: datetime) -> dict[SystemStreamPartition, PartitionLag]:
+        """Return how far what is served is behind, by partition; reads no records."""
+        return {ssp: self._lag(ssp, now) for ssp in self.offsets}
+
+    def stale(self, max_staleness: timedelta, now: datetime) -> list[SystemStreamPartition]:
+        """Return the partitions of which the table lacks something older than `max_staleness`."""
+        limit = before(now, max_staleness)
+        behind = [ssp for ssp, offset in self.offsets.items() if self.system.compare(offset, self.ends[ssp]) < 0]
+        return [ssp for ssp in behind if self._unread_before(ssp, limit)]
+
+    def _lag(self, ssp: SystemStreamPartition, now: datetime) -> PartitionLag:
+        offset, oldest, end = self.offsets[ssp], self.oldest[ssp], self.ends[ssp]
+        behind, lost = self.system.distance(ssp, offset, end), self.system.distance(ssp, offset, oldest)
         records = max(behind - lost, 0)
-        if records and at.system.counts_unread:
-            records = at.system.records_between({ssp: held})
-        seconds = at.seconds_behind(ssp, manifest.confirmed_at, now) if behind else 0.0
-        lags[ssp] = PartitionLag(offset, end, behind, records, min(lost, behind), seconds)
-    return lags
+        if records and self.system.counts_unread:
+            records = self.system.records_between({ssp: OffsetRange(oldest if lost else offset, end)})
+        seconds = self._seconds_behind(ssp, now) if behind else 0.0
+        return PartitionLag(offset, end, behind, records, min(lost, behind), seconds)
 
+    def _seconds_behind(self, ssp: SystemStreamPartition, now: datetime) -> float | None:
+        """Return an age that no unread record is above: found by halving, since only the inverse can be asked for."""
+        if self.confirmed_at is None:
+            return None
+        oldest, youngest = max((now - self.confirmed_at).total_seconds(), 0.0), _EXACT_FROM.total_seconds()
+        if oldest <= youngest or not self._unread_before(ssp, now - _EXACT_FROM):
+            return min(oldest, youngest)
+        while oldest / youngest > _STEP:
+            middle = (oldest * youngest) ** 0.5
+            if self._unread_before(ssp, now - timedelta(seconds=middle)):
+                youngest = middle
+            else:
+                oldest = middle
+        return oldest
 
-def stale_partitions(
-    systems: Mapping[str, StreamSystem],
-    manifest: UnboundedManifest,
-    max_staleness: timedelta,
-    *,
-    now: datetime,
-) -> list[SystemStreamPartition]:
-    """Return the partitions of which the table lacks something older than `max_staleness`."""
-    at = _Positions.of(systems, manifest)
-    limit = before(now, max_staleness)
-    behind = [ssp for ssp, offset in at.offsets.items() if at.system.compare(offset, at.ends[ssp]) < 0]
-    return [ssp for ssp in behind if at.unread_before(ssp, limit)]
+    def _unread_before(self, ssp: SystemStreamPartition, moment: datetime) -> bool:
+        """Whether the first unread record of a partition that is behind is older than `moment`."""
+        first = self.system.offset_for_timestamp(ssp, int(moment.timestamp() * 1000))
+        return self.system.compare(self.offsets[ssp], first) < 0
 
 
 def check_fresh(
@@ -93,10 +129,11 @@ def check_fresh(
 
     A table that is behind by younger changes, or idle because its stream is, is fresh.
     """
-    stale = stale_partitions(systems, manifest, max_staleness, now=now)
+    at = PlaceInStream.of(systems, manifest)
+    stale = at.stale(max_staleness, now)
     if not stale:
         return
-    lags = lag_of(systems, manifest, now=now)
+    lags = at.lags(now)
     ssp = max(stale, key=lambda ssp: (lags[ssp].seconds or float("inf"), lags[ssp].offsets))
     lag = lags[ssp]
     age = "" if lag.seconds is None else f", the oldest about {timedelta(seconds=round(lag.seconds))} old"
@@ -109,48 +146,3 @@ def check_fresh(
         "allow more: max_staleness=….",
         dataset=spec.name,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Positions:
-    """The stream as it is now, and the next offset of what is served."""
-
-    system: StreamSystem
-    offsets: Mapping[SystemStreamPartition, str]
-    oldest: Mapping[SystemStreamPartition, str]
-    ends: Mapping[SystemStreamPartition, str]
-
-    @classmethod
-    def of(cls, systems: Mapping[str, StreamSystem], manifest: UnboundedManifest) -> _Positions:
-        """Look at the stream. While a table is built anew, what is served is the one before it."""
-        followed = manifest.declaration.input
-        what = f"dataset {manifest.name!r} follows {followed}"
-        system, stream = system_given(systems, followed, what, dataset=manifest.name)
-        system = system.snapshot(stream)
-        ssps = system.partitions(stream)
-        oldest = system.oldest(ssps)
-        known = by_partition(manifest.offsets)
-        if manifest.bootstrap.state == "running" and manifest.version is not None:
-            known = by_partition({ssp: end for ssp, (_, end) in manifest.version.offsets.items()})
-        offsets = {ssp: known.get(ssp, oldest[ssp]) for ssp in ssps}  # of a partition that is new nothing was read
-        return cls(system, offsets, oldest, system.upcoming(ssps))
-
-    def seconds_behind(self, ssp: SystemStreamPartition, confirmed_at: datetime | None, now: datetime) -> float | None:
-        """Return an age that no unread record is above: found by halving, since only the inverse can be asked for."""
-        if confirmed_at is None:
-            return None
-        oldest, youngest = max((now - confirmed_at).total_seconds(), 0.0), _EXACT_FROM.total_seconds()
-        if oldest <= youngest or not self.unread_before(ssp, now - _EXACT_FROM):
-            return min(oldest, youngest)
-        while oldest / youngest > _STEP:
-            middle = (oldest * youngest) ** 0.5
-            if self.unread_before(ssp, now - timedelta(seconds=middle)):
-                youngest = middle
-            else:
-                oldest = middle
-        return oldest
-
-    def unread_before(self, ssp: SystemStreamPartition, moment: datetime) -> bool:
-        """Whether the first unread record of a partition that is behind is older than `moment`."""
-        first = self.system.offset_for_timestamp(ssp, int(moment.timestamp() * 1000))
-        return self.system.compare(self.offsets[ssp], first) < 0

@@ -12,12 +12,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
-from dagster_adjunct.assets.sources.opened_stream import Source, by_partition
+from dagster_adjunct.assets.sources.opened_stream import Offsets, Source, by_partition
 from dagster_adjunct.assets.sources.source_made_anew import made_anew
-from dagster_adjunct.assets.unbounded.input_order import Offsets, check_order
 from dagster_adjunct.assets.versions.carried_to_rewritten_stream import carried_over
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest
-from dagster_adjunct.assets.versions.stored_declaration import check_declaration
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest, followed
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     MalformedDocumentError,
@@ -28,7 +26,6 @@ from dagster_adjunct.resources.objects.removal import is_deleted
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-    from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.assets.writing.write_context import WriteContext
     from dagster_adjunct.resources.objects.commit_log import Commit
 
@@ -84,12 +81,15 @@ class TableContinuity:
 
 
 def look(context: WriteContext, spec: AdjunctDataset) -> SeenTable:
-    """Return what is there now. Raises DatasetError for an input that can't make this dataset."""
+    """Return what is there now.
+
+    Raises DatasetError for an input that can't make this dataset, and for another key, spread or input than the table
+    was declared with; the columns are a matter of what is done with it.
+    """
     source = Source.of(context.systems, spec)
-    check_order(spec, source.info.key, source.info.partitions, source.info.partitioner)
     log = context.log(spec.name)
     commit, stored, damage = log.read_or_newest()
-    manifest = None if stored is None else _followed(stored, source)
+    manifest = None if stored is None else followed(stored, source.declaration)
     carried = carried_over(manifest, source.info) if manifest is not None and not damage else None
     manifest = carried or manifest
     at = context.now()
@@ -163,15 +163,6 @@ def state_of(seen: SeenTable) -> TableContinuity:
 def max_age_of(source: Source) -> timedelta | None:
     """Return how long a table that is behind stays valid: as declared, else as long as the stream keeps tombstones."""
     return source.spec.following.max_age or source.info.tombstones_kept
-
-
-def _followed(manifest: DatasetManifest, source: Source) -> UnboundedManifest:
-    """Return the stored manifest of a table; a bounded dataset's is refused as that of another declaration."""
-    if not isinstance(manifest, UnboundedManifest):
-        partitions = {"input_partitions": manifest.declaration.input_partitions}
-        check_declaration(source.spec.name, manifest.declaration, source.declaration.model_copy(update=partitions))
-        raise AssertionError("a stored kind differs, and its declaration does not")
-    return manifest
 
 
 def _missing_objects(log: DatasetLog, manifest: UnboundedManifest) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from dagster_adjunct.assets.sources.decode_changes import refuse_problems
 from dagster_adjunct.assets.sources.opened_stream import Ranges, Source, as_stored
 from dagster_adjunct.assets.sources.source_made_anew import made_anew
-from dagster_adjunct.assets.unbounded.input_order import check_order, last_offsets
+from dagster_adjunct.assets.unbounded.table_lag import PlaceInStream
 from dagster_adjunct.assets.unbounded.transient_version import TransientVersion, is_transient, ranges_of
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport, Stages
 from dagster_adjunct.assets.versions.sealed_version import POSITION
@@ -52,8 +52,6 @@ class TransientTable:
         # Opened once: a run meets the columns and partitions that it began with.
         if self._opened is None:
             self._opened = Source.of(self._systems, self.spec)
-            info = self._opened.info
-            check_order(self.spec, info.key, info.partitions, info.partitioner)
         return self._opened
 
     def advance(self, spark: Callable[[], SparkSession]) -> AdvanceReport:
@@ -147,19 +145,18 @@ class TransientTable:
     def check_fresh(self, max_staleness: timedelta) -> None:
         """Raise StaleDatasetError where the table lacks something older: changes of a transaction that is not whole."""
         assert self.view is not None
-        system = self._source.system
-        limit = utc_now() - max_staleness
-        upcoming = system.upcoming(self._source.ssps)
-        for ssp, end in _ends(self.view.ranges).items():
-            first = system.offset_for_timestamp(ssp, int(limit.timestamp() * 1000))
-            if system.compare(end, upcoming[ssp]) < 0 and system.compare(end, first) < 0:
-                raise StaleDatasetError(
-                    f"dataset {self.spec.name!r} is stale: it has read {ssp} up to offset {end} of {upcoming[ssp]}, "
-                    f"and what comes next is older than {max_staleness}.",
-                    "What waits there belongs to a transaction that is not whole: deliver the rest of it, or allow "
-                    "more: max_staleness=….",
-                    dataset=self.spec.name,
-                )
+        system, ssps = self._source.system, self._source.ssps
+        at = PlaceInStream(system, _ends(self.view.ranges), system.oldest(ssps), system.upcoming(ssps), None)
+        stale = at.stale(max_staleness, utc_now())
+        if stale:
+            ssp = stale[0]
+            raise StaleDatasetError(
+                f"dataset {self.spec.name!r} is stale: it has read {ssp} up to offset {at.offsets[ssp]} of "
+                f"{at.ends[ssp]}, and what comes next is older than {max_staleness}.",
+                "What waits there belongs to a transaction that is not whole: deliver the rest of it, or allow more: "
+                "max_staleness=….",
+                dataset=self.spec.name,
+            )
 
     def release(self) -> None:
         """Give the memory back: the run is over."""
@@ -198,7 +195,7 @@ class TransientTable:
                     dataset=self.spec.name,
                 )
             reason += f"; {problem}"
-        return last_offsets(source, last, oldest, upcoming), _decided("create", reason)
+        return source.last_offsets(last, oldest, upcoming), _decided("create", reason)
 
     def _check_not_made_anew(
         self, starts: Mapping[SystemStreamPartition, str], upcoming: Mapping[SystemStreamPartition, str]

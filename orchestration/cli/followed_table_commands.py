@@ -71,12 +71,12 @@ def lag_facts(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
 
 def _facts(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
     from dagster_adjunct.assets.unbounded.bootstrap_progress import bootstrap_progress
-    from dagster_adjunct.assets.unbounded.table_lag import lag_of
+    from dagster_adjunct.assets.unbounded.table_lag import PlaceInStream
     from dagster_adjunct.resources.streams.registry import open_system
 
     system = split_stream_name(manifest.declaration.input)[0]
     systems, now = {system: open_system(system, lake)}, lake.now()
-    lags = lag_of(systems, manifest, now=now)
+    lags = PlaceInStream.of(systems, manifest).lags(now)
     return {
         "caught_up_at": manifest.confirmed_at,
         "bootstrap": bootstrap_progress(systems, manifest, now).to_json(),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
 from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
 from dagster_adjunct.assets.declaration.local_table import local_table
@@ -18,12 +19,16 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
+from dagster_adjunct.assets.unbounded.local_manifest import as_local
 from dagster_adjunct.assets.unbounded.local_table import advance_local, undo_batch
 from dagster_adjunct.assets.unbounded.local_writes import LocalWrites, WritingBatch
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
+from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
+from dagster_adjunct.assets.versions.stored_declaration import declaration_of
 from dagster_adjunct.assets.writing.generation_writer import ARROW
 from dagster_adjunct.assets.writing.write_context import WriteContext
+from dagster_adjunct.resources.bucketing.bucket_files import BucketFile
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,
@@ -159,6 +164,16 @@ def test_another_content_of_the_same_batch_is_refused(lake: Lake, other: list[li
     with pytest.raises(ProducerConflictError, match="batch 2 of application app already"):
         do(lake, 2, *other, begun=begun)
     assert held(lake) == {"a": 1, "b": 2}
+
+
+def test_rows_that_nothing_tells_from_others_are_not_taken_for_those_that_are_in(lake: Lake) -> None:
+    def without_digests(*given: Any, **options: Any) -> list[BucketFile]:
+        return [replace(file, digest=None) for file in ARROW(*given, **options)]
+
+    with LocalWrites(lake, counts(), None, WritingBatch("app", 1, "run"), without_digests) as writes:
+        writes.send(rows(), order_by=("__offset",), partitioned=False)
+        with pytest.raises(AssertionError, match="would be taken for those that are in"):
+            writes.send(rows(("a", 1)), order_by=("__offset",), partitioned=False)
 
 
 def test_an_older_batch_comes_too_late(lake: Lake) -> None:
@@ -349,6 +364,15 @@ def test_a_batch_that_was_begun_without_a_table_adds_nothing_to_one_that_has_ent
     with pytest.raises(DatasetError, match="batch 2 of application app was begun without it"):
         do(lake, 2, [("a", None)], begun=None)
     assert held(lake) == {"a": 1}
+
+
+def test_a_dataset_in_versions_under_the_name_is_told_as_another_declaration() -> None:
+    bounded = bounded_dataset("counts", input="lake.counts", key="k", partitions=2)
+    stored = BoundedManifest(name="counts", declaration=declaration_of(bounded, COLUMNS), offsets={})
+    with pytest.raises(
+        DatasetError, match=r"kind is unbounded, was bounded; input is application app, was lake\.counts"
+    ):
+        as_local(stored, counts())
 
 
 def test_another_owner_or_another_key_is_another_table(lake: Lake) -> None:

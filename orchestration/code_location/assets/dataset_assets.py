@@ -164,13 +164,13 @@ def _materialised(
 
     A table with a freshness policy is materialised by each look at its stream, because Dagster counts nothing else.
     """
-    from dagster_adjunct.assets.unbounded.table_lag import lag_of
+    from dagster_adjunct.assets.unbounded.table_lag import PlaceInStream
     from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 
     context = run.context
     metadata = dataset_metadata(report, uri_of(run.lake, member.dataset)) | shown_metadata(run, member, manifest)
     if isinstance(manifest, UnboundedManifest):
-        metadata |= lag_metadata(lag_of(run.systems, manifest, now=run.lake.now()))
+        metadata |= lag_metadata(PlaceInStream.of(run.systems, manifest).lags(run.lake.now()))
     elif manifest is not None:
         metadata |= version_metadata(manifest)
     if report.version is None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection, fits
 from dagster_adjunct.assets.sources.decode_changes import schema_of_rows, stored_schema
-from dagster_adjunct.assets.unbounded.input_order import check_order
+from dagster_adjunct.assets.sources.opened_stream import check_order
 from dagster_adjunct.assets.validation.named_columns import check_validator_columns
 from dagster_adjunct.orchestration.planner.refusals import shown
 from dagster_adjunct.resources.errors import AdjunctError, PlanningError

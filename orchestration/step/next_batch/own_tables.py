@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.unbounded.local_table import undo_batch
 from dagster_adjunct.assets.unbounded.state_table import tend_state
-from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard_all
+from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
@@ -34,6 +34,6 @@ def undo_given_up(step: OpenedStep, batch: int) -> None:
 
 def tend_states(step: OpenedStep) -> None:
     """Merge small generations of the tables of state where there are many, and delete what nobody reads."""
-    waiting = [name for name in step.states if tend_state(step.context.writing, name)]
-    if waiting:
-        discard_all(step.context.lake, datasets=waiting, by=step.context.run)
+    for name in step.states:
+        if tend_state(step.context.writing, name):
+            discard(step.context.lake, name, by=step.context.run)

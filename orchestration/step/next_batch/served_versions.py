@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.served_together import current_readers
-from dagster_adjunct.assets.unbounded.local_manifest import check_as_stored
-from dagster_adjunct.assets.versions.manifest import as_unbounded
+from dagster_adjunct.assets.unbounded.local_manifest import as_local
 from dagster_adjunct.orchestration.step.next_batch.versions_to_wait_for import check_bootstrapped
 
 if TYPE_CHECKING:
@@ -42,9 +41,8 @@ def served_now(step: OpenedStep) -> ServedVersions:
     readers |= {name: stored(name).reader_of(manifest) for name, manifest in limited.items()}
     for dataset in own:
         manifest = stored(dataset.name).manifest()
-        if manifest is not None:
-            check_as_stored(dataset, as_unbounded(manifest))
-        readers[dataset.name] = stored(dataset.name).reader_of(manifest)
+        local = None if manifest is None else as_local(manifest, dataset)
+        readers[dataset.name] = stored(dataset.name).reader_of(local)
     check_bootstrapped(step, [name for name, reader in readers.items() if reader is None])
     readers |= {name: stored(name).current() for name in step.states}
     step.versions.keep(readers)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -11,8 +13,9 @@ import pytest
 from dagster_adjunct.assets.declaration.following_changes import Following
 from dagster_adjunct.assets.sources.opened_stream import as_stored
 from dagster_adjunct.assets.unbounded.bootstrap_progress import bootstrap_progress
-from dagster_adjunct.assets.unbounded.table_lag import check_fresh, lag_of, stale_partitions
+from dagster_adjunct.assets.unbounded.table_lag import PlaceInStream, check_fresh
 from dagster_adjunct.resources.errors import DatasetError, StaleDatasetError
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from tests.assets.conftest import World
 from tests.assets.unbounded.following_plain import (
@@ -46,7 +49,11 @@ def confirmed(table: Table, moment: datetime) -> None:
 
 
 def lag(table: Table, number: int = 0, now: datetime = NOW):
-    return lag_of({"lake": table.streams}, table.manifest, now=now)[partition(number)]
+    return PlaceInStream.of({"lake": table.streams}, table.manifest).lags(now)[partition(number)]
+
+
+def stale(systems: Mapping[str, Any], table: Table, limit: timedelta, now: datetime) -> list[SystemStreamPartition]:
+    return PlaceInStream.of(systems, table.manifest).stale(limit, now)
 
 
 def test_a_table_that_has_read_all_is_not_behind_however_long_its_stream_is_idle(world: World) -> None:
@@ -56,7 +63,7 @@ def test_a_table_that_has_read_all_is_not_behind_however_long_its_stream_is_idle
     for later in (timedelta(0), 7 * DAY):
         behind = lag(table, now=NOW + later)
         assert (behind.offsets, behind.records, behind.lost, behind.seconds) == (0, 0, 0, 0.0)
-        assert stale_partitions({"lake": table.streams}, table.manifest, MINUTE, now=NOW + later) == []
+        assert stale({"lake": table.streams}, table, MINUTE, NOW + later) == []
 
 
 def test_the_lag_is_told_by_partition_in_offsets_records_and_time(world: World) -> None:
@@ -104,10 +111,10 @@ def test_a_table_is_stale_where_something_older_than_allowed_is_unread(world: Wo
     ours, theirs = keys_of(world, 0, 2), keys_of(world, 1, 2)
     send_at(table, NOW - 10 * MINUTE, **{ours[0]: 1, ours[1]: 2, theirs[0]: 3})
     systems = {"lake": table.streams}
-    assert stale_partitions(systems, table.manifest, 11 * MINUTE, now=NOW) == []
+    assert stale(systems, table, 11 * MINUTE, NOW) == []
     check_fresh(systems, table.spec, table.manifest, 11 * MINUTE, NOW)
     check_fresh(systems, table.spec, table.manifest, timedelta.max, NOW)
-    assert stale_partitions(systems, table.manifest, 9 * MINUTE, now=NOW) == [partition(0), partition(1)]
+    assert stale(systems, table, 9 * MINUTE, NOW) == [partition(0), partition(1)]
     with pytest.raises(StaleDatasetError) as caught:
         check_fresh(systems, table.spec, table.manifest, 9 * MINUTE, NOW)
     error = caught.value
@@ -120,6 +127,27 @@ def test_a_table_is_stale_where_something_older_than_allowed_is_unread(world: Wo
     check_fresh(systems, table.spec, table.manifest, 9 * MINUTE, NOW)
 
 
+def test_what_a_stale_table_lacks_is_told_by_the_look_that_found_it_stale(world: World) -> None:
+    table = table_in(world, partitions=1)
+    table.advance()
+    confirmed(table, NOW - DAY)
+    send_at(table, NOW - HOUR, a=1)
+
+    class GrowsAsItIsLookedAt:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(table.streams, name)
+
+        def snapshot(self, stream: str) -> Any:
+            seen = table.streams.snapshot(stream)
+            assert seen.upcoming([partition(0)])  # it is as it is looked at first
+            send_at(table, NOW, b=2)
+            return seen
+
+    growing: Any = {"lake": GrowsAsItIsLookedAt()}
+    with pytest.raises(StaleDatasetError, match=r"1 offsets of lake\.accounts\.0 are not in it"):
+        check_fresh(growing, table.spec, table.manifest, MINUTE, NOW)
+
+
 def test_a_partition_that_was_added_has_been_read_to_nowhere(world: World) -> None:
     table = table_in(world, partitions=2)
     table.shape.partitions = 1
@@ -127,7 +155,7 @@ def test_a_partition_that_was_added_has_been_read_to_nowhere(world: World) -> No
     table.shape.partitions = None
     send_at(table, NOW - HOUR, **dict.fromkeys(keys_of(world, 1, 2), 1))
     assert lag(table, 1).offsets == 3
-    assert stale_partitions({"lake": table.streams}, table.manifest, MINUTE, now=NOW) == [partition(1)]
+    assert stale({"lake": table.streams}, table, MINUTE, NOW) == [partition(1)]
 
 
 def test_while_a_table_is_built_anew_the_lag_is_that_of_the_one_served(world: World) -> None:
@@ -158,7 +186,7 @@ def test_a_system_that_is_not_given_is_named(world: World) -> None:
     table = table_in(world, partitions=1)
     table.advance()
     with pytest.raises(DatasetError, match="no stream system 'lake' is given: there are kafka"):
-        lag_of({"kafka": table.streams}, table.manifest, now=NOW)
+        PlaceInStream.of({"kafka": table.streams}, table.manifest)
 
 
 def test_a_table_that_was_never_caught_up_does_not_say_how_long_ago(world: World) -> None:

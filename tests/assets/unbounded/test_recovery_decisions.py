@@ -12,7 +12,7 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded
 from dagster_adjunct.assets.sources.opened_stream import Source, as_stored
 from dagster_adjunct.assets.unbounded.recovery import decide, recover
 from dagster_adjunct.assets.unbounded.table_validity import SeenTable, state_of
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest, followed
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
 from dagster_adjunct.assets.versions.stored_declaration import declaration_of
 from dagster_adjunct.assets.versions.unbounded_state import Bootstrap
@@ -205,14 +205,19 @@ def test_a_rebuild_asks_nothing_of_the_table_before_and_all_of_the_stream() -> N
         decide(seen(spec, table(spec), oldest=offsets(1, 0)), rebuild="new rules")
 
 
-def test_a_rebuild_may_have_other_columns_and_no_other_key() -> None:
+def test_a_rebuild_may_have_other_columns() -> None:
     spec, narrow = declared(), Schema.of(k="string")
     with pytest.raises(DatasetError, match="holds other columns than are declared now"):
         decide(seen(spec, table(spec), columns=narrow))
     assert decide(seen(spec, table(spec), columns=narrow), rebuild="n went").first == "begin"
+
+
+def test_a_table_of_another_key_is_none_to_decide_on_and_other_partitions_of_its_input_are_decided_on() -> None:
+    spec, stored = declared(), table(declared())
     other = replace(spec, key=("n",), partition_by=("n",))
     with pytest.raises(DatasetError, match=r"key is \(n\), was \(k\)"):
-        decide(seen(other, table(spec)), rebuild="by n")
+        followed(stored, declaration_of(other, COLUMNS, input_partitions=2))
+    assert followed(stored, declaration_of(spec, COLUMNS, input_partitions=3)) is stored
 
 
 # -- columns, and what refuses any decision

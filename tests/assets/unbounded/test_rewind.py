@@ -326,6 +326,22 @@ def test_a_startpoint_that_was_applied_does_nothing_however_often_it_comes() -> 
     assert (entry.action, entry.by, entry.reason) == ("rewind", "ada", "the filter was wrong")
 
 
+def test_a_table_of_another_key_is_refused_before_anything_is_decided() -> None:
+    world = table_with(FIRST)
+    asked: dict[SystemStreamPartition, Startpoint] = {part(0): at(1)}
+    rewind(world, table_of(), asked)
+    before, other = told(world), replace(table_of(order_by="at"), key=("n",), partition_by=("n",))
+    for attempt in (
+        lambda: plan_rewind(world.lake, world.systems, other, positions={part(0): at(0)}),
+        lambda: rewind(world, other, asked),
+        lambda: rewind(world, other, {part(p): StartpointOldest() for p in (0, 1)}),
+        lambda: world.advance(other),
+    ):
+        with pytest.raises(DatasetError, match=r"key is \(n\), was \(k\)"):
+            attempt()
+    assert told(world) == before
+
+
 def test_what_is_after_the_table_is_refused_unless_forced() -> None:
     world = table_with(FIRST)
     spec = table_of()

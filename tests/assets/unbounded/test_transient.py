@@ -384,6 +384,7 @@ def test_a_transaction_that_is_not_whole_waits_and_makes_the_table_stale_in_the_
     assert runs.batch() == {"a": 1}
     assert runs.report.lag == {"lake.single.0": 1}
     table.check_fresh(timedelta(minutes=10))
+    table.check_fresh(timedelta.max)
     with pytest.raises(StaleDatasetError, match=r"it has read lake\.single\.0 up to offset 1 of 2"):
         table.check_fresh(timedelta(0))
 
