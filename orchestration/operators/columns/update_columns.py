@@ -153,8 +153,8 @@ def check_own_key(what: str, key: Sequence[str], pairs: Pairs) -> None:
             raise ConfigurationError(
                 f"{what} gives {name!r}, which is in the table's key ({', '.join(key)}), the expression "
                 f"{expression!r}: a record has the key by which it is looked up.",
-                f"Leave {name!r} out, the key is part of the record by itself; where it belongs to another, compute that "
-                "before.",
+                f"Leave {name!r} out, the key is part of the record by itself; where it belongs to another, compute "
+                "that before.",
                 argument=what.rpartition(" ")[2].rstrip("="),
                 column=name,
             )
