@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dagster_adjunct.orchestration.operators.arguments import column_names
-from dagster_adjunct.orchestration.operators.columns.update_columns import Columns, default_of, pairs_of, struct_of
+from dagster_adjunct.orchestration.operators.columns.update_columns import (
+    Columns,
+    check_own_key,
+    default_of,
+    pairs_of,
+    struct_of,
+)
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.quoted_columns import quoted
 from dagster_adjunct.resources.tables.arrow_operations import UPDATE
@@ -29,4 +35,6 @@ def update_message(*, key: str | Sequence[str], update: Columns, default: Column
         )
     pairs = pairs_of("update_message: update=", update)
     first = None if default is None else pairs_of("update_message: default=", default, empty=True)
+    check_own_key("update_message: update=", keys, pairs)
+    check_own_key("update_message: default=", keys, first or ())
     return (*(quoted(name) for name in keys), f"{struct_of(pairs)} as {UPDATE}", *default_of(first))

@@ -83,7 +83,7 @@ def plan(app: Application, catalog: Catalog) -> ExecutionPlan:
         flows = follow(app, catalog, with_insertions(inserted), counts.partitions)
     exchanges = _exchanges(app, catalog, flows, counts.partitions, edges, inserted)
     streams = tuple(edges.values())
-    tables = planned_tables(app, catalog)
+    tables = planned_tables(app, catalog, types)
     return ExecutionPlan(
         application=app.name,
         operators=_operators(app, flows, counts.partitions),

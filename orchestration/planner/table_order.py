@@ -2,7 +2,7 @@
 
 A stream has an order within a partition. Where the columns that choose the partition of an input are in a table's key,
 unchanged, all records of one key come from one partition and the table gets them in its order, wherever they have to
-move. Else they come from several, between which there is none but time.
+move. Else they come from several, between which there is none but time. Sums alone need none.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator, Spec
+from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator
 from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, PlanContext
 from dagster_adjunct.orchestration.planner.plans.plan_parts import PlannedTable
 from dagster_adjunct.orchestration.planner.table_writers import keeps_marks, writers_of
@@ -19,8 +19,9 @@ from dagster_adjunct.resources.errors import PlanningError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.operators.columns.known_columns import Types
     from dagster_adjunct.orchestration.operators.spec.stream_facts import Catalog
-    from dagster_adjunct.orchestration.operators.spec.table_sends import TableSend
+    from dagster_adjunct.orchestration.operators.spec.table_sends import ChangedColumns, TableSend
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,54 +40,66 @@ class _Read:
     renumbered: str = ""
 
 
-def planned_tables(app: Application, catalog: Catalog) -> tuple[PlannedTable, ...]:
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A send to a table: the columns that it changes, None for all, and the other `ways` there that change them, too,
+    so that it matters which comes last."""
+
+    changed: ChangedColumns | None
+    ways: Sequence[str]
+
+    @property
+    def only_sums(self) -> bool:
+        return self.changed is not None and self.changed.only_sums and not self.ways
+
+
+def planned_tables(app: Application, catalog: Catalog, types: Mapping[str, Types]) -> tuple[PlannedTable, ...]:
     """Return each send to a remote table with the order that it keeps; refuses marks where offsets are no numbers.
 
-    With `strict`, PlanningError for a table whose order holds per source partition only.
+    `types` are those of the records after each operator. With `strict`, PlanningError for a table whose order holds per
+    source partition only.
     """
     read: dict[str, _Read] = {}
     tables = []
-    ways, writers = _ways_to_tables(app), writers_of(app)
+    sent, writers = _sent_to_tables(app, types), writers_of(app)
     for operator in app.operators:
         read[operator.id] = _after(operator, app, catalog, read)
         send = operator.spec.sends
         if send is None:
             continue
         before = read[operator.inputs[0]]
-        planned = _planned(operator, app, send, before, ways[operator.id])
+        planned = _planned(operator, app, send, before, sent[operator.id])
         _check_offsets(planned, app, catalog, before)
         _check_recognised(planned, app, before)
         if app.strict and planned.order == "per source partition":
             raise PlanningError(
-                f"{operator.id}: table {planned.table}: {planned.why}: an older record may replace a newer one, and "
-                f"application {app.name!r} is strict.",
-                'Declare the table with newest_by="column", its store keeps what is newest then; or partition the '
-                "input by the table's key.",
+                f"{operator.id}: table {planned.table}: {planned.why}: {planned.harm}, and application {app.name!r} is "
+                "strict.",
+                planned.mends,
                 operator=operator.id,
             )
         tables.append(replace(planned, marks=writers[operator.id]) if keeps_marks(app.tables[send.table]) else planned)
     return tuple(tables)
 
 
-def _ways_to_tables(app: Application) -> dict[str, list[str]]:
-    """Return, for each operator that sends to a remote table, the others whose records may replace its own there."""
-    to_tables: dict[str, list[Operator]] = {}
+def _sent_to_tables(app: Application, types: Mapping[str, Types]) -> dict[str, _Sent]:
+    """Return what each operator that sends to a remote table changes there, and who else does."""
+    to_tables: dict[str, dict[str, ChangedColumns | None]] = {}
     for operator in app.operators:
         if operator.spec.sends is not None:
-            to_tables.setdefault(operator.spec.sends.table, []).append(operator)
+            (source,) = operator.inputs
+            changed = operator.spec.changed(app, types[source])
+            to_tables.setdefault(operator.spec.sends.table, {})[operator.id] = changed
     return {
-        one.id: [other.id for other in sends if other is not one and _may_replace(one.spec, other.spec)]
+        one: _Sent(changed, [other for other, theirs in sends.items() if other != one and _in_order(changed, theirs)])
         for sends in to_tables.values()
-        for one in sends
+        for one, changed in sends.items()
     }
 
 
-def _may_replace(one: Spec, other: Spec) -> bool:
-    """Whether it matters which of two sends to a table comes last: one sets what the other changes, or puts all."""
-    first, second = one.changed, other.changed
-    if first is None or second is None:
-        return True
-    return bool(first.set & (second.set | second.added)) or bool(second.set & first.added)
+def _in_order(one: ChangedColumns | None, other: ChangedColumns | None) -> bool:
+    """Whether it matters which of two sends to a table comes last."""
+    return one is None or other is None or one.depends_on_order_with(other)
 
 
 def _after(operator: Operator, app: Application, catalog: Catalog, read: Mapping[str, _Read]) -> _Read:
@@ -115,7 +128,7 @@ def _after(operator: Operator, app: Application, catalog: Catalog, read: Mapping
     return replace(one, flow=flow, lost_at=operator.id if lost else one.lost_at)
 
 
-def _planned(operator: Operator, app: Application, send: TableSend, before: _Read, ways: Sequence[str]) -> PlannedTable:
+def _planned(operator: Operator, app: Application, send: TableSend, before: _Read, sent: _Sent) -> PlannedTable:
     table = app.tables[send.table]
     newest_by, idempotent = getattr(table, "newest_by", None), bool(getattr(table, "idempotent", False))
     skips = idempotent and getattr(table, "on_replay", "apply") == "skip"
@@ -126,9 +139,9 @@ def _planned(operator: Operator, app: Application, send: TableSend, before: _Rea
         streams, lost = " and ".join(sorted(before.streams)), before.lost_at
         changed = f", which {lost} drops or changes" if lost else ""
         why = f"its key is ({key}), and {streams} is partitioned by ({', '.join(before.keyed)}){changed}"
-    if not why and ways:
-        why = f"{' and '.join(ways)} write to it, too: a batch has all records of one come before those of another"
-    adds = operator.spec.adds
+    if not why and sent.ways:
+        why = f"{' and '.join(sent.ways)} write to it, too: a batch has all records of one come before those of another"
+    adds, harm, mends = operator.spec.adds, "", ""
     if newest_by is not None:
         order, told = "newest", f"the store keeps what is newest by {newest_by}"
     elif not why:
@@ -137,10 +150,38 @@ def _planned(operator: Operator, app: Application, send: TableSend, before: _Rea
             "per key",
             "its input has one partition" if one else "all records of a key come from one partition",
         )
+    elif sent.only_sums:
+        order, told = "any", _told_of_sums(sent.changed, why)
     else:
         order, told = "per source partition", why
+        harm, mends = _harm(sent.changed), _mends(adds)
     replay = replay_of(order, newest_by, idempotent, skips, adds)
-    return PlannedTable(operator.id, send.table, order, told, replay, tuple(sorted(before.streams)))
+    names = tuple(sorted(before.streams))
+    return PlannedTable(operator.id, send.table, order, told, replay, names, harm=harm, mends=mends)
+
+
+def _told_of_sums(changed: ChangedColumns | None, why: str) -> str:
+    begun = sorted(changed.begun) if changed is not None else []
+    first = f", whose record begins with the {', '.join(begun)} of the one that comes first" if begun else ""
+    return f"it only adds numbers, which come to the same in any order while nothing is deleted{first}: {why}"
+
+
+def _harm(changed: ChangedColumns | None) -> str:
+    if changed is not None and changed.merged and not changed.set:
+        return "what an older record appends, or adds to JSON, may come last"
+    return "an older record may replace a newer one"
+
+
+def _mends(adds: bool) -> str:
+    if adds:
+        return (
+            'Partition the input by the table\'s key; or declare the table with newest_by="column" and '
+            "idempotent=True: its store keeps what is newest then, and skips a late record with what it adds."
+        )
+    return (
+        'Declare the table with newest_by="column", its store keeps what is newest then; or partition the input by the '
+        "table's key."
+    )
 
 
 def replay_of(order: str, newest_by: str | None, idempotent: bool, skips: bool, adds: bool) -> str:
@@ -195,8 +236,7 @@ def _check_recognised(planned: PlannedTable, app: Application, before: _Read) ->
 def order_notes(tables: tuple[PlannedTable, ...]) -> list[str]:
     """Return what there is to be warned of."""
     return [
-        f"Table {table.table}: order holds per source partition only, because {table.why}: an older record may replace "
-        'a newer one. Declare it with newest_by="column" to have its store keep what is newest.'
+        f"Table {table.table}: order holds per source partition only, because {table.why}: {table.harm}. {table.mends}"
         for table in tables
         if table.order == "per source partition"
     ]

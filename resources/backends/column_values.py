@@ -183,6 +183,19 @@ def decimal_digits(column: Column) -> tuple[int, int] | None:
     return int(precision), int(scale or 0)
 
 
+def number_bounds(column: Column) -> tuple[Decimal, Decimal] | None:
+    """The least and the greatest number of such a column; None where it declares neither bits nor digits."""
+    if column.kind is Kind.INTEGER:
+        most = Decimal(2 ** (integer_bits(column) - 1) - 1)
+        return -most - 1, most
+    digits = decimal_digits(column) if column.kind is Kind.DECIMAL else None
+    if digits is None:
+        return None
+    precision, scale = digits
+    most = Decimal((0, (9,) * precision, -scale))
+    return most.copy_negate(), most  # of any precision: arithmetic would round it
+
+
 def _exactly(expected: type, word: str) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         if isinstance(value, expected):

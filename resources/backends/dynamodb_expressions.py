@@ -18,7 +18,7 @@ from decimal import Decimal
 from typing import Any
 
 from dagster_adjunct.resources.backends.dynamodb_items import DELETED, OWN_PREFIX, EncodedChanges, KeyItem
-from dagster_adjunct.resources.backends.dynamodb_values import AttributeValue, Item
+from dagster_adjunct.resources.backends.dynamodb_values import AttributeValue, Item, Limit
 from dagster_adjunct.resources.errors import SchemaMismatchError
 
 TIME = f"{OWN_PREFIX}time"
@@ -111,6 +111,14 @@ class _Expression:
 
     def absent(self, key: KeyItem) -> str:
         return f"(attribute_not_exists({self.name(_first(key))}) OR attribute_exists({self.name(DELETED)}))"
+
+    def room(self, limits: Mapping[str, Limit]) -> list[str]:
+        """That columns hold no number to which adding would leave their types; DynamoDB does not know these."""
+        names = {name: self.name(name) for name in limits}
+        return [
+            f"(attribute_not_exists({names[name]}) OR {names[name]} {comparison} {self.value(number)})"
+            for name, (comparison, number) in limits.items()
+        ]
 
     def set(self, columns: Item) -> list[str]:
         return [f"{self.name(name)} = {self.value(stored)}" for name, stored in columns.items()]
@@ -214,6 +222,7 @@ def _changed(
             short = expression.name(name)
             sets.append(f"{short} = list_append(if_not_exists({short}, {empty}), {expression.value(values)})")
     adds = [f"{expression.name(name)} {expression.value(number)}" for name, number in changes.add.items()]
+    clauses += expression.room(changes.limits)
     return expression.request(clauses, sets, removes, adds)
 
 

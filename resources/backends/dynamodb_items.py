@@ -12,16 +12,20 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-from dagster_adjunct.resources.backends.column_values import Column
+from dagster_adjunct.resources.backends.column_values import Column, Kind, integer_bits, number_bounds
 from dagster_adjunct.resources.backends.dynamodb_values import (
+    DIGITS,
     AttributeValue,
     Item,
+    Limit,
     added,
     decode_any,
     decoder_for,
     encode_any,
     encoder_for,
+    exact_sum,
     is_zero,
+    room_for,
     size_of,
 )
 from dagster_adjunct.resources.errors import SchemaMismatchError
@@ -31,6 +35,7 @@ from dagster_adjunct.resources.tables.key_columns import in_own_order, no_key
 OWN_PREFIX = "adjunct_"
 DELETED = "adjunct_deleted"
 LARGEST_ITEM = 400 * 1024
+_MOST_SUMS = 60  # an expression has at most 300 operators: four of them each, and those of conditions
 _LARGEST_KEYS = (2048, 1024)  # of the partition key, of the sort key
 
 Record = Mapping[str, Any]
@@ -41,11 +46,13 @@ KeyItem = dict[str, AttributeValue]
 class EncodedChanges:
     """What an update does, as attribute values; `remove` has also the columns that it sets to null.
 
-    `merge` are maps whose members are added to those of a column.
+    `merge` are maps whose members are added to those of a column. `limits` are what columns may hold at most, or at
+    least, so that what they `add` leaves them within their types.
     """
 
     set: Item = field(default_factory=dict)
     add: Item = field(default_factory=dict)
+    limits: Mapping[str, Limit] = field(default_factory=dict)
     merge: Item = field(default_factory=dict)
     append: Item = field(default_factory=dict)
     remove: tuple[str, ...] = ()
@@ -64,6 +71,7 @@ class ItemCodec:
         self.names = None if columns is None else tuple(column.name for column in columns)
         self._encoders = {column.name: encoder_for(column) for column in columns or ()}
         self._decoders = {column.name: decoder_for(column) for column in columns or ()}
+        self._bounds = {column.name: of for column in columns or () if (of := _bounds_of_sums(column)) is not None}
 
     def keys_by(self, names: Sequence[str]) -> Callable[[Any], KeyItem]:
         """`key_item` for keys whose parts have these names, in this order; none: the table's own order."""
@@ -122,15 +130,39 @@ class ItemCodec:
         values = {name: value for name, value in changes.set.items() if value is not None}
         nulls = tuple(name for name, value in changes.set.items() if value is None)
         added_to = self._fields(key, changes.add)
+        numbers = {name: value for name, value in added_to.items() if "M" not in value}
         encoded = EncodedChanges(
             self._fields(key, values),
-            {name: value for name, value in added_to.items() if "M" not in value},
+            numbers,
+            self._limits(numbers),
             {name: value for name, value in added_to.items() if "M" in value},
             {name: value for name, value in self._fields(key, changes.append).items() if value.get("L") != []},
             (*nulls, *changes.remove),
         )
         self._check_changes(changes, encoded)
         return encoded
+
+    def sum(self, name: str, old: AttributeValue | None, number: AttributeValue) -> AttributeValue:
+        """What a column holds after a number is added to it; SchemaMismatchError where that is beyond its type."""
+        if old is not None and name in self._bounds:
+            self._value(name, self._decoders[name]({"N": str(exact_sum(old, number))}))
+        return added(old, number)
+
+    def check_sums(self, changes: EncodedChanges, item: Item) -> None:
+        """Refuse changes of which a sum is beyond its column's type, of what `item` holds."""
+        for name, (comparison, limit) in changes.limits.items():
+            old = item.get(name)
+            if old is None:
+                continue
+            if "N" not in old:
+                raise SchemaMismatchError(
+                    f"{self.label}: an update adds to column {name!r}, which holds {old} and no number.",
+                    "Set the column instead.",
+                    column=name,
+                )
+            there, bound = Decimal(old["N"]), Decimal(limit["N"])
+            if there > bound if comparison == "<=" else there < bound:
+                self.sum(name, old, changes.add[name])  # says what it would become
 
     def record(self, item: Item) -> dict[str, Any] | None:
         """The record of an item; None for a tombstone."""
@@ -211,6 +243,20 @@ class ItemCodec:
                 column=name,
             ) from None
 
+    def _limits(self, numbers: Item) -> dict[str, Limit]:
+        if not self._bounds:
+            return {}
+        rooms = {name: room_for(value, self._bounds[name]) for name, value in numbers.items() if name in self._bounds}
+        limits = {name: room for name, room in rooms.items() if room is not None}
+        if len(limits) > _MOST_SUMS:
+            raise SchemaMismatchError(
+                f"{self.label}: an update adds to {len(limits)} columns, none of which may leave its type; DynamoDB "
+                f"compares {_MOST_SUMS} in one request.",
+                "Add to fewer columns at once.",
+                table=self.label,
+            )
+        return limits
+
     def _check_changes(self, changes: Changes, encoded: EncodedChanges) -> None:
         named = [*changes.set, *changes.add, *changes.append, *changes.remove]
         if len(set(named)) < len(named):
@@ -253,12 +299,21 @@ class ItemCodec:
         )
 
 
-def begun(default: Item, changes: EncodedChanges) -> Item:
+def _bounds_of_sums(column: Column) -> tuple[Decimal, Decimal] | None:
+    """Between which numbers sums have to stay, None where that is not asked for: of more digits than DynamoDB has,
+    which it refuses itself, and of 64 bits, which no counter fills, and each increment would cost some 4% more."""
+    bounds = number_bounds(column)
+    if bounds is None or len(bounds[1].as_tuple().digits) > DIGITS:
+        return None
+    return None if column.kind is Kind.INTEGER and integer_bits(column) == 64 else bounds
+
+
+def begun(codec: ItemCodec, default: Item, changes: EncodedChanges) -> Item:
     """The columns of a record that begins with `default`, with the changes applied."""
     columns = {**default, **changes.set}
     try:
         for name, number in changes.add.items():
-            columns[name] = added(columns.get(name), number)
+            columns[name] = codec.sum(name, columns.get(name), number)
         for name, values in changes.append.items():
             columns[name] = {"L": [*columns.get(name, {"L": []})["L"], *values["L"]]}
         for name, members in changes.merge.items():

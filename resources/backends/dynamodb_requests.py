@@ -205,6 +205,8 @@ class TableRequests:
         default = None if entry.default is None else self.codec.columns_of(key, entry.default)
         if default is not None and comes_to_the_same(default, changes):
             answer = self._send(expressions.update_or_begin(key, changes, guard))
+            if answer.failed and guard.holds(answer.item):
+                self.codec.check_sums(changes, answer.item)
             return not answer.failed and not answer.present, self._skipped(answer, guard)
         met: Item = {}
         for _ in range(_TURNS):
@@ -217,10 +219,11 @@ class TableRequests:
             for name in changes.merge:
                 if "M" not in met.get(name, {"M": {}}):
                     raise self._no_members(key, name, met)
+            self.codec.check_sums(changes, met)
             if not answer.present and default is None:
                 return False, Problem(State.MISSING, record_not_found([entry.key], self.label))
             if not answer.present and default is not None:
-                columns = begun(default, changes)
+                columns = begun(self.codec, default, changes)
                 self.codec.check_size({**columns, **key})
                 answer = self._send(expressions.begin(key, columns, guard))
                 if not answer.failed:
@@ -236,7 +239,7 @@ class TableRequests:
         return Problem(State.SKIPPED)
 
     def _send(self, request: Request) -> _Answer:
-        words = len(request.get("UpdateExpression", ""))
+        words = max(len(request.get(part, "")) for part in ("UpdateExpression", "ConditionExpression"))
         if words > _LONGEST_EXPRESSION:
             raise SchemaMismatchError(
                 f"{self.label}: a write names so many columns that its expression has {words:,} characters; DynamoDB "

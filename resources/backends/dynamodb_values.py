@@ -28,9 +28,12 @@ from dagster_adjunct.resources.backends.column_values import Column, Kind, check
 
 AttributeValue = dict[str, Any]
 Item = dict[str, AttributeValue]
+Limit = tuple[str, AttributeValue]  # "<=" or ">=", and a number
 
+DIGITS = 38  # of a number
 _LEAST, _GREATEST = Decimal("1E-130"), Decimal("9.9999999999999999999999999999999999999E+125")
-_EXACT = Context(prec=38, traps=[Inexact, Overflow, Underflow])
+_EXACT = Context(prec=DIGITS, traps=[Inexact, Overflow, Underflow])
+_SUMS = Context(prec=300, traps=[Inexact])  # of 1E-130 and 9.9E+125, say
 _DEEPEST = 32  # levels of lists and maps in an item
 
 
@@ -105,7 +108,21 @@ def decode_any(stored: AttributeValue) -> Any:
 
 def added(left: AttributeValue | None, right: AttributeValue) -> AttributeValue:
     """The sum of two numbers, as DynamoDB adds them; one that is not there counts as 0."""
-    return right if left is None else _number(_EXACT.add(Decimal(left["N"]), Decimal(right["N"])))
+    return right if left is None else _number(exact_sum(left, right))
+
+
+def exact_sum(left: AttributeValue, right: AttributeValue) -> Decimal:
+    """The sum of two numbers with all its digits, which may be more than DynamoDB has."""
+    return _SUMS.add(Decimal(left["N"]), Decimal(right["N"]))
+
+
+def room_for(number: AttributeValue, bounds: tuple[Decimal, Decimal]) -> Limit | None:
+    """What a column may hold so that its sum with a number within these bounds is within them, too; None: anything."""
+    least, most = bounds
+    step = Decimal(number["N"])
+    if not step:
+        return None
+    return ("<=", _number(_EXACT.subtract(most, step))) if step > 0 else (">=", _number(_EXACT.subtract(least, step)))
 
 
 def is_zero(stored: AttributeValue) -> bool:

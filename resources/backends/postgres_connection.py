@@ -193,7 +193,7 @@ def translated(error: psycopg.Error, label: str, place: str) -> AdjunctError:
     import psycopg
 
     state = error.sqlstate or ""
-    message = " ".join(str(error).split())
+    message = _said(error)
     lost = isinstance(error, psycopg.InterfaceError) or (
         isinstance(error, psycopg.OperationalError) and error.sqlstate is None
     )
@@ -225,6 +225,11 @@ def translated(error: psycopg.Error, label: str, place: str) -> AdjunctError:
     return TableError(
         f"{label} at {place} refused the request ({message}).", "Correct the data or the table.", table=label
     )
+
+
+def _said(error: psycopg.Error) -> str:
+    """What the server says, in one line, without its details: these quote the whole row, also what nobody sent."""
+    return " ".join((error.diag.message_primary or str(error)).split())
 
 
 def about_data(error: psycopg.Error) -> bool:

@@ -216,7 +216,7 @@ def test_records_of_two_streams_at_one_position_both_count_and_so_do_those_behin
         return app
 
     app = merged()
-    assert [table.order for table in step_world.context(app).plan.tables] == ["per source partition", "per key"]
+    assert [table.order for table in step_world.context(app).plan.tables] == ["any", "per key"]
     step_world.run(app)
     assert store.counts() == {"a": 204, "b": 102}
     step_world.again(app)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from dagster_adjunct.orchestration.operators.arguments import column_names, first_double
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.quoted_columns import quoted
+from dagster_adjunct.resources.sql.parsing import parsed
 from dagster_adjunct.resources.tables.arrow_operations import DEFAULT, UPDATE
 
 if TYPE_CHECKING:
@@ -141,7 +142,22 @@ def checked_update(
             "Leave it out: the records of another key are other records.",
             argument="set",
         )
+    check_own_key(f"{what}: if_missing=", key, default or ())
     return update
+
+
+def check_own_key(what: str, key: Sequence[str], pairs: Pairs) -> None:
+    """Refuse columns of a record that give it another key than that of the record that they are made of."""
+    for name, expression in pairs:
+        if name in key and (parsed(expression).column or "").lower() != name.lower():
+            raise ConfigurationError(
+                f"{what} gives {name!r}, which is in the table's key ({', '.join(key)}), the expression "
+                f"{expression!r}: a record has the key by which it is looked up.",
+                f"Leave {name!r} out, the key is part of the record by itself; where it belongs to another, compute "
+                "that before.",
+                argument=what.rpartition(" ")[2].rstrip("="),
+                column=name,
+            )
 
 
 def _text(name: str) -> str:

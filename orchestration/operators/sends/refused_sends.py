@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.tables.layer import Capabilities
 
 _TAKEN_AS = {Kind.INTEGER: (Kind.FLOAT, Kind.DECIMAL)}
-_ADDED = (Kind.INTEGER, Kind.FLOAT, Kind.DECIMAL, Kind.JSON, Kind.OTHER)
+_SUMMED = (Kind.INTEGER, Kind.FLOAT, Kind.DECIMAL)
+_ADDED = (*_SUMMED, Kind.JSON, Kind.OTHER)
 _WITHOUT_ORDER = (Kind.BOOLEAN, Kind.LIST, Kind.JSON)
 # Of the types that Spark has and columns don't, these may become one of theirs; a struct is an object in JSON.
 _MAY_BE_ANY = re.compile(r"void$|null$|string collate ")
@@ -176,6 +177,17 @@ def declared_types(sink: CheckedSink, types: Types) -> list[ComparedColumn]:
         for name, kind in written
         if name in columns and column_of(name, columns[name]).kind not in (Kind.OTHER, Kind.JSON)
     ]
+
+
+def summed_columns(sink: CheckedSink, types: Types) -> frozenset[str]:
+    """Return the columns to which updates add what is a number, by the table's declared columns or by its own type."""
+    columns = sink.columns or {}
+
+    def number(name: str, text: str) -> bool:
+        known = (columns.get(name), _type(text, types))
+        return any(kind is not None and column_of(name, kind).kind in _SUMMED for kind in known)
+
+    return frozenset(name for name, text in (() if sink.update is None else sink.update.add) if number(name, text))
 
 
 def _wrong_columns(sink: CheckedSink, types: Types, stored: dict[str, str] | None) -> Iterator[tuple[str, str]]:

@@ -15,6 +15,7 @@ from dagster_adjunct.orchestration.operators.sends.refused_sends import (
     check_columns,
     check_table,
     declared_types,
+    summed_columns,
 )
 from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode, add, sources_of
 from dagster_adjunct.orchestration.operators.spec.operator_spec import PassesRecords
@@ -66,14 +67,6 @@ class SendToTable(PassesRecords):
     def adds(self) -> bool:
         return self.update is not None and bool(self.update.add or self.update.append)
 
-    @property
-    def changed(self) -> ChangedColumns | None:
-        if self.update is None:
-            return None
-        update = self.update
-        set_to = frozenset(name for name, _ in update.set) | frozenset(update.remove)
-        return ChangedColumns(set_to, frozenset(name for name, _ in (*update.add, *update.append)))
-
     def target(self, app: Declarations) -> LineageNode:
         return LineageNode("table", self.send.table)
 
@@ -116,6 +109,18 @@ class SendToTable(PassesRecords):
             checked_expression(context.operator, expression, tuple(types or ()), types)
         check_columns(context.operator, self._sink(context.app), types)
         return types
+
+    def changed(self, app: Declarations, arriving: Types) -> ChangedColumns | None:
+        update = self.update
+        if update is None:
+            return None
+        summed = summed_columns(self._sink(app), arriving)
+        return ChangedColumns(
+            frozenset(name for name, _ in update.set) | frozenset(update.remove),
+            summed,
+            frozenset(name for name, _ in (*update.add, *update.append)) - summed,
+            frozenset(name for name, _ in update.if_missing or ()) - frozenset(app.table_key(self.send.table)),
+        )
 
     def _sink(self, app: Declarations) -> CheckedSink:
         return CheckedSink(app.tables[self.send.table], self.send, self.update)

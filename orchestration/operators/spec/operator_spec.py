@@ -137,11 +137,6 @@ class Spec(ABC):
         return False
 
     @property
-    def changed(self) -> ChangedColumns | None:
-        """The columns of a record that it writes to a table; None where it writes all, or nobody knows which."""
-        return None
-
-    @property
     def feeds(self) -> str | None:
         """The dataset that its records end up in; None where they end up in none of the application's."""
         return None
@@ -202,6 +197,11 @@ class Spec(ABC):
     def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
         """Return what is asked of the records of each input, None where nothing is; () where no input is asked."""
         return ()
+
+    def changed(self, app: Declarations, arriving: Types) -> ChangedColumns | None:
+        """Return the columns of a table's record that it changes, by records with columns of these types; None where it
+        writes all, or nobody knows which."""
+        return None
 
     def declared_partitions(self, context: PlanContext) -> int | None:
         """Return the declared count of the stream that begins here, None where it is open."""

@@ -31,7 +31,23 @@ class TableSend:
 
 
 class ChangedColumns(NamedTuple):
-    """The columns that updates change: to what they bring, and by adding or appending."""
+    """The columns that updates change: to what they bring (`set`), by adding what is known to be a number (`summed`),
+    and by appending to lists, adding members to JSON, or adding what may be either (`merged`). `begun` are those that
+    a record has besides where there was none.
+
+    Only sums come to the same in any order: a list has it, and of two members of one name the last stays.
+    """
 
     set: frozenset[str]
-    added: frozenset[str]
+    summed: frozenset[str]
+    merged: frozenset[str]
+    begun: frozenset[str]
+
+    @property
+    def only_sums(self) -> bool:
+        return not self.set and not self.merged
+
+    def depends_on_order_with(self, other: ChangedColumns) -> bool:
+        """Whether it matters which of two updates comes last: both change a column, and one not by summing."""
+        ours, theirs = self.set | self.merged, other.set | other.merged
+        return bool(ours & (theirs | other.summed)) or bool(theirs & self.summed)

@@ -18,7 +18,9 @@ from tests.orchestration.test_adding_an_operator import Union
 
 WITH_DEFAULTS = UpdateContract.UPDATE_WITH_DEFAULTS
 SCANS = Schema.of(gate="string", tag="string", place="string", at="timestamp", n="int")
-COLUMNS = {"tag": "string", "place": "string", "at": "timestamp", "n": "bigint", "seen": "array<string>"}
+COLUMNS = {
+    "tag": "string", "place": "string", "at": "timestamp", "n": "bigint", "seen": "array<string>", "facts": "json",
+}  # fmt: skip
 
 
 def scans(key: tuple[str, ...] = ("gate",), partitions: int = 8, **more: Any) -> StreamFacts:
@@ -82,6 +84,9 @@ def two_ways(*updates: dict[str, Any] | None, **more: Any) -> Application:
         ({"set": ["place"]}, {"set": ["place", "at"]}),
         ({"set": ["place"]}, {"remove": ["place"]}),
         ({"add": {"n": "1"}}, {"set": {"n": "cast(n as bigint)"}}),
+        ({"append": {"seen": "place"}}, {"append": {"seen": "place"}}),
+        ({"add": {"facts": "named_struct('n', n)"}}, {"add": {"facts": "named_struct('n', -n)"}}),
+        ({"add": {"facts": "named_struct('n', n)"}}, {"remove": ["facts"]}),
     ],
 )
 def test_records_that_come_to_a_table_by_two_ways_have_no_order_between_them(updates: Any) -> None:
@@ -99,7 +104,7 @@ def test_records_that_come_to_a_table_by_two_ways_have_no_order_between_them(upd
     [
         ({"set": ["place"]}, {"set": ["at"]}),
         ({"add": {"n": "1"}}, {"add": {"n": "2"}, "set": ["place"]}),
-        ({"append": {"seen": "place"}}, {"append": {"seen": "place"}}),
+        ({"append": {"seen": "place"}}, {"add": {"facts": "named_struct('n', n)", "n": "1"}}),
     ],
 )
 def test_ways_that_change_different_columns_or_only_add_are_in_order(updates: Any) -> None:
@@ -152,6 +157,59 @@ def test_a_strict_application_is_refused_where_order_does_not_hold() -> None:
         planned(last_seen(tags(), strict=True))
     planned(last_seen(tags(newest_by="at"), strict=True))
     planned(last_seen(tags(), strict=True), scans(("tag",)))
+
+
+def sums(*, columns: Any = COLUMNS, add: Any = None, if_missing: Any = (), **more: Any) -> Application:
+    app = Application("sums", **more)
+    table = app.table(tags(columns=columns))
+    app.input_stream("lake.scans").update(table, add=add or {"n": "n"}, if_missing=if_missing)
+    return app
+
+
+def test_what_only_adds_numbers_needs_no_order_and_no_newest_by() -> None:
+    execution_plan = planned(sums(strict=True))
+    (table,) = execution_plan.tables
+    assert table.order == "any"
+    assert "its key is (tag), and lake.scans is partitioned by (gate)" in table.why
+    assert not any("newest_by" in note or "per source partition" in note for note in execution_plan.notes)
+    assert "changed: what was added" in table.replay
+    begun = planned(sums(if_missing={"place": "place", "tag": "tag"})).tables[0].why
+    assert "whose record begins with the place of the one that comes first" in begun
+
+
+def test_a_number_is_known_by_the_tables_column_or_by_its_own_type() -> None:
+    orders = [
+        planned(sums(columns=None)),
+        planned(sums(add={"n": "unknown_function(n)"})),
+        planned(sums(columns=None, add={"n": "unknown_function(n)"})),
+        planned(sums(columns=None, add={"facts": "named_struct('n', n)"})),
+    ]
+    assert [execution_plan.tables[0].order for execution_plan in orders] == [
+        "any", "any", "per source partition", "per source partition",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("update", "harm"),
+    [
+        ({"set": ["place"], "add": {"n": "n"}}, "an older record may replace a newer one"),
+        ({"append": {"seen": "place"}, "add": {"n": "n"}}, "what an older record appends, or adds to JSON, may come"),
+        ({"add": {"facts": "named_struct('n', n)"}}, "what an older record appends, or adds to JSON, may come"),
+    ],
+)
+def test_where_something_is_added_the_note_says_that_newest_by_skips_it_with_a_late_record(
+    update: dict[str, Any], harm: str
+) -> None:
+    (note,) = planned(two_ways(update)).notes
+    assert harm in note
+    assert "idempotent=True: its store keeps what is newest then, and skips a late record with what it adds" in note
+    with pytest.raises(PlanningError, match=f"{harm}.* is strict"):
+        planned(two_ways(update, strict=True))
+
+
+def test_sums_that_another_send_replaces_depend_on_the_order() -> None:
+    execution_plan = planned(two_ways({"add": {"n": "1"}}, {"set": {"n": "cast(n as bigint)"}}))
+    assert [table.order for table in execution_plan.tables] == ["per source partition"] * 2
 
 
 @pytest.mark.parametrize(
@@ -327,12 +385,23 @@ def test_compact_batches_take_no_updates() -> None:
         ({"set": ["tag"]}, "'tag', which is in the table's key"),
         ({"set": {"place": ""}}, "expected Spark SQL"),
         ({"set": "place"}, "one string"),
+        ({"set": ["place"], "if_missing": {"tag": "gate"}}, "if_missing= gives 'tag', which is in the table's key"),
+        ({"set": ["place"], "if_missing": {"tag": "upper(tag)"}}, "compute that before"),
     ],
 )
 def test_an_update_that_makes_no_sense_is_refused_where_it_is_written(update: dict[str, Any], says: str) -> None:
     app = Application("gates")
     with pytest.raises(Exception, match=says):
         app.input_stream("lake.scans").update(app.table(tags()), **update)
+
+
+def test_a_record_begins_with_its_own_key() -> None:
+    for if_missing in (["tag", "place"], {"tag": "tag"}, {"tag": "`tag`"}):
+        planned(sums(if_missing=if_missing), scans(("tag",)))
+    for wrong in ({"update": {"tag": "gate"}}, {"update": ["place"], "default": {"tag": "gate"}}):
+        with pytest.raises(ConfigurationError, match=r"gives 'tag', which is in the table's key \(tag\)"):
+            update_message(key="tag", **wrong)
+    update_message(key="tag", update=["place"], default=["tag", "place"])
 
 
 def counts(*names: str | None, **more: Any) -> Application:

@@ -110,7 +110,9 @@ _KEY_VALUE: Sequence[Any] = [
         for store in (segment_stores.postgres, segment_stores.dynamodb)
     ],
 ]
-WHOLE_STORES: Sequence[Any] = [memory, sqlite, *_KEY_VALUE, *_SERVERS]
+TYPED_STORES: Sequence[Any] = [sqlite, *_KEY_VALUE, *_SERVERS]
+"""Those whose columns have types."""
+WHOLE_STORES: Sequence[Any] = [memory, *TYPED_STORES]
 """Those that do all that a store may do."""
 ARROW_STORES: Sequence[Any] = _SERVERS[:1]
 """Those that take Arrow batches as they are."""

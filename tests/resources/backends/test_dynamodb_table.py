@@ -6,13 +6,15 @@ import asyncio
 import multiprocessing
 import pickle
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from itertools import count
 from types import SimpleNamespace
 
 import pytest
 
 from dagster_adjunct.resources.backends import DynamoDbTable, describe, function_from
+from dagster_adjunct.resources.backends.column_values import declared_column
+from dagster_adjunct.resources.backends.dynamodb_items import ItemCodec
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
@@ -317,6 +319,107 @@ def test_a_counter_that_begins_at_nothing_is_one_request(new_table):
 
     assert asyncio.run(counted()).defaults_put == 3
     assert sent == ["UpdateItem"] * 6
+
+
+SUMMED = {
+    "id": "string",
+    "small": "smallint",
+    "d": "decimal(5,2)",
+    "wide": "decimal(38,4)",
+    "any": "decimal",
+    "f": "double",
+}
+_WIDEST = Decimal((0, (9,) * 38, -4))
+
+
+@pytest.mark.parametrize("default", [None, {}, {"small": 0}, {"f": 1.5}])
+@pytest.mark.parametrize(
+    ("name", "full", "more", "less", "says"),
+    [
+        ("small", 2**15 - 1, 1, -1, r"column 'small' got 32768 \(int\); out of range, expected an int of 16 bits"),
+        ("small", -(2**15), -1, 1, r"column 'small' got -32769 \(int\); out of range, expected an int of 16 bits"),
+        (
+            "d",
+            Decimal("999.50"),
+            Decimal("0.5"),
+            Decimal("0.49"),
+            r"1000\.00?' ?\)? \(Decimal\); out of range, exp.*5 digits",
+        ),
+        (
+            "d",
+            Decimal("-999.99"),
+            Decimal("-0.01"),
+            Decimal("0.01"),
+            "out of range, expected a Decimal of 5 digits, 2 b",
+        ),
+        ("wide", _WIDEST, Decimal("0.0001"), Decimal("-0.0001"), "out of range|at most 38 digits"),
+        ("wide", _WIDEST.copy_negate(), _WIDEST.copy_negate(), _WIDEST, "out of range|at most 38 digits"),
+    ],
+)
+def test_a_sum_beyond_its_columns_digits_is_refused_and_says_what_it_would_be(
+    new_table, name, full, more, less, says, default
+):
+    store = new_table(columns=SUMMED)
+    beyond = Changes({"f": 7.5}, {name: more, "any": Decimal(1)})
+    begun, refused, done, got = do(
+        store,
+        put(("k", {name: full})),
+        update(("k", beyond), default=default),
+        update(("k", Changes(add={name: less, "any": Decimal(3)})), default=default),
+        get("k"),
+    )
+    assert (begun.problems, done.problems, refused.places(State.REFUSED)) == ({}, {}, [0])
+    assert errors(refused) == {0: SchemaMismatchError}
+    with pytest.raises(SchemaMismatchError, match=says):
+        raise refused.problems[0].error
+    with localcontext(prec=60):
+        assert got.records == [{**dict.fromkeys(SUMMED), "id": "k", name: full + less, "any": Decimal(3)}]
+
+
+def test_what_others_wrote_beyond_a_type_may_only_come_nearer_to_it(new_table, dynamodb_server):
+    store = new_table(columns=SUMMED)
+    do(store, get("k"))
+    item = {"id": {"S": "k"}, "small": {"N": "40000"}, "d": {"S": "many"}}
+    dynamodb_server.client().put_item(TableName=store.table, Item=item)
+    adds = [{"small": 1}, {"small": -5}, {"d": Decimal(1)}, {"f": 0.25}]
+    *outcomes, got = do(store, *(update(("k", Changes(add=add)), default={}) for add in adds), get("k"))
+    assert [outcome.places(State.REFUSED) for outcome in outcomes] == [[0], [], [0], []]
+    assert "which holds {'S': 'many'} and no number" in str(outcomes[2].problems[0].error)
+    assert got.records == [{**dict.fromkeys(SUMMED), "id": "k", "small": 39995, "d": "many", "f": 0.25}]
+
+
+@pytest.mark.parametrize("columns", [None, {"id": "string", "n": "bigint"}, {"id": "string", "n": "decimal"}])
+def test_other_sums_have_as_many_digits_as_dynamodb(new_table, columns):
+    store = new_table({"id": "string"}, columns)
+    add = Changes(add={"n": 2**62})
+    *_, got = do(store, *[update(("k", add), default={})] * 5, get("k"))
+    assert got.records == [{"id": "k", "n": 5 * 2**62}]
+
+
+def test_counters_of_64_bits_and_floats_are_added_to_without_a_condition():
+    codec = ItemCodec("t", {"id": "S"}, [declared_column(*pair) for pair in {**COUNTED, **SUMMED}.items()])
+    free, held = Changes(add={"total": 1, "f": 0.5, "any": 1}), Changes(add={"small": 1, "d": Decimal(-1)})
+    assert codec.changes({"id": {"S": "k"}}, free).limits == {}
+    limits = {"small": ("<=", {"N": "32766"}), "d": (">=", {"N": "-998.99"})}
+    assert codec.changes({"id": {"S": "k"}}, held).limits == limits
+
+
+def test_as_many_sums_as_an_expression_has_operators_for_are_one_update(new_table):
+    names = [f"c{place}" for place in range(61)]
+    types = {"id": "string", "at": "bigint", "doc": "json", **dict.fromkeys(names, "int")}
+    store, more = new_table(columns=types), Conditions("at", True, True)
+    add = dict.fromkeys(names[1:], 3)
+    some = Changes({"at": 1}, {**add, "doc": {"a": 1}})
+    entries = RowEntries(["k"] * 2, [some] * 2, [{}] * 2, [Mark("s.0", position_of(0, n)) for n in (1, 2)], [1, 2])
+    done, many, got = do(
+        store,
+        Operation(UPDATE, entries, conditions=more),
+        update(("k", Changes(add=dict.fromkeys(names, 3)))),
+        get("k"),
+    )
+    assert done.problems == {}
+    assert "adds to 61 columns" in str(many.problems[0].error)
+    assert got.records == [{"id": "k", "at": 1, "doc": {"a": 1}, names[0]: None, **dict.fromkeys(names[1:], 6)}]
 
 
 # --- conditions

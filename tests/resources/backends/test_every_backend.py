@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dagster_adjunct.resources.errors import SchemaMismatchError, TableError
 from dagster_adjunct.resources.tables.arrow_entries import ArrowEntries
 from dagster_adjunct.resources.tables.changes import Changes
 from dagster_adjunct.resources.tables.operation import (
@@ -30,6 +31,7 @@ from tests.resources.backends.fresh_functions import (
     BACKENDS,
     MARKS_IN_THE_RECORD,
     SMALLER_FLOATS,
+    TYPED_STORES,
     WHOLE_STORES,
     NewStore,
 )
@@ -177,6 +179,44 @@ def test_every_sequence_of_requests_does_what_plain_python_would(new_store, data
             assert await records_of(store) == plain.records
 
     in_a_loop(lambda: store, compare)
+
+
+FULL = [
+    (Message("k1", change={"add": {"a": 2**31 - 1}}, default={}), "done"),
+    (Message("k1", change={"set": {"b": "lost"}, "add": {"a": 1, "n": 1}}), "refused"),
+    (Message("k1", change={"add": {"a": -7, "n": 5}}), "done"),
+    (Message("k1", change={"add": {"a": 8, "n": 1}}, default={}), "refused"),
+    (Message("k2", change={"add": {"a": 1}}, default={"a": 2**31 - 1}), "refused"),
+    (Message("k2", change={"add": {"a": -(2**31)}}, default={"a": 0}), "done"),
+    (Message("k2", change={"add": {"a": -1}, "append": {"tags": ["lost"]}}), "refused"),
+    (Message("k2", change={"add": {"a": 2**31 - 1}, "append": {"tags": ["kept"]}}), "done"),
+]
+FULL_RECORDS = {"k1": {"a": 2**31 - 8, "n": 5}, "k2": {"a": -1, "tags": ["kept"]}}
+
+
+@pytest.mark.parametrize("new_store", TYPED_STORES, indirect=True)
+@pytest.mark.parametrize("idempotent", [True, False])
+@pytest.mark.parametrize("newest_by", ["at", None])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_sum_beyond_its_columns_type_is_refused_with_all_of_its_update(new_store, newest_by, idempotent, at_once):
+    messages = [
+        replace(message, place=(0, number, 0), time=START + timedelta(seconds=number))
+        for number, (message, _) in enumerate(FULL, 1)
+    ]
+    conditions, expected = Conditions(newest_by, idempotent), [word for _, word in FULL]
+
+    async def compare(store) -> None:
+        parts = [messages] if at_once else [[message] for message in messages]
+        outcomes = [await store.send(operation("update", part, conditions)) for part in parts]
+        assert [word for part in outcomes for word in said(part)] == expected
+        problems = [problem.error for part in outcomes for problem in part.problems.values()]
+        assert all(isinstance(error, SchemaMismatchError | TableError) for error in problems)
+        assert await records_of(store) == FULL_RECORDS
+        if newest_by or idempotent:  # what is late or comes again is skipped, whatever it would add
+            late = [replace(messages[number], place=(0, 0, 0), time=START) for number in (1, 6)]
+            assert said(await store.send(operation("update", late, conditions))) == ["skipped", "skipped"]
+
+    in_a_loop(new_store, compare)
 
 
 @st.composite

@@ -10,6 +10,7 @@ import time
 from datetime import UTC, datetime, timedelta, timezone
 
 import psycopg
+import pyarrow as pa
 import pytest
 
 from dagster_adjunct.resources.backends import PostgresTable, describe, function_from
@@ -161,6 +162,29 @@ def test_a_session_that_only_reads_is_told_the_setting_when_it_writes(postgres_s
             table.put_all([(1, {"s": "y"}), (2, {"s": "y"})])
         assert table.metrics.retries == 0
         assert table.get(1)["s"] == "x"
+
+
+def test_an_error_quotes_no_row_of_the_table(postgres_server):
+    """The server's own details do, with columns that the update did not name."""
+    postgres_server.execute(
+        "CREATE TABLE owned (id text PRIMARY KEY, email text, n int CHECK (n < 10), s text NOT NULL UNIQUE)"
+    )
+    postgres_server.execute(
+        "INSERT INTO owned VALUES ('a', 'a@example.com', 1, 'one'), ('b', 'b@example.com', 1, 'two')"
+    )
+    columns = {"id": "string", "n": "int", "s": "string"}
+    batch = pa.table({"id": ["a", "b"], "n": [11, 12]})
+    with blocking(table_of("owned", columns=columns, create=False)) as table:
+        for words, wrong in (
+            ('check constraint "owned_n_check"', lambda: table.update("a", {"n": 11})),
+            ('check constraint "owned_n_check"', lambda: table.update_all(batch)),
+            ('null value in column "s"', lambda: table.update("a", {"s": None})),
+            ('unique constraint "owned_s_key"', lambda: table.update("a", {"s": "two"})),
+        ):
+            with pytest.raises(TableError) as raised:
+                wrong()
+            assert words in str(raised.value)
+            assert not any(quoted in str(raised.value) for quoted in ("@example.com", "DETAIL", "CONTEXT"))
 
 
 def test_a_server_that_is_down_for_longer_than_the_retries_is_a_transient_error_that_names_the_address(monkeypatch):
