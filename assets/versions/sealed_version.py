@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import AwareDatetime, Field, model_validator
 
 from dagster_adjunct.assets.versions.document_base import ManifestPart, Offset, StoredGeneration, StoredSchema
-from dagster_adjunct.assets.versions.kept_history import HISTORY, VALID_FROM, KeptHistory, newest_valid_from
+from dagster_adjunct.assets.versions.kept_history import HISTORY, TOLD, VALID_FROM, KeptHistory, newest_valid_from
 from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout
 from dagster_adjunct.resources.schemas.schema import Schema
 
@@ -88,7 +88,11 @@ class SealedVersion(ManifestPart):
     def lacks_base(self) -> bool:
         """Whether the only rows are a delta's, which do not say what counts: an erasure left none of those below."""
         left = [generation for generation in self.generations if generation.files]
-        return len(left) == 1 and self.rows is None and (self.history is not None or self.order_by is None)
+        if len(left) != 1:
+            return False
+        if self.history is not None:
+            return any(file.stats.get(TOLD) is False for file in left[0].files)
+        return self.rows is None and self.order_by is None
 
     @property
     def stored_rows(self) -> int:

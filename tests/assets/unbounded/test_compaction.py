@@ -48,6 +48,7 @@ def version_of(*rows: int) -> SealedVersion:
     return SealedVersion(
         id="v000001-a", number=1, name=None, sealed_at="2026-01-01T00:00:00Z", columns=COLUMNS, key=("k",),
         partition_by=("k",), partitions=1, positioned=True, generations=generations, offsets={},
+        rows=rows[0] if len(rows) == 1 else None,
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ def test_a_watermark_that_is_too_far_behind_is_warned_of(tmp_path: Path) -> None
     app = Application("shop")
     orders = app.input_stream(
         "lake.orders",
-        event_time="current_date()",
+        event_time="date'2026-01-01'",
         max_watermark_lag=timedelta(minutes=10),
         idle_after=timedelta(days=1),
     )
