@@ -228,8 +228,14 @@ def translated(error: psycopg.Error, label: str, place: str) -> AdjunctError:
 
 
 def _said(error: psycopg.Error) -> str:
-    """What the server says, in one line, without its details: these quote the whole row, also what nobody sent."""
-    return " ".join((error.diag.message_primary or str(error)).split())
+    """What the server says, in one line, without its details: these quote the whole row, also what nobody sent.
+
+    Where other objects need what was to be dropped, they name these.
+    """
+    words = error.diag.message_primary or str(error)
+    if error.sqlstate == "2BP01":  # dependent objects still exist
+        words = f"{words}: {error.diag.message_detail}"
+    return " ".join(words.split())
 
 
 def about_data(error: psycopg.Error) -> bool:

@@ -55,7 +55,11 @@ def table(backend: DynamoDbSegments) -> Iterator[TableId]:
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each family without entries is worth a term, and nothing has to settle: the server does one thing at a time."""
+    """Each family without entries is worth a term, and nothing has to settle: the server does one thing at a time.
+
+    Who writes looks at the list only where a test does: else one write in some dozen would make requests of its own.
+    """
+    monkeypatch.setattr(dynamodb_families, "LOOK_AFTER", 1_000_000_000)
     monkeypatch.setattr(dynamodb_forgetting, "SETTLING", 0)
     monkeypatch.setattr(dynamodb_forgetting, "WORTH_A_TERM", 1)
     for module in (dynamodb_forgetting, dynamodb_transactions):
