@@ -62,26 +62,28 @@ async def apply_again(
     else what the last attempt raised, such as that the table is sealed.
     """
     errors: list[TransientError] = [first]
-    lost = False
+    lost: ReplyLostError | None = None
 
     async def attempt() -> None:
         nonlocal lost
+        if lost is not None and time.monotonic() - began > horizon:
+            raise lost  # the pause was longer than it should have been: the machine had stopped, or much to do
         try:
             if errors:
                 raise errors.pop()
-            await segment.apply(changes, token, repeated=lost)
-        except ReplyLostError:
-            lost = True
+            await segment.apply(changes, token, repeated=lost is not None)
+        except ReplyLostError as error:
+            lost = error
             raise
 
     def is_over(state: RetryCallState) -> bool:
-        return time.monotonic() + state.upcoming_sleep - began > (horizon if lost else min(horizon, PATIENCE))
+        return time.monotonic() + state.upcoming_sleep - began > (min(horizon, PATIENCE) if lost is None else horizon)
 
     try:
         await _retrying(is_over, pause)(attempt)
     except AdjunctError as error:
         # That the table is sealed, or not there any more, is said only of a write that was not applied.
-        if not lost or isinstance(error, KeyValueTableError):
+        if lost is None or isinstance(error, KeyValueTableError):
             raise
         raise OutcomeUnknownError(
             f"key-value table {table}: a write of {len(changes):,} keys was sent, and whether it was applied could not "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import time
+from typing import Any, cast
 
 import pytest
 
@@ -18,7 +19,7 @@ from dagster_adjunct.errors import (
 )
 from dagster_adjunct.key_value import BlockingKeyValueTable, Insert, Put
 from dagster_adjunct.resources.key_value import repeating
-from dagster_adjunct.resources.key_value.table_segment import ReplyLostError
+from dagster_adjunct.resources.key_value.table_segment import ReplyLostError, TableId
 from tests.resources.key_value.scripted_segments import Lose, ScriptedSegments
 
 LOST = ReplyLostError("the line is cut.", "")
@@ -79,6 +80,29 @@ def test_beyond_the_horizon_the_outcome_is_unknown(backend: Any, table: Any) -> 
     times = [at for _, _, _, at in backend.asked]
     assert len(times) > 1
     assert times[-1] - times[0] <= 0.3
+
+
+def test_nothing_is_asked_beyond_the_horizon_though_a_pause_was_too_long() -> None:
+    """As where a machine is stopped for a while: the store may have forgotten the token by then."""
+    asked: list[bool] = []
+
+    class Segment:
+        async def apply(self, changes: Any, token: bytes, *, repeated: bool) -> None:
+            asked.append(repeated)
+
+    async def slow(seconds: float) -> None:
+        await asyncio.sleep(0.3)
+
+    async def repeat() -> None:
+        first, began = ReplyLostError("the line is cut.", ""), time.monotonic()
+        table = TableId("scope", "table", "1")
+        await repeating.apply_again(
+            table, cast(Any, Segment()), [], b"token", first=first, began=began, horizon=0.2, pause=slow
+        )
+
+    with pytest.raises(OutcomeUnknownError, match="the line is cut"):
+        asyncio.run(repeat())
+    assert asked == []
 
 
 def test_so_it_is_where_the_table_is_out_of_reach_after_a_reply_was_lost(backend: Any, table: Any) -> None:

@@ -141,7 +141,7 @@ def test_what_refuses_a_batch_is_told_as_it_stood_at_one_moment(segment_store, h
 def test_batches_that_put_and_remove_the_same_keys_at_once_are_whole(segment_store, handle, table):
     """Whoever reads all keys, at one moment, finds what one batch left. A value tells which keys its batch has put."""
     keys = [of(b"%d" % number) for number in range(4)]
-    ended = threading.Event()
+    ended, enough = threading.Event(), threading.Event()
 
     def work(handle: Handle, number: int) -> int:
         random, seen = Random(number), set()
@@ -153,9 +153,13 @@ def test_batches_that_put_and_remove_the_same_keys_at_once_are_whole(segment_sto
                 for value in values:
                     assert [b"-+"[entry is not None] for entry in entries] == list(value[:4])
                 seen |= values
+                if len(seen) > 3:
+                    enough.set()
             return len(seen)
         try:
-            for turn in range(40):
+            for turn in range(4000):
+                if turn >= 40 and enough.is_set():
+                    break
                 chosen = bytes(random.choice(b"-+") for _ in keys)
                 value = chosen + b" %d of %d" % (turn, number)
                 changes = [
