@@ -66,12 +66,12 @@ def run(work):
 @pytest.mark.rounds
 @pytest.mark.parametrize("seed", SEEDS)
 def test_counters_are_exact_though_answers_are_lost_and_batches_come_again(new_store, seed):
-    sent = messages(seed)
+    sent = messages(seed, per_source=120)
     store = new_store()
     troubled = TroubledFunction(store, seed)
 
     async def source(number, own):
-        for batch in delivered_again(batches(own, 5), Random(seed * 100 + number)):
+        for batch in delivered_again(batches(own, 8), Random(seed * 100 + number)):
             await through(troubled, counting(batch))
 
     async def all_sources():
