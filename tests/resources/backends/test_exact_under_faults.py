@@ -101,7 +101,7 @@ def test_a_new_epoch_counts_again_and_the_same_one_does_not(new_store):
 @pytest.mark.rounds
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_newest_stays_in_whatever_order_and_how_often_messages_come(new_store, seed):
-    sent = [message for own in messages(seed).values() for message in own]
+    sent = [message for own in messages(seed, per_source=120).values() for message in own]
     store = new_store()
     troubled = TroubledFunction(store, seed)
 
