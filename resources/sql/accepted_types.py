@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.resources.sql.kinds import NUMBERS, Kinds, kind_of_type
+from dagster_adjunct.resources.sql.kinds import NUMBERS, READ_AS_NUMBERS, READ_AS_TEXTS, WHOLE, Kinds, kind_of_type
 from dagster_adjunct.resources.sql.nested_types import element_type
 
 if TYPE_CHECKING:
@@ -20,13 +20,12 @@ if TYPE_CHECKING:
 
 _SEVERAL = {
     "numeric": NUMBERS,
-    "number": (*NUMBERS, "string"),
-    "text": (*NUMBERS, "string", "boolean", "date", "timestamp", "binary", "interval"),
+    "number": READ_AS_NUMBERS,
+    "text": READ_AS_TEXTS,
     "bytes": ("string", "binary"),
     "time": ("date", "timestamp", "string"),
-    "whole": ("int", "bigint"),
+    "whole": WHOLE,
 }
-"""A text stands for what is read off it, and anything for its text: Spark casts by itself what is neither."""
 _UNITS = frozenset(
     {
         "microsecond", "millisecond", "second", "minute", "hour", "day", "dayofyear", "week", "month", "quarter",
@@ -119,7 +118,7 @@ class Taken:
         if self.unit:
             return argument.name.lower() in _UNITS and type(argument).__name__ in ("Column", "Var")
         right = self.kinds is None or kinds.of(argument) in self.kinds
-        if self.plain and kind_of_type(element_type(kinds.type(argument))) not in _SEVERAL["text"]:
+        if self.plain and kind_of_type(element_type(kinds.type(argument))) not in READ_AS_TEXTS:
             return False
         return right and (not self.value or is_value(argument))
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import TYPES
 from dagster_adjunct.resources.sql.expression import NILADIC, ColumnName, Expression
-from dagster_adjunct.resources.sql.expression_types import no_boolean, type_of
+from dagster_adjunct.resources.sql.expression_types import no_boolean, type_of, types_named
 from dagster_adjunct.resources.sql.nearest_names import did_you_mean
 from dagster_adjunct.resources.sql.operands import wrong_operand
 from dagster_adjunct.resources.sql.parsing import beyond_a_record, holds_all_columns, parsed
@@ -76,14 +77,13 @@ def checked(
     if known:  # which stand back behind columns, whatever their case
         there = {name.lower() for name in known_types}
         known_types = {**{name: kind for name, kind in known.items() if name.lower() not in there}, **known_types}
-    wrong = no_boolean(expression, known_types)
+    wrong, operand = _judged(expression, types_named(expression, known_types))
     if wrong is not None:
         raise PlanningError(
             f"{operator}: {text!r} takes {wrong[0]!r} for true or false, and it is {wrong[1]}.",
             f"Compare it with something: {wrong[0]} is not null.",
             operator=operator,
         )
-    operand = wrong_operand(expression, known_types)
     if operand is not None:
         raise PlanningError(
             f"{operator}: {text!r} {operand}.",
@@ -91,6 +91,15 @@ def checked(
             operator=operator,
         )
     return type_of(resolved(expression, columns), known_types)
+
+
+@lru_cache(maxsize=65_536)
+def _judged(
+    expression: Expression, named: tuple[tuple[str, str | None], ...]
+) -> tuple[tuple[str, str] | None, str | None]:
+    """Return what `no_boolean` and `wrong_operand` say; an operator's expressions are asked about several times."""
+    types = dict(named)
+    return no_boolean(expression, types), wrong_operand(expression, types)
 
 
 def check_of_one_record(operator: str, text: str) -> None:

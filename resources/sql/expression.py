@@ -49,7 +49,7 @@ class Expression:
     those that it names, variables of lambdas left out. `star` is "*", less what stands in `excepted`.
 
     `unread` says why nothing is known of it: what it holds is then Spark's to judge. `mistake` is what Spark is certain
-    to refuse, whatever columns there are.
+    to refuse, whatever columns there are. The expressions of one SELECT, all of its text, have a `number` each.
     """
 
     text: str
@@ -61,6 +61,7 @@ class Expression:
     excepted: tuple[str, ...] = ()
     unread: str = ""
     mistake: str = ""
+    number: int = 0
     tree: exp.Expr | None = field(default=None, compare=False, repr=False)
     """Of the expression without its alias; shared, so nobody changes it."""
 

@@ -30,6 +30,17 @@ def type_of(expression: Expression, types: Mapping[str, str | None]) -> str | No
     return known.type(expression.tree)
 
 
+def types_named(expression: Expression, types: Mapping[str, str | None]) -> tuple[tuple[str, str | None], ...]:
+    """Return the types of the columns, and of the fields, that an expression names: all that its own depends on."""
+    known = Known(types)
+    named: dict[str, str | None] = {}
+    for column in expression.columns:
+        named[column.name] = known.column(ColumnName((column.name,)))
+        if len(column.parts) > 1 and (kind := known.column(column)) is not None:
+            named[str(column)] = kind
+    return tuple(named.items())
+
+
 def differ(one: str, other: str) -> bool:
     """Whether two types are certainly not the same: of one that is not wholly known, what is known may differ."""
     (first, *more), (second, *others) = one.split("…"), other.split("…")

@@ -38,6 +38,10 @@ _KIND_OF = {word: kind for kind, words in _KINDS.items() for word in words.split
 KINDS = tuple(_KINDS)
 NUMBERS = ("int", "bigint", "decimal", "float")
 """The narrowest first: what several numbers become is the last of theirs."""
+READ_AS_NUMBERS = (*NUMBERS, "string")
+READ_AS_TEXTS = (*READ_AS_NUMBERS, "boolean", "date", "timestamp", "binary", "interval")
+"""A text stands for what is read off it, and anything for its text: Spark casts by itself what is neither."""
+WHOLE = ("int", "bigint")
 _WORD = re.compile("[a-z_]+")
 _CAST_TO = {
     "DECIMAL": "decimal", "VARCHAR": "string", "CHAR": "string", "ARRAY": "array", "MAP": "map", "STRUCT": "struct",

@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.resources.sql.kinds import NUMBERS, Kinds, kind_of_type, widest
+from dagster_adjunct.resources.sql.kinds import (
+    NUMBERS,
+    READ_AS_NUMBERS,
+    READ_AS_TEXTS,
+    WHOLE,
+    Kinds,
+    kind_of_type,
+    widest,
+)
 from dagster_adjunct.resources.sql.nested_types import element_type, key_type
 
 if TYPE_CHECKING:
@@ -17,10 +25,7 @@ if TYPE_CHECKING:
     Asks = Callable[[exp.Expr], Iterable[tuple[Operands, Takes]]]
 
 _NESTED = frozenset({"array", "map", "struct"})
-_WHOLE = frozenset({"int", "bigint"})
-_NUMBERS = frozenset({*NUMBERS, "string"})
-_TEXTS = frozenset({*_NUMBERS, "boolean", "date", "timestamp", "binary", "interval"})
-_MADE_ONE = frozenset({*_NUMBERS, "date", "timestamp"})
+_MADE_ONE = frozenset({*READ_AS_NUMBERS, "date", "timestamp"})
 """What becomes one type with a text."""
 _COMPARED = frozenset({*_MADE_ONE, "boolean", "binary"})
 """What is compared with a text."""
@@ -76,7 +81,7 @@ def _only(*accepted: str) -> Takes:
 
 def _pairs(*accepted: str) -> Takes:
     """Return what takes these pairs of kinds, "date int", in this order; "number" are all of them."""
-    kinds_of: dict[str, Iterable[str]] = {"number": NUMBERS, "calculated": _NUMBERS}
+    kinds_of: dict[str, Iterable[str]] = {"number": NUMBERS, "calculated": READ_AS_NUMBERS}
     pairs = {
         (one, other)
         for pair in accepted
@@ -128,14 +133,14 @@ def _case(node: exp.Expr) -> Iterable[tuple[Operands, Takes]]:
 
 
 _CASTS = {
-    "string": (*_TEXTS, *_NESTED),
-    "int": (*_NUMBERS, "boolean", "interval"),
-    "bigint": (*_NUMBERS, "boolean", "interval"),
-    "decimal": (*_NUMBERS, "boolean", "interval"),
-    "float": (*_NUMBERS, "boolean"),
-    "boolean": (*_NUMBERS, "boolean"),
+    "string": (*READ_AS_TEXTS, *_NESTED),
+    "int": (*READ_AS_NUMBERS, "boolean", "interval"),
+    "bigint": (*READ_AS_NUMBERS, "boolean", "interval"),
+    "decimal": (*READ_AS_NUMBERS, "boolean", "interval"),
+    "float": (*READ_AS_NUMBERS, "boolean"),
+    "boolean": (*READ_AS_NUMBERS, "boolean"),
     "date": ("string", "date", "timestamp"),
-    "timestamp": (*_NUMBERS, "date", "timestamp"),
+    "timestamp": (*READ_AS_NUMBERS, "date", "timestamp"),
     "timestamp_ntz": ("string", "date", "timestamp"),
     "binary": ("string", "binary"),
 }
@@ -153,7 +158,7 @@ def _cast(node: exp.Expr) -> Iterable[tuple[Operands, Takes]]:
 def _element(kinds: Kinds, operands: Operands) -> bool:
     held, key = operands
     if kinds.of(held) == "array":
-        return kinds.of(key) in _WHOLE
+        return kinds.of(key) in WHOLE
     key_of_map = key_type(kinds.type(held))
     return key_of_map is not None and key_of_map == kinds.type(key)
 
@@ -168,7 +173,7 @@ def _element_at(kinds: Kinds, operands: Operands) -> bool:
 
 
 def _wholes(kinds: Kinds, operands: Operands) -> bool:
-    return all(kinds.of(operand) in _WHOLE for operand in operands)
+    return all(kinds.of(operand) in WHOLE for operand in operands)
 
 
 def _holds(kinds: Kinds, operands: Operands) -> bool:
@@ -199,12 +204,12 @@ OPERATORS: dict[str, Operator] = {
     "Mul": Operator("*", _sides(_pairs(*_TIMES, "number interval"))), "Div": Operator("/", _sides(_pairs(*_TIMES))),
     "Mod": Operator("%", _sides(_pairs("calculated calculated"))),
     "IntDiv": Operator("div", _sides(_only("int", "bigint", "decimal"))),
-    "Neg": Operator("-", _one(_only(*_NUMBERS, "interval"))),
-    "BitwiseAnd": Operator("&", _sides(_only(*_WHOLE))), "BitwiseOr": Operator("|", _sides(_only(*_WHOLE))),
-    "BitwiseXor": Operator("^", _sides(_only(*_WHOLE))), "BitwiseNot": Operator("~", _one(_only(*_WHOLE))),
-    "DPipe": Operator("||", _sides(_only(*_TEXTS))),
-    "Like": Operator("like", _sides(_only(*_TEXTS))), "ILike": Operator("ilike", _sides(_only(*_TEXTS))),
-    "RegexpLike": Operator("rlike", _sides(_only(*_TEXTS))),
+    "Neg": Operator("-", _one(_only(*READ_AS_NUMBERS, "interval"))),
+    "BitwiseAnd": Operator("&", _sides(_only(*WHOLE))), "BitwiseOr": Operator("|", _sides(_only(*WHOLE))),
+    "BitwiseXor": Operator("^", _sides(_only(*WHOLE))), "BitwiseNot": Operator("~", _one(_only(*WHOLE))),
+    "DPipe": Operator("||", _sides(_only(*READ_AS_TEXTS))),
+    "Like": Operator("like", _sides(_only(*READ_AS_TEXTS))), "ILike": Operator("ilike", _sides(_only(*READ_AS_TEXTS))),
+    "RegexpLike": Operator("rlike", _sides(_only(*READ_AS_TEXTS))),
     "If": Operator("if", _if), "Case": Operator("case", _case), "Cast": Operator("cast", _cast),
     "TryCast": Operator("cast", _cast), "Bracket": Operator("[]", _bracket),
     "Extract": Operator("extract", lambda node: [([node.args["expression"]], _only("date", "timestamp", "string"))]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlglot import exp
 
@@ -74,10 +74,13 @@ def _of_one_table(text: str, tree: exp.Select, alias: str) -> Select | None:
     behind = [] if group is None else list(group.expressions)
     behind += [] if having is None else [having.this]
     behind += [] if order is None else [item.this for item in order.expressions]
+    trees = [*tree.expressions, *behind, *([] if where is None else [where.this])]
+    expressions = [replace(expression_of(text, one), number=number) for number, one in enumerate(trees)]
+    items, others = expressions[: len(tree.expressions)], expressions[len(tree.expressions) :]
     return Select(
-        items=tuple(expression_of(text, item) for item in tree.expressions),
-        where=None if where is None else expression_of(text, where.this),
-        behind=tuple(expression_of(text, item) for item in behind),
+        items=tuple(items),
+        where=None if where is None else others.pop(),
+        behind=tuple(others),
         groups=group is not None or having is not None or tree.find(exp.AggFunc) is not None,
         mistake=wrong_call(text),
     )

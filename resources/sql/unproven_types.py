@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.sql.accepted_types import accepted
 from dagster_adjunct.resources.sql.expression import ColumnName, Expression
-from dagster_adjunct.resources.sql.expression_types import Known
+from dagster_adjunct.resources.sql.expression_types import Known, types_named
 from dagster_adjunct.resources.sql.kinds import Kinds
 from dagster_adjunct.resources.sql.nested_types import type_of_json
 from dagster_adjunct.resources.sql.operands import bound_otherwise
@@ -64,13 +64,8 @@ def unproven_of(
     expression: Expression, types: Mapping[str, str | None], told: frozenset[str], *, condition: bool = False
 ) -> Unproven:
     """Return what is unproven of an expression that is read; see `unproven_types`."""
-    known = Known(types)
-    of_named: dict[str, str | None] = {}
-    for column in expression.columns:
-        of_named[column.name] = known.column(ColumnName((column.name,)))
-        if len(column.parts) > 1 and (kind := known.column(column)) is not None:
-            of_named[str(column)] = kind
-    return _judged(expression, tuple(of_named.items()), told & {name.lower() for name in of_named}, condition)
+    named = types_named(expression, types)
+    return _judged(expression, named, told & {name.lower() for name, _ in named}, condition)
 
 
 @lru_cache(maxsize=65_536)

@@ -21,6 +21,7 @@ REFUSED = [
     "select * from version where city > 1 and upper(array(size)) = 'A'", "select x.* from version v",
     "select v.* from version v left anti join other o on v.nope = o.size",
     "select * from version v where transform(array(size), v -> v + nope)[0] > 1", "select city.x from version",
+    "select 1 = 1, 1 = date '2024-01-01' from version",
 ]  # fmt: skip
 TAKEN = [
     "select * from version", "SELECT V.*, upper(city) AS c, c || 'x' FROM version v WHERE v.size > 1 ORDER BY c, Size",
@@ -56,6 +57,11 @@ def test_what_is_refused_what_is_taken_and_what_is_left() -> None:
         "select array(size) as size from version order by size[0] > 1": of_either
     }
     assert [text for text in LEFT if not leaves_to_spark(text, "version")] == []
+
+
+def test_expressions_that_name_no_column_are_judged_each_by_itself() -> None:
+    for text in ("select upper('x'), mask('x') from version", "select mask('x') from version order by upper('x')"):
+        assert unproven_types_of_select(text, "version", TYPES) == ("what mask() takes",)
 
 
 @pytest.mark.spark
