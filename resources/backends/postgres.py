@@ -189,11 +189,11 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
 
         asked = checked(requests.codec, operation)
         try:
-            found = await requests.get([entry.key for entry in asked.entries])
+            stored = await requests.get([entry.key for entry in asked.entries])
         except psycopg.Error as error:
             return Outcomes.all(len(operation), self._problem(error))
         records: list[Any] = [None] * len(operation)
-        for entry, record in zip(asked.entries, found, strict=True):
+        for entry, record in zip(asked.entries, stored, strict=True):
             records[entry.place] = record
         return Outcomes(len(operation), records, asked.problems)
 

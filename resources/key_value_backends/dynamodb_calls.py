@@ -118,8 +118,8 @@ class ThreadCalls(TableCalls):
             return mine.run(do)
 
     async def together(self, asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-        each = list(asked)
-        return [await each[0]] if len(each) == 1 else list(self._here().threads.map(drive, each))
+        requests = list(asked)
+        return [await requests[0]] if len(requests) == 1 else list(self._here().threads.map(drive, requests))
 
     async def close(self) -> None:
         """Close the client, once the requests that several threads make for one caller have ended."""

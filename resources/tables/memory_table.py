@@ -77,8 +77,8 @@ class MemoryTable(StoreFunction[Hashable, Record, Record | Changes]):
     async def send(self, operation: Operation[Any]) -> Outcomes:
         entries, kind = operation.entries, operation.kind
         if kind is OperationKind.GET:
-            found = map(self._store.records.get, entries.keys)
-            return Outcomes(operation.count, [None if record is None else record.copy() for record in found])
+            stored = map(self._store.records.get, entries.keys)
+            return Outcomes(operation.count, [None if record is None else record.copy() for record in stored])
         if kind is OperationKind.PUT and not operation.conditions:
             self._store.records.update(zip(entries.keys, map(dict, entries.values or ()), strict=True))
             return Outcomes(operation.count)
