@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.resources.sql.kinds import NUMBERS, READ_AS_NUMBERS, READ_AS_TEXTS, WHOLE, Kinds, kind_of_type
 from dagster_adjunct.resources.sql.nested_types import element_type
+from dagster_adjunct.resources.sql.type_kinds import NUMBERS, READ_AS_NUMBERS, READ_AS_TEXTS, WHOLE, Kinds, kind_of_type
 
 if TYPE_CHECKING:
     from sqlglot import exp

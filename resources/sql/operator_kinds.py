@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.resources.sql.kinds import (
+from dagster_adjunct.resources.sql.nested_types import element_type, key_type
+from dagster_adjunct.resources.sql.type_kinds import (
     NUMBERS,
     READ_AS_NUMBERS,
     READ_AS_TEXTS,
@@ -15,7 +16,6 @@ from dagster_adjunct.resources.sql.kinds import (
     kind_of_type,
     widest,
 )
-from dagster_adjunct.resources.sql.nested_types import element_type, key_type
 
 if TYPE_CHECKING:
     from sqlglot import exp

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.resources.sql.accepted_types import accepted
 from dagster_adjunct.resources.sql.expression import ColumnName, Expression
 from dagster_adjunct.resources.sql.expression_types import Known, types_named
-from dagster_adjunct.resources.sql.kinds import Kinds
 from dagster_adjunct.resources.sql.nested_types import type_of_json
 from dagster_adjunct.resources.sql.operands import bound_otherwise
 from dagster_adjunct.resources.sql.operator_kinds import OPERATORS, STRUCTURE, TOGETHER
 from dagster_adjunct.resources.sql.parsing import parsed
 from dagster_adjunct.resources.sql.spark_functions import KNOWN
+from dagster_adjunct.resources.sql.type_kinds import Kinds
 
 if TYPE_CHECKING:
     from sqlglot import exp
