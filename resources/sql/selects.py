@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from sqlglot import exp
 
 from dagster_adjunct.resources.sql.expression import ColumnName, Expression
-from dagster_adjunct.resources.sql.reading import expression_of, tree_of, variables_around, wrong_call
+from dagster_adjunct.resources.sql.spark_sql_parser import expression_of, tree_of, variables_around, wrong_call
 
 # Clauses that bring no other names into scope. What stands in any other, Spark alone knows.
 _CLAUSES = frozenset({"expressions", "from_", "where", "group", "having", "order", "limit", "offset", "distinct"})

@@ -87,7 +87,9 @@ class _Reader:
     """Goes through one expression, and keeps what is unproven of it."""
 
     def __init__(self, text: str, told: set[str]) -> None:
-        from dagster_adjunct.resources.sql.reading import call_of  # where an expression has a tree, it is loaded
+        from dagster_adjunct.resources.sql.spark_sql_parser import (
+            call_of,  # where an expression has a tree, it is loaded
+        )
 
         self._call_of, self._text = call_of, text
         self._told_columns = told
