@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dagster_adjunct.resources.backends.applied import beside
 from dagster_adjunct.resources.backends.column_values import check_identifier, declared_column
 from dagster_adjunct.resources.backends.environment_variables import variable_name
-from dagster_adjunct.resources.backends.forgetting import is_time_to_forget
+from dagster_adjunct.resources.backends.forgetting_schedule import is_time_to_forget
 from dagster_adjunct.resources.backends.postgres_batches import StagedBatch, as_batch
 from dagster_adjunct.resources.backends.postgres_connection import (
     about_data,

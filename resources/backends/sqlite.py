@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from dagster_adjunct.resources.backends.column_values import Column, check_identifier, declared_column
-from dagster_adjunct.resources.backends.forgetting import is_time_to_forget
+from dagster_adjunct.resources.backends.forgetting_schedule import is_time_to_forget
 from dagster_adjunct.resources.backends.rows import Key, Record, RowCodec
 from dagster_adjunct.resources.backends.sqlite_requests import CommitFailed, SqliteRequests, transaction
 from dagster_adjunct.resources.backends.sqlite_schema import create_table, read_columns
