@@ -24,7 +24,7 @@ from dagster_adjunct.resources.key_value.serializers import BytesSerializer, Tex
 from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
 from dagster_adjunct.resources.key_value_errors import KeyValueTableNotFoundError, OutcomeUnknownError
-from dagster_adjunct.resources.key_value_rows.forgetting import forget_marks
+from dagster_adjunct.resources.key_value_rows.forget_marks import forget_marks
 from dagster_adjunct.resources.key_value_rows.open_table import OpenTable
 from dagster_adjunct.resources.key_value_rows.optimistic_writes import OptimisticWrites
 from dagster_adjunct.resources.key_value_rows.planned_documents import decided, looks
