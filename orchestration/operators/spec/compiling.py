@@ -201,7 +201,7 @@ class Batch(Protocol):
         ...
 
     def letters(self, operator: str) -> DataFrame:
-        """Return what a table has refused of the records of an operator that writes to it (`dead_letters.py`)."""
+        """Return what a table has refused of the records of an operator that writes to it (`send_dead_letters.py`)."""
         ...
 
     def send_letters(
