@@ -31,9 +31,9 @@ from dagster_adjunct.resources.tables.layer import OF_A_STORE, Capabilities
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 from dagster_adjunct.resources.tables.per_loop import PerLoop
+from dagster_adjunct.resources.tables.pickled_functions import as_declared
 from dagster_adjunct.resources.tables.record_not_found import record_not_found
 from dagster_adjunct.resources.tables.table_functions import StoreFunction
-from dagster_adjunct.resources.tables.travelling import as_declared
 
 _LARGEST = 512 * 1024 * 1024  # bytes of a value, by Redis' own limit
 

@@ -36,8 +36,8 @@ from dagster_adjunct.resources.tables.key_columns import key_columns
 from dagster_adjunct.resources.tables.layer import OF_A_STORE, Capabilities
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
+from dagster_adjunct.resources.tables.pickled_functions import as_declared
 from dagster_adjunct.resources.tables.table_functions import StoreFunction
-from dagster_adjunct.resources.tables.travelling import as_declared
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.key_value.table_segment import SegmentBackend
