@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dagster_adjunct.resources.backends.applied import beside
+from dagster_adjunct.resources.backends.applied_marks import beside
 from dagster_adjunct.resources.backends.column_values import check_identifier, declared_column
 from dagster_adjunct.resources.backends.environment_variables import variable_name
 from dagster_adjunct.resources.backends.forgetting_schedule import is_time_to_forget

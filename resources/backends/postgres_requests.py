@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dagster_adjunct.resources.backends.applied import Applied, check_newest_by, from_texts, to_texts
+from dagster_adjunct.resources.backends.applied_marks import Applied, check_newest_by, from_texts, to_texts
 from dagster_adjunct.resources.backends.postgres_batches import StagedBatch
 from dagster_adjunct.resources.backends.postgres_values import array_text
 from dagster_adjunct.resources.backends.rows import Row, RowCodec

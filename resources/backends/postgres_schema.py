@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.backends.applied import COLUMNS, check_columns_beside
+from dagster_adjunct.resources.backends.applied_marks import COLUMNS, check_columns_beside
 from dagster_adjunct.resources.backends.column_values import (
     Column,
     Kind,

@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dagster_adjunct.resources.backends.applied import Applied, from_texts, to_texts
+from dagster_adjunct.resources.backends.applied_marks import Applied, from_texts, to_texts
 from dagster_adjunct.resources.backends.column_values import Column
 from dagster_adjunct.resources.backends.rows import CheckedChanges, RowCodec
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
