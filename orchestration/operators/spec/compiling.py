@@ -65,7 +65,7 @@ class StateHandle(Protocol):
         ...
 
 
-class Batch(Protocol):
+class BatchContext(Protocol):
     """One batch of records, or a rehearsal of it: no records, whatever is written is only checked."""
 
     @property
