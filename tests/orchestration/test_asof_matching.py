@@ -21,7 +21,6 @@ from dagster_adjunct.resources.schemas.schema import Schema
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
-    from dagster_adjunct.orchestration.operators.spec.compiling import Batch
 
 pytestmark = pytest.mark.spark
 

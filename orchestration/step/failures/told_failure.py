@@ -104,9 +104,7 @@ def _is_alike(other: Failure | None, failure: Failure) -> bool:
     return None in (other.part, failure.part) or other.part == failure.part
 
 
-def _with_sample(
-    batch: FailedBatch, blamed: Operator, failure: Failure, hidden: frozenset[str]
-) -> OperatorFailedError:
+def _with_sample(batch: FailedBatch, blamed: Operator, failure: Failure, hidden: frozenset[str]) -> OperatorFailedError:
     problem = failure.problem(what_of(blamed, failure), told=not hidden)
     place, about = failure.place or blamed.declared_at, dict[str, Any](operator=blamed.id)
     arriving = batch.arriving(blamed)
