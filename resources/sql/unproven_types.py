@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.sql.accepted_types import accepted
 from dagster_adjunct.resources.sql.expression import ColumnName, Expression
-from dagster_adjunct.resources.sql.expression_types import Known, types_named
+from dagster_adjunct.resources.sql.expression_types import KnownTypes, types_named
 from dagster_adjunct.resources.sql.nested_types import type_of_json
 from dagster_adjunct.resources.sql.operands import bound_otherwise
 from dagster_adjunct.resources.sql.operator_kinds import OPERATORS, STRUCTURE, TOGETHER
@@ -55,7 +55,7 @@ def unproven_types(
     if expression.tree is not None:
         return unproven_of(expression, types, told, condition=condition)
     column = (expression.column or "").lower()
-    if not condition or not column or column in told or Known(types).column(ColumnName((column,))) is not None:
+    if not condition or not column or column in told or KnownTypes(types).column(ColumnName((column,))) is not None:
         return _NOTHING
     return Unproven((f"{_TRUE_OR_FALSE} ({expression.column!r})",), frozenset({column}))
 
