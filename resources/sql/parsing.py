@@ -10,7 +10,7 @@ from dagster_adjunct.resources.sql.certain_mistakes import certain_mistake
 from dagster_adjunct.resources.sql.expression import ColumnName, Expression, WindowClause
 
 if TYPE_CHECKING:
-    from dagster_adjunct.resources.sql.selects import Select
+    from dagster_adjunct.resources.sql.selects import SelectParts
 
 _NAME = r"`(?:[^`]|``)+`|[A-Za-z_]\w*"
 _PLAIN = re.compile(rf"\s*(?P<column>{_NAME})(?:\s+as\s+(?P<alias>{_NAME}))?\s*", re.IGNORECASE | re.ASCII)
@@ -37,7 +37,7 @@ def parsed(text: str) -> Expression:
 
 
 @lru_cache(maxsize=4_096)
-def selected(text: str, table: str) -> Select | None:
+def selected(text: str, table: str) -> SelectParts | None:
     """Return what is read off a SELECT of the rows of a table; None where it reads anything else, or can't be read."""
     from dagster_adjunct.resources.sql.selects import read_select
 
