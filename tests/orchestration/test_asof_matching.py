@@ -92,7 +92,7 @@ def join(**options: Any) -> AsOfJoin:
 
 
 def joined(spec: AsOfJoin, frame: DataFrame, batch: FakeBatch) -> DataFrame:
-    return spec.compile("join-2", [frame], cast("Batch", batch))
+    return spec.compile("join-2", [frame], cast("BatchContext", batch))
 
 
 def expected(history: History, record: Record, known_from: dt.datetime | None, oldest: bool) -> tuple[int | None, bool]:
