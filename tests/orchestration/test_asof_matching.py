@@ -21,6 +21,7 @@ from dagster_adjunct.resources.schemas.schema import Schema
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
+    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext
 
 pytestmark = pytest.mark.spark
 
