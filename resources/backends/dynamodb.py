@@ -41,7 +41,7 @@ Key = Any  # the partition key, or a tuple of partition key and sort key
 Record = Mapping[str, Any]
 
 
-class _Open:
+class _OpenClient:
     """What one event loop has open: a client, and the threads that wait for its answers."""
 
     def __init__(self, name: str, threads: int) -> None:
@@ -118,7 +118,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
         self._declared = None if columns is None else tuple(declared_column(*pair) for pair in columns.items())
         self._key_types = self._types_of_key(key if isinstance(key, Mapping) else {})
         self._typed_key = dict(key) if isinstance(key, Mapping) else None
-        self._open: PerLoop[_Open] = PerLoop(partial(_Open, f"dynamodb-{table}", threads), _Open.end)
+        self._open: PerLoop[_OpenClient] = PerLoop(partial(_OpenClient, f"dynamodb-{table}", threads), _OpenClient.end)
 
     def __repr__(self) -> str:
         where = self.connection.endpoint_url or self.connection.region or "by boto3's configuration"
@@ -193,7 +193,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
         assert mine.live is not None
         return mine.live
 
-    def _connect(self, mine: _Open) -> None:
+    def _connect(self, mine: _OpenClient) -> None:
         with mine.opening:
             if mine.live is not None:
                 return

@@ -75,15 +75,15 @@ def _judged(
     if expression.tree is None:
         return _NOTHING
     columns = set(told)
-    reader = _Reader(expression.text, columns)
+    walk = _ExpressionWalk(expression.text, columns)
     kinds = Kinds(dict(types))
-    told_of_it = reader.visit(expression.tree, kinds)
+    told_of_it = walk.visit(expression.tree, kinds)
     if condition and not told_of_it and kinds.of(expression.tree) not in ("boolean", "null"):
-        reader.unproven.append(_TRUE_OR_FALSE)
-    return Unproven(tuple(dict.fromkeys(reader.unproven)), frozenset(columns - told))
+        walk.unproven.append(_TRUE_OR_FALSE)
+    return Unproven(tuple(dict.fromkeys(walk.unproven)), frozenset(columns - told))
 
 
-class _Reader:
+class _ExpressionWalk:
     """Goes through one expression, and keeps what is unproven of it."""
 
     def __init__(self, text: str, told: set[str]) -> None:
