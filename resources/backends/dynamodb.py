@@ -28,7 +28,7 @@ from dagster_adjunct.resources.backends.dynamodb_schema import usable_key
 from dagster_adjunct.resources.backends.dynamodb_values import key_type
 from dagster_adjunct.resources.checked_numbers import check_seconds, check_whole_number
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.key_columns import key_columns
 from dagster_adjunct.resources.tables.layer import OF_A_STORE, Capabilities
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind

@@ -32,7 +32,7 @@ from dagster_adjunct.resources.backends.rows import Key, Record, RowCodec
 from dagster_adjunct.resources.backends.write_plan import Halving, checked
 from dagster_adjunct.resources.checked_numbers import check_seconds
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
-from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.key_columns import key_columns
 from dagster_adjunct.resources.tables.layer import OF_A_STORE, Capabilities
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind

@@ -25,7 +25,7 @@ from dagster_adjunct.resources.backends.redis_script import BEGUN, DONE, MISSING
 from dagster_adjunct.resources.backends.rows import Key, Record, Row
 from dagster_adjunct.resources.checked_numbers import check_seconds, check_whole_number
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, TableError
-from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.key_columns import key_columns
 from dagster_adjunct.resources.tables.layer import OF_A_STORE, Capabilities
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind

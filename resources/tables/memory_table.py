@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dagster_adjunct.resources.tables.changes import Changes, changes_of
+from dagster_adjunct.resources.tables.column_changes import Changes, changes_of
 from dagster_adjunct.resources.tables.layer import OF_A_STORE, Capabilities
 from dagster_adjunct.resources.tables.operation import Mark, Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
