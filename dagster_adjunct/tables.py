@@ -40,7 +40,7 @@ from dagster_adjunct.resources.tables.batch_handler import BatchHandler
 from dagster_adjunct.resources.tables.batch_layer import BatchLayer
 from dagster_adjunct.resources.tables.batch_processor import BatchProcessor
 from dagster_adjunct.resources.tables.cache_layer import CacheLayer
-from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.function_layer import FunctionLayer
 from dagster_adjunct.resources.tables.layer import Capabilities, Layer
 from dagster_adjunct.resources.tables.layer_as_function import LayerAsFunction

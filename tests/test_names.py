@@ -1,4 +1,4 @@
-"""Names say what they hold: `each`, `found` and `said`, which could hold anything, become fewer in every floor."""
+"""Names say what they hold: nothing in the floors is called `each`, `found` or `said`, which could hold anything."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 EMPTY = frozenset({"each", "found", "said"})
-LEFT = {"orchestration": 0, "assets": 6, "resources": 29}
-"""At most so many such variables and parameters. A number may only fall: whoever renames some lowers it."""
+PUBLIC_FIELDS = {
+    "assets/retention/erasing/key_search.py": ["found"],  # KeySearch: the objects that hold one of the keys
+    "resources/errors.py": ["found"],  # MarkerConflictError: beside what was expected
+    "resources/key_value_errors.py": ["found"],  # FailedCondition: beside what was expected
+    "resources/tables/metrics.py": ["found"],  # TableMetrics: keys that had a record
+}
+"""Fields that users read by these names."""
 
 
 def empty_names(tree: ast.AST) -> list[str]:
@@ -29,15 +34,14 @@ def empty_names(tree: ast.AST) -> list[str]:
     return [name for name in bound if name in EMPTY]
 
 
-@pytest.mark.parametrize("floor", sorted(LEFT))
-def test_names_that_could_hold_anything_become_fewer(floor: str) -> None:
-    by_folder = Counter(
-        str(file.parent.relative_to(ROOT))
+@pytest.mark.parametrize("floor", ["orchestration", "assets", "resources"])
+def test_names_say_what_they_hold(floor: str) -> None:
+    names = {
+        str(file.relative_to(ROOT)): empty_names(ast.parse(file.read_text(encoding="utf-8")))
         for file in (ROOT / floor).rglob("*.py")
-        for _ in empty_names(ast.parse(file.read_text(encoding="utf-8")))
-    )
-    told = ", ".join(f"{folder}: {count}" for folder, count in by_folder.most_common())
-    assert by_folder.total() <= LEFT[floor], f"name what they hold: {told}"
+    }
+    public = {file: fields for file, fields in PUBLIC_FIELDS.items() if file.startswith(f"{floor}/")}
+    assert {file: empty for file, empty in names.items() if empty} == public, "name what they hold"
 
 
 def test_all_that_binds_a_name_is_counted() -> None:

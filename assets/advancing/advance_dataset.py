@@ -45,7 +45,7 @@ def advance_dataset(
 
         return advance_bounded(context, spec, partition=partition, make_current=make_current, on_stage=on_stage)
     if spec.is_local:
-        from dagster_adjunct.assets.unbounded.local_table import advance_local
+        from dagster_adjunct.assets.unbounded.local_table_upkeep import advance_local
 
         return advance_local(context, spec, on_stage=on_stage)
     from dagster_adjunct.assets.unbounded.advance_table import advance_unbounded

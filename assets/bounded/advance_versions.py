@@ -1,11 +1,11 @@
 """Bounded datasets: versions that arrive, are built and checked beside the one served, and then switch.
 
-look            -> Unit     the datasets, their inputs, and what is committed of them           look_at_inputs.py
-next_delivery   -> Answers  the version that all have whole, or what they wait for             next_delivery.py
-build_candidate -> Built    its files beside the served ones; unfit, or what is there already? build_candidate.py
-judge           -> Built    what the validators say of it                                      judge_candidate.py
-publish         -> Unit     sealed and switched to, or kept aside, in one commit               publish_version.py
-wait            -> Unit     nothing is whole: what is waited for, in one commit                commit_waiting.py
+look               -> Unit     the datasets, their inputs, and what is committed of them           look_at_inputs.py
+delivered_together -> Answers  the version that all have whole, or what they wait for             delivered_together.py
+build_candidate    -> Built    its files beside the served ones; unfit, or what is there already? build_candidate.py
+judge              -> Built    what the validators say of it                                      judge_candidate.py
+publish            -> Unit     sealed and switched to, or kept aside, in one commit               publish_version.py
+wait               -> Unit     nothing is whole: what is waited for, in one commit                commit_waiting.py
 
 The switch is one commit: of a dataset, or of all members of a version set. What fails before it leaves the served
 version and the offsets where they were, and the next advance takes up from there: a build that was finished is
@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.bounded.bounded_report import report_of
 from dagster_adjunct.assets.bounded.build_candidate import build_candidate
 from dagster_adjunct.assets.bounded.commit_waiting import begin, wait
+from dagster_adjunct.assets.bounded.delivered_together import delivered_together
 from dagster_adjunct.assets.bounded.judge_candidate import judge
 from dagster_adjunct.assets.bounded.look_at_inputs import look
-from dagster_adjunct.assets.bounded.next_delivery import next_delivery
 from dagster_adjunct.assets.bounded.publish_version import publish
 from dagster_adjunct.assets.bounded.version_set import join_version_set
 from dagster_adjunct.assets.declaration.inputs_besides_streams import QuerySource
@@ -130,7 +130,7 @@ def _advance(unit: Unit, *, once: bool, make_current: bool) -> list[AdvanceRepor
     """As long as a delivery is whole: build, judge, publish. Return a report for each dataset."""
     while True:
         try:
-            answers = next_delivery(unit)
+            answers = delivered_together(unit)
             if not answers.together:
                 return [report_of(member) for member in wait(unit, answers).members]
             built = [build_candidate(unit.member(name), delivery) for name, delivery in answers.together.items()]

@@ -133,8 +133,8 @@ def _build(member: Member, delivery: Delivery, attempt: Attempt) -> SealedVersio
 def _located(error: NullKeyError, member: Member, delivery: Delivery) -> NullKeyError:
     """Return the error with the places of the first records without a key. That costs reading the version again."""
     with unwrapped():
-        found = places_without_key(member.source.read(delivery, member.context.spark), member.spec.key, NAMED + 1)
-    places = [place for partition, offset in found if (place := member.source.place(delivery, partition, offset))]
+        without_key = places_without_key(member.source.read(delivery, member.context.spark), member.spec.key, NAMED + 1)
+    places = [place for partition, offset in without_key if (place := member.source.place(delivery, partition, offset))]
     if not places:
         return error
     return NullKeyError(f"{error.problem.rstrip('.')}: {listed(places)}.", error.next_step, dataset=member.spec.name)

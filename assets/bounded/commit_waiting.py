@@ -15,7 +15,7 @@ from dagster_adjunct.resources.objects.commit_log import commit_upon
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.bounded.advancing_members import Member, Unit
-    from dagster_adjunct.assets.bounded.next_delivery import Answers
+    from dagster_adjunct.assets.bounded.delivered_together import Answers
 
 _TRIES = 20
 Wait = tuple[Awaiting, Awaited | None]

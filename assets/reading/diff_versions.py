@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.reading.arrow_comparison import common_type, compare, smallest
-from dagster_adjunct.assets.reading.arrow_entries import read_entries
+from dagster_adjunct.assets.reading.entries_in_arrow import read_entries
 from dagster_adjunct.resources.bucketing.bucket_files import encode_key
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.schemas.schema import arrow_type

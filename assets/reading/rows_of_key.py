@@ -99,8 +99,8 @@ def history_of_key(
     for files in generations:
         for rows, first, after in files.find_all(bucket, key):
             for row in range(first, after):
-                found = _row(files, rows, row)
-                at[found.valid_from] = _later(at.get(found.valid_from), found)
+                read = _row(files, rows, row)
+                at[read.valid_from] = _later(at.get(read.valid_from), read)
     spans = pairwise([*sorted(at), None])
     told = (Validity(begin, end, at[begin].entry(names)) for begin, end in spans if begin is not None)
     exact = (part for part in told if edge is None or part.valid_to is None or part.valid_to > edge)

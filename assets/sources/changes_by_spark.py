@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.sources.dead_letters import letters_of, without_problems
+from dagster_adjunct.assets.sources.change_dead_letters import letters_of, without_problems
 from dagster_adjunct.assets.sources.decode_changes import refuse_problems
 from dagster_adjunct.assets.sources.order_by_column import without_late
 

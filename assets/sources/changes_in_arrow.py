@@ -13,7 +13,7 @@ from dagster_adjunct.assets.declaration.changes.change_formats import ORDER, PRO
 from dagster_adjunct.assets.declaration.changes.problem_texts import YEARS, dates_outside_years, shown_text, told
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection, PythonExtractor, hiding
 from dagster_adjunct.assets.declaration.following_changes import DeadLetters
-from dagster_adjunct.assets.sources.dead_letters import DEAD_LETTERS
+from dagster_adjunct.assets.sources.change_dead_letters import DEAD_LETTERS
 from dagster_adjunct.assets.sources.decode_changes import DELETION_OF_NOTHING, RAW, bad_change, schema_of_rows, timeless
 from dagster_adjunct.assets.sources.json_of_records import has_json, json_of_records
 from dagster_adjunct.assets.sources.order_by_column import too_late

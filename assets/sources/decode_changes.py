@@ -3,7 +3,7 @@
     records -> change format -> order -> extractor -> changes, each with its position, and its problem if it has one
 
 What can't be applied goes through as a change with a problem: `refuse_problems` lets the job fail at it, or
-dead_letters.py takes it out.
+change_dead_letters.py takes it out.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def _check_columns(columns: Sequence[tuple[str, str]], declared: Schema, what: s
     parts += [(name, "stands twice") for name in sorted({name for name in names if names.count(name) > 1})]
     if parts:
         raise DatasetError(
-            f"{what} answers with other columns than are declared: {'; '.join(' '.join(each) for each in parts)}.",
+            f"{what} answers with other columns than are declared: {'; '.join(' '.join(part) for part in parts)}.",
             "Select, name and cast them in the query, or declare what it answers.",
             column=parts[0][0],
         )

@@ -164,7 +164,7 @@ def fitted(rows: DataFrame, schema: Schema, what: str) -> DataFrame:
     wrong += [(name, "stands twice") for name in schema.names if names.count(name) > 1]
     if wrong:
         raise DatasetError(
-            f"{what} has other columns than the dataset: {'; '.join(' '.join(each) for each in wrong)}.",
+            f"{what} has other columns than the dataset: {'; '.join(' '.join(part) for part in wrong)}.",
             "Select, name and cast the columns of the snapshot as the dataset has them.",
             column=wrong[0][0],
         )

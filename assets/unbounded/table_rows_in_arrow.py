@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration.changes.change_formats import PROBLEM
-from dagster_adjunct.assets.reading.arrow_entries import read_stored_file
+from dagster_adjunct.assets.reading.entries_in_arrow import read_stored_file
 from dagster_adjunct.assets.reading.stored_files import StoredFile
 from dagster_adjunct.assets.sources.changes_in_arrow import with_problems
 from dagster_adjunct.assets.sources.order_by_column import too_late

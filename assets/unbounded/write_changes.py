@@ -9,7 +9,7 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.following_changes import DeadLetters
-from dagster_adjunct.assets.sources.dead_letters import send_dead_letters
+from dagster_adjunct.assets.sources.change_dead_letters import send_dead_letters
 from dagster_adjunct.assets.unbounded.commit_table import keep
 from dagster_adjunct.assets.unbounded.engine import engine_of
 from dagster_adjunct.assets.unbounded.next_ranges import offsets_after

@@ -24,7 +24,7 @@ from dagster_adjunct.orchestration.operators.records.merge import checked_merge
 from dagster_adjunct.orchestration.operators.records.partition_by import PartitionBy, checked_partition_by, key_columns
 from dagster_adjunct.orchestration.operators.records.select import checked_select
 from dagster_adjunct.orchestration.operators.records.with_columns import checked_with_columns
-from dagster_adjunct.orchestration.operators.sends.dead_letters import SendDeadLetters
+from dagster_adjunct.orchestration.operators.sends.send_dead_letters import SendDeadLetters
 from dagster_adjunct.orchestration.operators.sends.send_to_local import checked_send_to_local
 from dagster_adjunct.orchestration.operators.sends.send_to_stream import SendToStream
 from dagster_adjunct.orchestration.operators.sends.send_to_table import SendToDataset, SendToTable

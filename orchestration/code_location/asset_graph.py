@@ -17,7 +17,7 @@ from dagster_adjunct.orchestration.application.output_lineage import (
 from dagster_adjunct.orchestration.code_location.assets.dataset_assets import DatasetAsset, dataset_assets
 from dagster_adjunct.orchestration.code_location.assets.output_assets import StepRunner, by_spark, outputs_asset
 from dagster_adjunct.orchestration.code_location.assets.partitioned_dataset_assets import partitioned_dataset_asset
-from dagster_adjunct.orchestration.code_location.nodes.kinds import kind_of
+from dagster_adjunct.orchestration.code_location.nodes.nodes_by_kind import kind_of
 from dagster_adjunct.orchestration.code_location.nodes.translator import AdjunctTranslator
 from dagster_adjunct.orchestration.code_location.sensing.version_sensors import is_delivered
 from dagster_adjunct.orchestration.code_location.shared.code_references import code_references

@@ -129,8 +129,8 @@ def definitions_of(
         )
     graph = AssetGraph(names, preview_rows, link_code, run_step)
     own = {application.name: graph.add(application) for application in apps}
-    parts = [_Parts.of_application(graph, one, own[one.name], rules[one.name]) for one in apps]
-    parts.append(_Parts.of_partitioned(graph))
+    parts = [_LaunchedRuns.of_application(graph, one, own[one.name], rules[one.name]) for one in apps]
+    parts.append(_LaunchedRuns.of_partitioned(graph))
     handed_over = iceberg_jobs(
         {application.name: graph.datasets(application.name) for application in apps}, iceberg or {}
     )
@@ -146,7 +146,7 @@ def definitions_of(
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class _LaunchedRuns:
     """What runs belong to one application, or to datasets beside all: jobs, and what launches them."""
 
     jobs: "list[LaunchedJob]" = field(default_factory=list)
@@ -154,7 +154,9 @@ class _Parts:
     sensors: list[SensorDefinition] = field(default_factory=list)
 
     @classmethod
-    def of_application(cls, graph: AssetGraph, app: "Application", own: list[AssetKey], rule: LaunchWhen) -> "_Parts":
+    def of_application(
+        cls, graph: AssetGraph, app: "Application", own: list[AssetKey], rule: LaunchWhen
+    ) -> "_LaunchedRuns":
         """Return those of an application; `own` is what its job materialises."""
         members = graph.datasets(app.name)
         bounded = [member for member in members if not member.dataset.follows_changes]
@@ -185,7 +187,7 @@ class _Parts:
         return parts
 
     @classmethod
-    def of_partitioned(cls, graph: AssetGraph) -> "_Parts":
+    def of_partitioned(cls, graph: AssetGraph) -> "_LaunchedRuns":
         """Return those of the datasets whose versions are partitions, each of which is made alone."""
         parts = cls()
         for member in graph.partitioned():

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.orchestration.application.advance_units import partitions_note
 from dagster_adjunct.orchestration.operators.spec.planning_values import Exchange, PlanContext, StreamEdge
 from dagster_adjunct.orchestration.planner.counts.auto_repartition import Insertions, repartitioned, with_insertions
-from dagster_adjunct.orchestration.planner.counts.check_co_partitioned import check_co_partitioned
 from dagster_adjunct.orchestration.planner.counts.join_groups import dataset_node, join_groups
 from dagster_adjunct.orchestration.planner.counts.partition_counts import (
     assign,
@@ -23,6 +22,7 @@ from dagster_adjunct.orchestration.planner.counts.partition_counts import (
     with_broadcast,
     with_merged,
 )
+from dagster_adjunct.orchestration.planner.counts.refused_joins import check_co_partitioned
 from dagster_adjunct.orchestration.planner.counts.sends_that_feed_joins import Needs, needs_of
 from dagster_adjunct.orchestration.planner.counts.stream_edges import stream_edges
 from dagster_adjunct.orchestration.planner.counts.task_groups import tasks_of

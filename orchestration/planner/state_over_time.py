@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.spec.held_back import held_back
+from dagster_adjunct.orchestration.operators.spec.watermark_inputs import watermark_inputs
 from dagster_adjunct.orchestration.planner.refusals import placed
 from dagster_adjunct.resources.errors import PlanningError
 
@@ -33,7 +33,7 @@ def check_state_names(app: Application) -> None:
 
 def state_over_time(app: Application) -> Iterator[str]:
     """Yield a note for each operator that keeps state: under which names, and up to which watermark."""
-    spans = held_back(app.operators)
+    spans = watermark_inputs(app.operators)
     for operator in app.operators:
         name = operator.spec.over_time
         if name is None:

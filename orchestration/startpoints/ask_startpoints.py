@@ -13,8 +13,8 @@ from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.dataset_requests import named_only
 from dagster_adjunct.orchestration.startpoints.previews.preview_requests import preview_requests
 from dagster_adjunct.orchestration.startpoints.previews.refused_requests import check_followed, check_kinds, replaced_by
-from dagster_adjunct.orchestration.startpoints.requests.held_startpoints import Held, not_applied
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
+from dagster_adjunct.orchestration.startpoints.requests.startpoints_not_applied import Held, not_applied
 from dagster_adjunct.orchestration.startpoints.resolving.recorded_plan import write_plan
 from dagster_adjunct.resources.errors import ConfigurationError
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.startpoints.requests.allowed_requests import is_broadcast
-from dagster_adjunct.orchestration.startpoints.requests.held_startpoints import Held, has_begun, not_applied
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
+from dagster_adjunct.orchestration.startpoints.requests.startpoints_not_applied import Held, has_begun, not_applied
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application

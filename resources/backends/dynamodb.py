@@ -28,20 +28,20 @@ from dagster_adjunct.resources.backends.dynamodb_schema import usable_key
 from dagster_adjunct.resources.backends.dynamodb_values import key_type
 from dagster_adjunct.resources.checked_numbers import check_seconds, check_whole_number
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.key_columns import key_columns
 from dagster_adjunct.resources.tables.layer import OF_A_STORE, Capabilities
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 from dagster_adjunct.resources.tables.per_loop import PerLoop
+from dagster_adjunct.resources.tables.pickled_functions import as_declared
 from dagster_adjunct.resources.tables.table_functions import StoreFunction
-from dagster_adjunct.resources.tables.travelling import as_declared
 
 Key = Any  # the partition key, or a tuple of partition key and sort key
 Record = Mapping[str, Any]
 
 
-class _Open:
+class _OpenClient:
     """What one event loop has open: a client, and the threads that wait for its answers."""
 
     def __init__(self, name: str, threads: int) -> None:
@@ -118,7 +118,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
         self._declared = None if columns is None else tuple(declared_column(*pair) for pair in columns.items())
         self._key_types = self._types_of_key(key if isinstance(key, Mapping) else {})
         self._typed_key = dict(key) if isinstance(key, Mapping) else None
-        self._open: PerLoop[_Open] = PerLoop(partial(_Open, f"dynamodb-{table}", threads), _Open.end)
+        self._open: PerLoop[_OpenClient] = PerLoop(partial(_OpenClient, f"dynamodb-{table}", threads), _OpenClient.end)
 
     def __repr__(self) -> str:
         where = self.connection.endpoint_url or self.connection.region or "by boto3's configuration"
@@ -193,7 +193,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
         assert mine.live is not None
         return mine.live
 
-    def _connect(self, mine: _Open) -> None:
+    def _connect(self, mine: _OpenClient) -> None:
         with mine.opening:
             if mine.live is not None:
                 return

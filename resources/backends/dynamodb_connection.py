@@ -185,10 +185,10 @@ def _answered(error: Any, label: str) -> Problem:
     code, text = code_of(error), str(error.response.get("Error", {}).get("Message", ""))
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     if code in _THROTTLED or status == 429:
-        found = throttled(label, code, _retry_after(error))
-        assert found.error is not None
-        found.error.__cause__ = error
-        return found
+        slowed = throttled(label, code, _retry_after(error))
+        assert slowed.error is not None
+        slowed.error.__cause__ = error
+        return slowed
     if code in _NO_EFFECT or status >= 500:
         # A server that failed may have failed after it had written.
         again = TableUnavailableError(

@@ -29,7 +29,7 @@ from dagster_adjunct.resources.backends.dynamodb_values import (
     size_of,
 )
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.tables.changes import Changes, changes_of
+from dagster_adjunct.resources.tables.column_changes import Changes, changes_of
 from dagster_adjunct.resources.tables.key_columns import in_own_order, no_key
 
 OWN_PREFIX = "adjunct_"

@@ -100,8 +100,8 @@ class TableRequests:
                 )
             except Exception as error:  # noqa: BLE001 - it becomes the outcome
                 # A get that got no answer had no effect either.
-                found = problem_of(error, self.label, sent=False)
-                return problems | {place: found for key in asked for place in wanted[_identity(key, key)]}
+                problem = problem_of(error, self.label, sent=False)
+                return problems | {place: problem for key in asked for place in wanted[_identity(key, key)]}
             for item in answer["Responses"].get(self.table, []):
                 self._read(item, wanted, records, problems)
             asked = list(answer.get("UnprocessedKeys", {}).get(self.table, {"Keys": []})["Keys"])  # type: ignore[arg-type]
@@ -140,23 +140,23 @@ class TableRequests:
         try:
             answer = self.client.batch_write_item(RequestItems={self.table: requests})
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
-            found = problem_of(error, self.label)
-            if found.state is State.REFUSED and len(requests) > 1 and code_of(error) == "ValidationException":
+            problem = problem_of(error, self.label)
+            if problem.state is State.REFUSED and len(requests) > 1 and code_of(error) == "ValidationException":
                 # One bad entry refuses a batch: by halves, until it stands alone.
                 half = len(requests) // 2
                 self._send_batch(places[:half], requests[:half], problems)
                 self._send_batch(places[half:], requests[half:], problems)
             else:
-                problems.update(dict.fromkeys(places, found))
+                problems.update(dict.fromkeys(places, problem))
             return
         unprocessed = answer.get("UnprocessedItems", {}).get(self.table, [])
         if unprocessed:
             names = tuple(self.codec.key)
             left = {_identity(_key_in(request), names) for request in unprocessed}
-            found = throttled(self.label, f"{len(unprocessed)} of {len(requests)} items unprocessed")
+            problem = throttled(self.label, f"{len(unprocessed)} of {len(requests)} items unprocessed")
             for place, request in zip(places, requests, strict=True):
                 if _identity(_key_in(request), names) in left:
-                    problems[place] = found
+                    problems[place] = problem
 
     def write_in_sequence(self, kind: OperationKind, entries: Sequence[PlacedEntry], problems: Problems) -> int:
         """Do the entries of one key one after the other; return how many defaults that put.

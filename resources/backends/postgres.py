@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dagster_adjunct.resources.backends.applied import beside
+from dagster_adjunct.resources.backends.applied_marks import beside
 from dagster_adjunct.resources.backends.column_values import check_identifier, declared_column
 from dagster_adjunct.resources.backends.environment_variables import variable_name
-from dagster_adjunct.resources.backends.forgetting import is_time_to_forget
+from dagster_adjunct.resources.backends.forgetting_schedule import is_time_to_forget
 from dagster_adjunct.resources.backends.postgres_batches import StagedBatch, as_batch
 from dagster_adjunct.resources.backends.postgres_connection import (
     about_data,
@@ -32,15 +32,15 @@ from dagster_adjunct.resources.backends.rows import Key, Record, RowCodec
 from dagster_adjunct.resources.backends.write_plan import Halving, checked
 from dagster_adjunct.resources.checked_numbers import check_seconds
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
-from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.key_columns import key_columns
 from dagster_adjunct.resources.tables.layer import OF_A_STORE, Capabilities
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 from dagster_adjunct.resources.tables.per_loop import PerLoop
+from dagster_adjunct.resources.tables.pickled_functions import as_declared
 from dagster_adjunct.resources.tables.record_not_found import record_not_found
 from dagster_adjunct.resources.tables.table_functions import StoreFunction
-from dagster_adjunct.resources.tables.travelling import as_declared
 
 if TYPE_CHECKING:
     import psycopg
@@ -189,11 +189,11 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
 
         asked = checked(requests.codec, operation)
         try:
-            found = await requests.get([entry.key for entry in asked.entries])
+            stored = await requests.get([entry.key for entry in asked.entries])
         except psycopg.Error as error:
             return Outcomes.all(len(operation), self._problem(error))
         records: list[Any] = [None] * len(operation)
-        for entry, record in zip(asked.entries, found, strict=True):
+        for entry, record in zip(asked.entries, stored, strict=True):
             records[entry.place] = record
         return Outcomes(len(operation), records, asked.problems)
 

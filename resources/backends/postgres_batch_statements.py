@@ -38,7 +38,7 @@ _SETTINGS = "SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = of
 class StagingStatements(NamedTuple):
     """For batches of one shape: their staging table, and the statements that fill it and write from it.
 
-    `write` takes the values that all rows have in common (`Batch.constants`). `settings` are the connection's.
+    `write` takes the values that all rows have in common (`StagedBatch.constants`). `settings` are the connection's.
     """
 
     name: str

@@ -60,11 +60,11 @@ class StagedBatch:
     count: int
     same_key: Mapping[int, Sequence[int]] | None
 
-    def missing(self, found: set[int]) -> list[int]:
-        """The places of all entries whose key's row is not among `found`."""
+    def missing(self, present: set[int]) -> list[int]:
+        """The places of all entries whose key's row is not among `present`."""
         if self.same_key is None:
-            return [place for place in range(self.count) if place not in found]
-        return [place for last, places in self.same_key.items() if last not in found for place in places]
+            return [place for place in range(self.count) if place not in present]
+        return [place for last, places in self.same_key.items() if last not in present for place in places]
 
 
 def as_batch(codec: RowCodec, operation: Operation[Any]) -> StagedBatch | None:

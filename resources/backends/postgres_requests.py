@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dagster_adjunct.resources.backends.applied import Applied, check_newest_by, from_texts, to_texts
+from dagster_adjunct.resources.backends.applied_marks import Applied, check_newest_by, from_texts, to_texts
 from dagster_adjunct.resources.backends.postgres_batches import StagedBatch
 from dagster_adjunct.resources.backends.postgres_values import array_text
 from dagster_adjunct.resources.backends.rows import Row, RowCodec
@@ -70,8 +70,8 @@ class PostgresRequests:
         for _ in range(_ROUNDS):
             try:
                 async with self.connection.transaction():
-                    found = await self._found(operation, asked) if must_look(operation) else Found()
-                    plan = planned(self.codec, operation, asked, found)
+                    stored = await self._stored(operation, asked) if must_look(operation) else Found()
+                    plan = planned(self.codec, operation, asked, stored)
                     await self._write(operation, plan)
                     self.committing = True
             except Overtaken:
@@ -103,8 +103,8 @@ class PostgresRequests:
                 if not (shape.inserts or shape.conditions):
                     # In order of the key, as every request locks, and to learn which are missing.
                     await cursor.execute(statements.lock, (), binary=True)
-                    found = {place for (place,) in await cursor.fetchall()}
-                    missing = batch.missing(found) if len(found) < batch.rows else []
+                    present = {place for (place,) in await cursor.fetchall()}
+                    missing = batch.missing(present) if len(present) < batch.rows else []
                 await cursor.execute(statements.write, batch.constants, binary=True)
                 written, begun, skipped = (await cursor.fetchone() or _NOTHING) if cursor.description else _NOTHING
                 if shape.conditions and not shape.inserts and written + len(skipped) < batch.rows:
@@ -119,7 +119,7 @@ class PostgresRequests:
         """Remove what was applied to keys more than these seconds ago; return how many keys' it was."""
         return (await self.connection.execute(self._statements.forget, (older_than,))).rowcount
 
-    async def _found(self, operation: Operation[Any], asked: Checked) -> Found:
+    async def _stored(self, operation: Operation[Any], asked: Checked) -> Found:
         statements, codec, keys = self._statements, self.codec, asked.keys
         arrays = statements.arrays(codec.key, keys)
         applied: dict[Row, Applied] = {}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.backends.applied import COLUMNS, check_columns_beside
+from dagster_adjunct.resources.backends.applied_marks import COLUMNS, check_columns_beside
 from dagster_adjunct.resources.backends.column_values import (
     Column,
     Kind,
@@ -160,12 +160,12 @@ async def open_beside(
     parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, key))))
     if create:
         await _create(connection, schema, beside, parts)
-    found = await connection.execute(
+    cursor = await connection.execute(
         """SELECT a.attname FROM pg_attribute a WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0
            AND NOT a.attisdropped""",
         (sql.Identifier(schema, beside).as_string(connection),),
     )
-    names = [name for (name,) in await found.fetchall()]
+    names = [name for (name,) in await cursor.fetchall()]
     check_columns_beside(label, beside, list(key), names)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from psycopg import sql
 from psycopg.sql import Composed
 
-from dagster_adjunct.resources.backends.applied import COLUMNS
+from dagster_adjunct.resources.backends.applied_marks import COLUMNS
 from dagster_adjunct.resources.backends.postgres_batch_statements import BatchStatements
 from dagster_adjunct.resources.backends.postgres_names import identifier, joined, listed
 from dagster_adjunct.resources.backends.postgres_values import AS_TEXT, array_text, can_be_text

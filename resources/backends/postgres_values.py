@@ -50,9 +50,9 @@ class _Texts(dict[type, Callable[[Any], str]]):
     """How values of a type are written; subclasses (of str, of datetime) as the type that they are of."""
 
     def __missing__(self, kind: type) -> Callable[[Any], str]:
-        found = next((self[known] for known in kind.__mro__ if known in self), str)
-        self[kind] = found
-        return found
+        writer = next((self[known] for known in kind.__mro__ if known in self), str)
+        self[kind] = writer
+        return writer
 
 
 _TEXTS = _Texts(

@@ -12,7 +12,7 @@ from dagster_adjunct.resources.backends.column_values import Kind, declared_colu
 from dagster_adjunct.resources.backends.redis_values import NULL, redis_column
 from dagster_adjunct.resources.backends.rows import CheckedChanges, Record, Row, RowCodec
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 
 OWN = "adjunct_"  # how fields begin that are no columns

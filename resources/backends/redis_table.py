@@ -25,15 +25,15 @@ from dagster_adjunct.resources.backends.redis_script import BEGUN, DONE, MISSING
 from dagster_adjunct.resources.backends.rows import Key, Record, Row
 from dagster_adjunct.resources.checked_numbers import check_seconds, check_whole_number
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, TableError
-from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.key_columns import key_columns
 from dagster_adjunct.resources.tables.layer import OF_A_STORE, Capabilities
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 from dagster_adjunct.resources.tables.per_loop import PerLoop
+from dagster_adjunct.resources.tables.pickled_functions import as_declared
 from dagster_adjunct.resources.tables.record_not_found import record_not_found
 from dagster_adjunct.resources.tables.table_functions import StoreFunction
-from dagster_adjunct.resources.tables.travelling import as_declared
 
 _LARGEST = 512 * 1024 * 1024  # bytes of a value, by Redis' own limit
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from dagster_adjunct.resources.backends.column_values import Column, Kind, checker_of
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.tables.changes import Changes, changes_of
+from dagster_adjunct.resources.tables.column_changes import Changes, changes_of
 from dagster_adjunct.resources.tables.key_columns import in_own_order, no_key
 
 Key = Any  # one value, or a tuple of values where the key has several columns

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from dagster_adjunct.resources.backends.column_values import Column, check_identifier, declared_column
-from dagster_adjunct.resources.backends.forgetting import is_time_to_forget
+from dagster_adjunct.resources.backends.forgetting_schedule import is_time_to_forget
 from dagster_adjunct.resources.backends.rows import Key, Record, RowCodec
 from dagster_adjunct.resources.backends.sqlite_requests import CommitFailed, SqliteRequests, transaction
 from dagster_adjunct.resources.backends.sqlite_schema import create_table, read_columns
@@ -25,14 +25,14 @@ from dagster_adjunct.resources.errors import (
     TableError,
     TableUnavailableError,
 )
-from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.key_columns import key_columns
 from dagster_adjunct.resources.tables.layer import OF_A_STORE, Capabilities
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 from dagster_adjunct.resources.tables.per_loop import PerLoop
+from dagster_adjunct.resources.tables.pickled_functions import as_declared
 from dagster_adjunct.resources.tables.table_functions import StoreFunction
-from dagster_adjunct.resources.tables.travelling import as_declared
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ _UNUSABLE = (
 )
 
 
-class _Open:
+class _OpenConnection:
     """What one event loop has open: a connection that nobody but its thread touches."""
 
     def __init__(self, name: str) -> None:
@@ -122,7 +122,7 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
         check_seconds(forget_after, f"{what} forget_after={forget_after!r}", argument="forget_after", none=True)
         self._declared = tuple(declared_column(*pair) for pair in (self.columns or {}).items())
         self._label = f"SQLite table {table!r} in {self.path}"
-        self._open: PerLoop[_Open] = PerLoop(partial(_Open, f"sqlite-{table}"), _Open.end)
+        self._open: PerLoop[_OpenConnection] = PerLoop(partial(_OpenConnection, f"sqlite-{table}"), _OpenConnection.end)
 
     def __repr__(self) -> str:
         return f"SqliteTable({self.path!r}, {self.table!r}, key={self.key})"
@@ -181,11 +181,11 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
 
     # What follows runs in the thread of the event loop that asks, one request after another.
 
-    async def _in_thread(self, request: Callable[[_Open], T]) -> T:
+    async def _in_thread(self, request: Callable[[_OpenConnection], T]) -> T:
         mine = self._open.here()
         return await asyncio.get_running_loop().run_in_executor(mine.thread, request, mine)
 
-    def _get(self, mine: _Open, operation: Operation[Any]) -> Outcomes:
+    def _get(self, mine: _OpenConnection, operation: Operation[Any]) -> Outcomes:
         count = len(operation)
         try:
             requests = self._live(mine)
@@ -201,7 +201,7 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
             records[entry.place] = record
         return Outcomes(count, records, asked.problems)
 
-    def _write(self, mine: _Open, operation: Operation[Any]) -> Outcomes:
+    def _write(self, mine: _OpenConnection, operation: Operation[Any]) -> Outcomes:
         count = len(operation)
         try:
             requests = self._live(mine)
@@ -264,7 +264,7 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
             raise
         return requests
 
-    def _live(self, mine: _Open) -> SqliteRequests:
+    def _live(self, mine: _OpenConnection) -> SqliteRequests:
         if mine.live is None:
             mine.live = self._connect()
         return mine.live

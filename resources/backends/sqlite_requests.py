@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from dagster_adjunct.resources.backends.applied import (
+from dagster_adjunct.resources.backends.applied_marks import (
     COLUMNS,
     Applied,
     beside,

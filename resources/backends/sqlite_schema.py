@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from dagster_adjunct.resources.backends.applied import COLUMNS, check_columns_beside
+from dagster_adjunct.resources.backends.applied_marks import COLUMNS, check_columns_beside
 from dagster_adjunct.resources.backends.column_values import (
     Column,
     Kind,

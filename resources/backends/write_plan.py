@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from dagster_adjunct.resources.backends.applied import Applied, check_newest_by
+from dagster_adjunct.resources.backends.applied_marks import Applied, check_newest_by
 from dagster_adjunct.resources.backends.rows import CheckedChanges, Row, RowCodec
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.tables.arrow_entries import ArrowEntries

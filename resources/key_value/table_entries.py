@@ -25,7 +25,7 @@ class TableKey(NamedTuple, Generic[K]):
     version: KeyVersion | None = None
 
 
-class _Parts(NamedTuple):
+class _EntryParts(NamedTuple):
     """What is inside a `TableEntry`."""
 
     family: str | None
@@ -43,7 +43,7 @@ class TableEntry(tuple[Any, ...], Generic[K, V]):
 
     __slots__ = ()
 
-    value: V = _Parts.value  # which reads the place of a tuple, without a call
+    value: V = _EntryParts.value  # which reads the place of a tuple, without a call
 
     def __new__(cls, key: TableKey[K], value: V) -> TableEntry[K, V]:
         if not isinstance(key, TableKey):

@@ -31,9 +31,7 @@ from dagster_adjunct.resources.key_value.stored_tables import (
 )
 from dagster_adjunct.resources.key_value.table_backends import TableBackends
 from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
-from dagster_adjunct.resources.key_value.table_names import TableName, check_table_name
-from dagster_adjunct.resources.key_value.table_segment import ChecksEndings
-from dagster_adjunct.resources.key_value.table_transitions import (
+from dagster_adjunct.resources.key_value.table_lifecycle import (
     UNFINISHED,
     TableTransition,
     decide_create,
@@ -44,6 +42,8 @@ from dagster_adjunct.resources.key_value.table_transitions import (
     finished,
     is_gone,
 )
+from dagster_adjunct.resources.key_value.table_names import TableName, check_table_name
+from dagster_adjunct.resources.key_value.table_segment import ChecksEndings
 from dagster_adjunct.resources.key_value_errors import (
     KeyValueTableNotFoundError,
     ScopeNotEmptyError,

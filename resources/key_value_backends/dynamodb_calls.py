@@ -85,7 +85,9 @@ class LoopCalls(TableCalls):
 
     def __init__(self, table: TableId, clients: Clients, threads: int) -> None:
         super().__init__(table)
-        self._open: PerLoop[_Open] = PerLoop(partial(_Open, clients, self.label, threads), _Open.end)
+        self._open: PerLoop[_ClientThreads] = PerLoop(
+            partial(_ClientThreads, clients, self.label, threads), _ClientThreads.end
+        )
 
     async def call(self, do: Callable[[DynamoDBClient], T]) -> T:
         mine = self._open.here()
@@ -108,8 +110,9 @@ class ThreadCalls(TableCalls):
 
     def __init__(self, table: TableId, clients: Clients, threads: int) -> None:
         super().__init__(table)
-        self._new = partial(_Open, clients, self.label, threads)
-        self._mine: tuple[int, _Open] | None = None  # and the process that opened it: a child leaves its parent's alone
+        self._new = partial(_ClientThreads, clients, self.label, threads)
+        # And the process that opened it: a child leaves its parent's alone.
+        self._mine: tuple[int, _ClientThreads] | None = None
         self._opening = threading.Lock()
 
     async def call(self, do: Callable[[DynamoDBClient], T]) -> T:
@@ -118,8 +121,8 @@ class ThreadCalls(TableCalls):
             return mine.run(do)
 
     async def together(self, asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-        each = list(asked)
-        return [await each[0]] if len(each) == 1 else list(self._here().threads.map(drive, each))
+        requests = list(asked)
+        return [await requests[0]] if len(requests) == 1 else list(self._here().threads.map(drive, requests))
 
     async def close(self) -> None:
         """Close the client, once the requests that several threads make for one caller have ended."""
@@ -128,7 +131,7 @@ class ThreadCalls(TableCalls):
         if mine is not None and mine[0] == os.getpid():
             mine[1].end(wait=True)
 
-    def _here(self) -> _Open:
+    def _here(self) -> _ClientThreads:
         mine = self._mine
         if mine is None or mine[0] != os.getpid():
             with self._opening:
@@ -184,7 +187,7 @@ class Patience:
         return True
 
 
-class _Open:
+class _ClientThreads:
     """What one event loop has open, or a process without one."""
 
     def __init__(self, clients: Clients, label: str, threads: int) -> None:

@@ -42,15 +42,15 @@ async def read_keys(
         return [None if item is None else _entry(keys[0], item, values)]
     distinct = list(dict.fromkeys(keys))
     parts = [distinct[start : start + KEYS_AT_ONCE] for start in range(0, len(distinct), KEYS_AT_ONCE)]
-    found: dict[bytes, StoredEntry] = {}
-    await calls.together(_read_batch(calls, layout, part, values, found) for part in parts)
-    return [found.get(key) for key in keys]
+    entries: dict[bytes, StoredEntry] = {}
+    await calls.together(_read_batch(calls, layout, part, values, entries) for part in parts)
+    return [entries.get(key) for key in keys]
 
 
 async def _read_batch(
-    calls: TableCalls, layout: SegmentLayout, keys: Sequence[bytes], values: bool, found: dict[bytes, StoredEntry]
+    calls: TableCalls, layout: SegmentLayout, keys: Sequence[bytes], values: bool, into: dict[bytes, StoredEntry]
 ) -> None:
-    """Put the entries of up to 100 keys into `found`.
+    """Put the entries of up to 100 keys into `into`.
 
     What DynamoDB has no capacity for it leaves out: it is asked for again, ever more slowly.
     """
@@ -69,7 +69,7 @@ async def _read_batch(
         answer: Any = await calls.read(partial(_batch_get, request))
         for item in answer["Responses"].get(layout.table, ()):
             key = table_key_of(item) if by_sort_key is None else by_sort_key[item["s"]["B"]]
-            found[key] = _entry(key, item, values)
+            into[key] = _entry(key, item, values)
         left = answer.get("UnprocessedKeys", {}).get(layout.table, {}).get("Keys")
         if not left:
             return
@@ -89,17 +89,17 @@ async def read_range(
     """Return the first entries of a range, at most `limit`; none says that nothing is left."""
     if within.end is not None and within.start >= within.end:
         return []
-    found: list[StoredEntry] = []
+    read: list[StoredEntry] = []
     async for stretches in _stretches(calls, layout, within):
-        left = limit - len(found)
+        left = limit - len(read)
         parts = await calls.together(
             _read_stretch(calls, layout.table, part, within, left, values) for part in stretches
         )
         for entries, whole in parts:
-            found += entries
-            if len(found) >= limit or not whole:
-                return found[:limit]
-    return found
+            read += entries
+            if len(read) >= limit or not whole:
+                return read[:limit]
+    return read
 
 
 async def _stretches(calls: TableCalls, layout: SegmentLayout, within: KeyRange) -> AsyncIterator[Sequence[KeyStretch]]:

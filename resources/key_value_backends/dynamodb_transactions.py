@@ -24,13 +24,13 @@ class Cancelled:
     """A transaction that had no effect, and why.
 
     `term`: the gate has this one, which is newer than the request's, and no request of an older one passes it any more.
-    `found` tells, for the place of each change whose condition fails, the version that its key has. `conflict`: others
-    wrote, so that not everything was looked at. `refused`: DynamoDB's words for what it will never take.
+    `current` tells, for the place of each change whose condition fails, the version that its key has. `conflict`:
+    others wrote, so that not everything was looked at. `refused`: DynamoDB's words for what it will never take.
     """
 
     sealed: bool = False
     term: int | None = None
-    found: Mapping[int, bytes | None] | None = None
+    current: Mapping[int, bytes | None] | None = None
     conflict: bool = False
     throttled: bool = False
     refused: str | None = None
@@ -76,7 +76,7 @@ def cancellation(response: Mapping[str, Any]) -> Cancelled:
     if not codes:
         # Some servers give the reasons in the message alone: nothing was done, and the next try tells more.
         return Cancelled(conflict=True)
-    found = {
+    current = {
         place: _version_in(reason.get("Item"))
         for place, (code, reason) in enumerate(zip(codes[1:], reasons[1:], strict=True))
         if code == _CONDITION_FAILED
@@ -86,13 +86,13 @@ def cancellation(response: Mapping[str, Any]) -> Cancelled:
         f"{code}: {reason.get('Message')}" for code, reason in zip(codes, reasons, strict=True) if code not in known
     ]
     # That the gate was busy does not matter where a condition failed.
-    looked_at = codes[1:] if found else codes
+    looked_at = codes[1:] if current else codes
     shut = codes[0] == _CONDITION_FAILED
     term = term_of(reasons[0].get("Item") or {}) if shut else None
     return Cancelled(
         sealed=shut and term is None,
         term=term,
-        found=found or None,
+        current=current or None,
         conflict=_CONFLICT in looked_at,
         throttled=any(code in _THROTTLED for code in looked_at),
         refused=refused[0] if refused else None,

@@ -199,8 +199,8 @@ class SegmentWrites:
         if cancelled.term is not None:
             self._families.learn(cancelled.term)
             return
-        if cancelled.found is not None and not cancelled.conflict:
-            raise ConditionsFailed(cancelled.found)
+        if cancelled.current is not None and not cancelled.conflict:
+            raise ConditionsFailed(cancelled.current)
         if cancelled.throttled:
             error = throttled(label, "a transaction was throttled").error
             assert error is not None

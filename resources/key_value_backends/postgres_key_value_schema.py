@@ -101,5 +101,5 @@ def _names(schema: str, table: TableId) -> tuple[sql.Identifier, sql.Identifier,
 def is_there(connection: Connection[Any], schema: str, table: TableId) -> bool:
     """Tell whether the table with the entries exists."""
     (name, *_) = _names(schema, table)
-    found = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (name.as_string(connection),)).fetchone()
-    return bool(found and found[0])
+    answer = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (name.as_string(connection),)).fetchone()
+    return bool(answer and answer[0])

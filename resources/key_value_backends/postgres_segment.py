@@ -84,14 +84,14 @@ class PostgresSegment:
         if len(keys) == 1:
             one = await self._read(sql.get if values else sql.get_version, [self._prefix + keys[0]], _entry)
             return [one[0] if one else None]
-        found: dict[bytes, StoredEntry] = {}
+        entries: dict[bytes, StoredEntry] = {}
         for start in range(0, len(keys), _KEYS_AT_ONCE):
             part = self._addresses(keys if len(keys) <= _KEYS_AT_ONCE else keys[start : start + _KEYS_AT_ONCE])
             query = sql.get_many if values else sql.get_many_versions
             rows: list[tuple[Any, ...]] = await self._read(query, [part], tuple)
             # Faster than to have each row made an entry when it is read.
-            found.update(zip(map(_KEY, rows), map(tuple.__new__, repeat(StoredEntry), rows), strict=True))
-        return list(map(found.get, keys))
+            entries.update(zip(map(_KEY, rows), map(tuple.__new__, repeat(StoredEntry), rows), strict=True))
+        return list(map(entries.get, keys))
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
         return await self.reading_ahead().page(within, limit, values=values)
@@ -163,9 +163,9 @@ class PostgresSegment:
         if answer.command_tuples or expected is ANYTHING:
             return {}
         rows = wire.rows(await wire.ask(sql.get_version, parameters[:1]), _entry)
-        found = rows[0].version if rows else None
+        current = rows[0].version if rows else None
         # Where the condition holds by now it did not a moment ago, but nobody could be told why.
-        return None if found == (None if expected is ABSENT else expected) else {0: found}
+        return None if current == (None if expected is ABSENT else expected) else {0: current}
 
     async def _batch(self, wire: PostgresWire, changes: Sequence[SegmentChange], token: bytes) -> Refused | None:
         """Apply changes of several keys in one statement; in a transaction where keys have to be held first."""
@@ -227,11 +227,11 @@ class PostgresSegment:
         """
         keys = self._addresses([change.key for change in changes])
         rows = wire.rows(await wire.ask(self._statements.get_many_versions, [keys]), _entry)
-        found = {entry.key: entry.version for entry in rows}
+        current = {entry.key: entry.version for entry in rows}
         refused: Refused = {}
         for place, (key, _, _, expected) in enumerate(changes):
-            if expected is not ANYTHING and found.get(key) != (None if expected is ABSENT else expected):
-                refused[place] = found.get(key)
+            if expected is not ANYTHING and current.get(key) != (None if expected is ABSENT else expected):
+                refused[place] = current.get(key)
         return refused or None
 
     def _addresses(self, keys: Sequence[bytes]) -> bytes:

@@ -77,8 +77,8 @@ _of_parents: list[ThreadWire] = []  # kept, as one that goes tells the server th
 
 
 def _forget_all() -> None:
-    for each in list(_all):
-        each._forget()
+    for wires in list(_all):
+        wires._forget()
 
 
 os.register_at_fork(after_in_child=_forget_all)

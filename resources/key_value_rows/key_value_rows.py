@@ -24,20 +24,20 @@ from dagster_adjunct.resources.key_value.serializers import BytesSerializer, Tex
 from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
 from dagster_adjunct.resources.key_value_errors import KeyValueTableNotFoundError, OutcomeUnknownError
-from dagster_adjunct.resources.key_value_rows.forgetting import forget_marks
+from dagster_adjunct.resources.key_value_rows.forget_marks import forget_marks
 from dagster_adjunct.resources.key_value_rows.open_table import OpenTable
 from dagster_adjunct.resources.key_value_rows.optimistic_writes import OptimisticWrites
 from dagster_adjunct.resources.key_value_rows.planned_documents import decided, looks
 from dagster_adjunct.resources.key_value_rows.row_documents import RowDocuments, is_deleted
 from dagster_adjunct.resources.key_value_rows.row_keys import RowKeys
 from dagster_adjunct.resources.objects import open_lake
-from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.key_columns import key_columns
 from dagster_adjunct.resources.tables.layer import OF_A_STORE, Capabilities
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
+from dagster_adjunct.resources.tables.pickled_functions import as_declared
 from dagster_adjunct.resources.tables.table_functions import StoreFunction
-from dagster_adjunct.resources.tables.travelling import as_declared
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.key_value.table_segment import SegmentBackend

@@ -14,11 +14,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dagster_adjunct.resources.backends.applied import Applied, from_texts, to_texts
+from dagster_adjunct.resources.backends.applied_marks import Applied, from_texts, to_texts
 from dagster_adjunct.resources.backends.column_values import Column
 from dagster_adjunct.resources.backends.rows import CheckedChanges, RowCodec
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.key_value_rows.json_values import compact, read_by, written_by
+from dagster_adjunct.resources.key_value_rows.row_values_in_json import compact, read_by, written_by
 
 OWN = "adjunct_"  # how members begin that are no columns
 DELETED, AT, NEWEST, APPLIED = (OWN + name for name in ("deleted", "at", "newest", "applied"))

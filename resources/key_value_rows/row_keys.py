@@ -15,7 +15,7 @@ from typing import Any
 from dagster_adjunct.resources.backends.column_values import Column, Kind, decimal_digits
 from dagster_adjunct.resources.backends.rows import Row
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.key_value_rows.json_values import compact, written_by
+from dagster_adjunct.resources.key_value_rows.row_values_in_json import compact, written_by
 
 
 class RowKeys:

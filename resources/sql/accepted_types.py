@@ -1,9 +1,9 @@
 """Which types Spark's functions certainly take, argument by argument: those that it takes in all of its modes.
 
 What it takes in one of them only is not here; `test_accepted_types.py` holds all of it against Spark. A function
-stands behind the kinds of its arguments (`kinds.py`), optional ones as well, or the name of several kinds. "*" repeats
-the last, "**" the last two, and "!" asks for a value that is written out. A name with a number behind it, "dateadd/3",
-is the function with so many arguments.
+stands behind the kinds of its arguments (`type_kinds.py`), optional ones as well, or the name of several kinds. "*"
+repeats the last, "**" the last two, and "!" asks for a value that is written out. A name with a number behind it,
+"dateadd/3", is the function with so many arguments.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.resources.sql.kinds import NUMBERS, READ_AS_NUMBERS, READ_AS_TEXTS, WHOLE, Kinds, kind_of_type
 from dagster_adjunct.resources.sql.nested_types import element_type
+from dagster_adjunct.resources.sql.type_kinds import NUMBERS, READ_AS_NUMBERS, READ_AS_TEXTS, WHOLE, Kinds, kind_of_type
 
 if TYPE_CHECKING:
     from sqlglot import exp

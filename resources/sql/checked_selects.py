@@ -13,7 +13,7 @@ from dagster_adjunct.resources.sql.parsing import selected
 from dagster_adjunct.resources.sql.unproven_types import unproven_of
 
 if TYPE_CHECKING:
-    from dagster_adjunct.resources.sql.selects import Select
+    from dagster_adjunct.resources.sql.selects import SelectParts
 
 
 def check_select(
@@ -75,7 +75,7 @@ def unproven_types_of_select(text: str, table: str, types: Mapping[str, str | No
     return tuple(dict.fromkeys(unproven))
 
 
-def _of_either(select: Select, types: Mapping[str, str | None]) -> dict[str, str | None]:
+def _of_either(select: SelectParts, types: Mapping[str, str | None]) -> dict[str, str | None]:
     """Return the columns that an item has the name of, without a type: behind the items, a name may be either's, and
     which of them differs from clause to clause."""
     given = {item.alias.lower() for item in select.items if item.alias is not None}

@@ -22,7 +22,7 @@ _NO_TRUTHS = frozenset({*NUMBERS, "date", "timestamp", "timestamp_ntz", "binary"
 
 def type_of(expression: Expression, types: Mapping[str, str | None]) -> str | None:
     """Return the type of an expression over columns of these types; None where it is not certain."""
-    known = Known(types)
+    known = KnownTypes(types)
     if expression.column is not None:
         return known.column(ColumnName((expression.column,)))
     if expression.tree is None or expression.unread or expression.star:
@@ -32,7 +32,7 @@ def type_of(expression: Expression, types: Mapping[str, str | None]) -> str | No
 
 def types_named(expression: Expression, types: Mapping[str, str | None]) -> tuple[tuple[str, str | None], ...]:
     """Return the types of the columns, and of the fields, that an expression names: all that its own depends on."""
-    known = Known(types)
+    known = KnownTypes(types)
     named: dict[str, str | None] = {}
     for column in expression.columns:
         named[column.name] = known.column(ColumnName((column.name,)))
@@ -55,7 +55,7 @@ def no_boolean(expression: Expression, types: Mapping[str, str | None]) -> tuple
         return None
     from sqlglot import exp
 
-    known = Known(types)
+    known = KnownTypes(types)
     for node in expression.tree.find_all(exp.And, exp.Or, exp.Not):
         for operand in (node.this, node.args.get("expression")):
             kind = known.type(operand)
@@ -66,7 +66,7 @@ def no_boolean(expression: Expression, types: Mapping[str, str | None]) -> tuple
     return None
 
 
-class Known:
+class KnownTypes:
     """Types of columns by name, whatever its case; no two names differ in case alone.
 
     Beside them, those of the variables of lambdas, in lower case.
@@ -77,9 +77,9 @@ class Known:
         self.variables = variables or {}
         self._by_lower: dict[str, str | None] | None = None  # made for the first name that is in no such case there
 
-    def within(self, variables: Mapping[str, str | None]) -> Known:
+    def within(self, variables: Mapping[str, str | None]) -> KnownTypes:
         """Return the same in a lambda with these variables."""
-        return Known(self._types, {**self.variables, **variables})
+        return KnownTypes(self._types, {**self.variables, **variables})
 
     def column(self, name: ColumnName) -> str | None:
         """Return the type of a column, or of a field that is known by its whole name."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.sql.expression import Expression
-from dagster_adjunct.resources.sql.expression_types import Known
+from dagster_adjunct.resources.sql.expression_types import KnownTypes
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -79,7 +79,7 @@ class Operands:
     """The operands of an expression over columns of these types."""
 
     def __init__(self, types: Mapping[str, str | None]) -> None:
-        self._known = Known(types)
+        self._known = KnownTypes(types)
 
     def kind(self, node: exp.Expr | None) -> str | None:
         """Return the type of an operand; None as well for null, which goes everywhere."""

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.resources.sql.kinds import (
+from dagster_adjunct.resources.sql.nested_types import element_type, key_type
+from dagster_adjunct.resources.sql.type_kinds import (
     NUMBERS,
     READ_AS_NUMBERS,
     READ_AS_TEXTS,
@@ -15,7 +16,6 @@ from dagster_adjunct.resources.sql.kinds import (
     kind_of_type,
     widest,
 )
-from dagster_adjunct.resources.sql.nested_types import element_type, key_type
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -32,7 +32,7 @@ _COMPARED = frozenset({*_MADE_ONE, "boolean", "binary"})
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class SqlOperator:
     """How an operator is written, and what it asks of its operands together."""
 
     symbol: str
@@ -188,31 +188,33 @@ def _holds(kinds: Kinds, operands: Operands) -> bool:
 _ADDED = ("calculated calculated", "date int", "date interval", "timestamp interval")
 _LESS = ("date date", "timestamp timestamp", "date timestamp", "timestamp date")
 _TIMES = ("calculated calculated", "interval number")
-OPERATORS: dict[str, Operator] = {
+OPERATORS: dict[str, SqlOperator] = {
     **{
-        name: Operator(symbol, _sides(comparable))
+        name: SqlOperator(symbol, _sides(comparable))
         for name, symbol in {
             "EQ": "=", "NEQ": "<>", "LT": "<", "LTE": "<=", "GT": ">", "GTE": ">=", "NullSafeEQ": "<=>",
             "NullSafeNEQ": "is distinct from",
         }.items()
     },
-    "In": Operator("in", _among), "Between": Operator("between", _among), "Is": Operator("is", _is),
-    "And": Operator("and", _sides(_only("boolean"))), "Or": Operator("or", _sides(_only("boolean"))),
-    "Not": Operator("not", _one(_only("boolean"))),
-    "Add": Operator("+", _sides(_pairs(*_ADDED, "int date", "interval date", "interval timestamp"))),
-    "Sub": Operator("-", _sides(_pairs(*_ADDED, *_LESS))),
-    "Mul": Operator("*", _sides(_pairs(*_TIMES, "number interval"))), "Div": Operator("/", _sides(_pairs(*_TIMES))),
-    "Mod": Operator("%", _sides(_pairs("calculated calculated"))),
-    "IntDiv": Operator("div", _sides(_only("int", "bigint", "decimal"))),
-    "Neg": Operator("-", _one(_only(*READ_AS_NUMBERS, "interval"))),
-    "BitwiseAnd": Operator("&", _sides(_only(*WHOLE))), "BitwiseOr": Operator("|", _sides(_only(*WHOLE))),
-    "BitwiseXor": Operator("^", _sides(_only(*WHOLE))), "BitwiseNot": Operator("~", _one(_only(*WHOLE))),
-    "DPipe": Operator("||", _sides(_only(*READ_AS_TEXTS))),
-    "Like": Operator("like", _sides(_only(*READ_AS_TEXTS))), "ILike": Operator("ilike", _sides(_only(*READ_AS_TEXTS))),
-    "RegexpLike": Operator("rlike", _sides(_only(*READ_AS_TEXTS))),
-    "If": Operator("if", _if), "Case": Operator("case", _case), "Cast": Operator("cast", _cast),
-    "TryCast": Operator("cast", _cast), "Bracket": Operator("[]", _bracket),
-    "Extract": Operator("extract", lambda node: [([node.args["expression"]], _only("date", "timestamp", "string"))]),
+    "In": SqlOperator("in", _among), "Between": SqlOperator("between", _among), "Is": SqlOperator("is", _is),
+    "And": SqlOperator("and", _sides(_only("boolean"))), "Or": SqlOperator("or", _sides(_only("boolean"))),
+    "Not": SqlOperator("not", _one(_only("boolean"))),
+    "Add": SqlOperator("+", _sides(_pairs(*_ADDED, "int date", "interval date", "interval timestamp"))),
+    "Sub": SqlOperator("-", _sides(_pairs(*_ADDED, *_LESS))),
+    "Mul": SqlOperator("*", _sides(_pairs(*_TIMES, "number interval"))),
+    "Div": SqlOperator("/", _sides(_pairs(*_TIMES))),
+    "Mod": SqlOperator("%", _sides(_pairs("calculated calculated"))),
+    "IntDiv": SqlOperator("div", _sides(_only("int", "bigint", "decimal"))),
+    "Neg": SqlOperator("-", _one(_only(*READ_AS_NUMBERS, "interval"))),
+    "BitwiseAnd": SqlOperator("&", _sides(_only(*WHOLE))), "BitwiseOr": SqlOperator("|", _sides(_only(*WHOLE))),
+    "BitwiseXor": SqlOperator("^", _sides(_only(*WHOLE))), "BitwiseNot": SqlOperator("~", _one(_only(*WHOLE))),
+    "DPipe": SqlOperator("||", _sides(_only(*READ_AS_TEXTS))),
+    "Like": SqlOperator("like", _sides(_only(*READ_AS_TEXTS))),
+    "ILike": SqlOperator("ilike", _sides(_only(*READ_AS_TEXTS))),
+    "RegexpLike": SqlOperator("rlike", _sides(_only(*READ_AS_TEXTS))),
+    "If": SqlOperator("if", _if), "Case": SqlOperator("case", _case), "Cast": SqlOperator("cast", _cast),
+    "TryCast": SqlOperator("cast", _cast), "Bracket": SqlOperator("[]", _bracket),
+    "Extract": SqlOperator("extract", lambda node: [([node.args["expression"]], _only("date", "timestamp", "string"))]),
 }  # fmt: skip
 _ALL = slice(None)
 TOGETHER: dict[str, tuple[tuple[slice, Takes], ...]] = {

@@ -10,7 +10,7 @@ from dagster_adjunct.resources.sql.certain_mistakes import certain_mistake
 from dagster_adjunct.resources.sql.expression import ColumnName, Expression, WindowClause
 
 if TYPE_CHECKING:
-    from dagster_adjunct.resources.sql.selects import Select
+    from dagster_adjunct.resources.sql.selects import SelectParts
 
 _NAME = r"`(?:[^`]|``)+`|[A-Za-z_]\w*"
 _PLAIN = re.compile(rf"\s*(?P<column>{_NAME})(?:\s+as\s+(?P<alias>{_NAME}))?\s*", re.IGNORECASE | re.ASCII)
@@ -31,13 +31,13 @@ def parsed(text: str) -> Expression:
     mistake = certain_mistake(text)
     if mistake:
         return Expression(text, unread=mistake, mistake=mistake)
-    from dagster_adjunct.resources.sql.reading import read
+    from dagster_adjunct.resources.sql.spark_sql_parser import read
 
     return read(text)
 
 
 @lru_cache(maxsize=4_096)
-def selected(text: str, table: str) -> Select | None:
+def selected(text: str, table: str) -> SelectParts | None:
     """Return what is read off a SELECT of the rows of a table; None where it reads anything else, or can't be read."""
     from dagster_adjunct.resources.sql.selects import read_select
 
@@ -54,7 +54,7 @@ def struct_fields(expression: Expression) -> tuple[tuple[str, Expression], ...]:
     """Return the fields of a struct that is made (`named_struct('a', x)`), () of anything else."""
     if expression.tree is None:
         return ()
-    from dagster_adjunct.resources.sql.reading import fields_of
+    from dagster_adjunct.resources.sql.spark_sql_parser import fields_of
 
     return tuple(fields_of(expression.text, expression.tree))
 
@@ -64,7 +64,7 @@ def functions_of_others(text: str) -> tuple[str, ...]:
     """Return the functions that an expression calls and that are none of Spark's own: mistyped, or somebody's."""
     if "(" not in text:
         return ()
-    from dagster_adjunct.resources.sql.reading import unknown_functions
+    from dagster_adjunct.resources.sql.spark_sql_parser import unknown_functions
 
     return unknown_functions(text)
 
@@ -74,7 +74,7 @@ def functions_called(text: str) -> tuple[str, ...]:
     """Return the functions that an expression calls with parentheses, in lower case."""
     if "(" not in text:
         return ()
-    from dagster_adjunct.resources.sql.reading import called_functions
+    from dagster_adjunct.resources.sql.spark_sql_parser import called_functions
 
     return called_functions(text)
 
@@ -87,7 +87,7 @@ def beyond_a_record(text: str) -> tuple[tuple[str, bool], ...]:
     """
     if "(" not in text or parsed(text).unread:
         return ()
-    from dagster_adjunct.resources.sql.reading import calls_beyond_a_record
+    from dagster_adjunct.resources.sql.spark_sql_parser import calls_beyond_a_record
 
     return calls_beyond_a_record(text)
 
@@ -100,7 +100,7 @@ def windows_of(text: str) -> tuple[WindowClause, ...]:
     tree = parsed(text).tree
     if tree is None:
         return ()
-    from dagster_adjunct.resources.sql.reading import windows_in
+    from dagster_adjunct.resources.sql.spark_sql_parser import windows_in
 
     return tuple(windows_in(tree))
 
@@ -110,7 +110,7 @@ def other_records(text: str) -> str:
     """Return what in an expression takes other records than its own, also where it can't be read; "" for nothing."""
     if "(" not in text:
         return ""
-    from dagster_adjunct.resources.sql.reading import looks_at_other_records
+    from dagster_adjunct.resources.sql.spark_sql_parser import looks_at_other_records
 
     return looks_at_other_records(text)
 
@@ -122,7 +122,7 @@ def true_only_with(text: str, column: str) -> bool:
         return expression.column.lower() == column.lower()
     if expression.tree is None:
         return False
-    from dagster_adjunct.resources.sql.reading import is_true_only_with
+    from dagster_adjunct.resources.sql.spark_sql_parser import is_true_only_with
 
     return is_true_only_with(expression.tree, column)
 
@@ -131,6 +131,6 @@ def holds_all_columns(expression: Expression) -> bool:
     """Whether a function takes "*" as all columns, as `struct(*)` does; `count(*)` takes none."""
     if expression.tree is None or expression.star or "*" not in expression.text:
         return False
-    from dagster_adjunct.resources.sql.reading import takes_all_columns
+    from dagster_adjunct.resources.sql.spark_sql_parser import takes_all_columns
 
     return takes_all_columns(expression.tree)

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from sqlglot import exp
 
 from dagster_adjunct.resources.sql.expression import ColumnName, Expression
-from dagster_adjunct.resources.sql.reading import expression_of, tree_of, variables_around, wrong_call
+from dagster_adjunct.resources.sql.spark_sql_parser import expression_of, tree_of, variables_around, wrong_call
 
 # Clauses that bring no other names into scope. What stands in any other, Spark alone knows.
 _CLAUSES = frozenset({"expressions", "from_", "where", "group", "having", "order", "limit", "offset", "distinct"})
 
 
 @dataclass(frozen=True, slots=True)
-class Select:
+class SelectParts:
     """What is read off a SELECT that reads a table, without the table's name before its columns.
 
     `items` make its columns; `where` sees those of the table alone; `behind` are the expressions of group by, having
@@ -35,7 +35,7 @@ class Select:
         return (*self.items, *(() if self.where is None else (self.where,)), *self.behind)
 
 
-def read_select(text: str, table: str) -> Select | None:
+def read_select(text: str, table: str) -> SelectParts | None:
     """Return what is read off a SELECT of the rows of `table`; None where it reads anything else, or can't be read."""
     tree = tree_of(text, query=True)
     while isinstance(tree, exp.Subquery) and _given(tree) == {"this"}:
@@ -50,7 +50,7 @@ def read_select(text: str, table: str) -> Select | None:
     aliases = [alias for item in sources if item is not None and (alias := _alias(item.this, table)) is not None]
     if len(aliases) != 1:
         return None
-    return Select(qualified=tuple(_qualified(tree, aliases[0])))
+    return SelectParts(qualified=tuple(_qualified(tree, aliases[0])))
 
 
 def _given(node: exp.Expr) -> set[str]:
@@ -67,7 +67,7 @@ def _alias(source: exp.Expr, table: str) -> str | None:
     return source.alias_or_name.lower()
 
 
-def _of_one_table(text: str, tree: exp.Select, alias: str) -> Select | None:
+def _of_one_table(text: str, tree: exp.Select, alias: str) -> SelectParts | None:
     for column in list(_columns_of(tree, alias)):
         _unqualify(column)
     where, group, having, order = (tree.args.get(name) for name in ("where", "group", "having", "order"))
@@ -77,7 +77,7 @@ def _of_one_table(text: str, tree: exp.Select, alias: str) -> Select | None:
     trees = [*tree.expressions, *behind, *([] if where is None else [where.this])]
     expressions = [replace(expression_of(text, one), number=number) for number, one in enumerate(trees)]
     items, others = expressions[: len(tree.expressions)], expressions[len(tree.expressions) :]
-    return Select(
+    return SelectParts(
         items=tuple(items),
         where=None if where is None else others.pop(),
         behind=tuple(others),

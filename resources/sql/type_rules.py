@@ -20,16 +20,16 @@ from dagster_adjunct.resources.sql.nested_types import element_type, field_type,
 if TYPE_CHECKING:
     from sqlglot import exp
 
-    Rule = Callable[["Known", exp.Expr], str | None]
+    Rule = Callable[["TypeScope", exp.Expr], str | None]
 
 
-class Known(Protocol):
-    """What rules ask of the expression around them: `expression_types.Known`."""
+class TypeScope(Protocol):
+    """What rules ask of the expression around them: `KnownTypes`."""
 
     @property
     def variables(self) -> Mapping[str, str | None]: ...
 
-    def within(self, variables: Mapping[str, str | None]) -> Known: ...
+    def within(self, variables: Mapping[str, str | None]) -> TypeScope: ...
 
     def column(self, name: ColumnName) -> str | None: ...
 
@@ -91,7 +91,7 @@ _GIVE_BY_NAME = {
 _CASTS_BY_NAME = (*NUMBERS, "boolean", "date", "binary", "timestamp")
 
 
-def _column(known: Known, node: exp.Expr) -> str | None:
+def _column(known: TypeScope, node: exp.Expr) -> str | None:
     from sqlglot import exp
 
     if not isinstance(node, exp.Column) or isinstance(node.this, exp.Star):
@@ -99,7 +99,7 @@ def _column(known: Known, node: exp.Expr) -> str | None:
     return known.column(ColumnName(tuple(part.name for part in node.parts)))
 
 
-def _literal(known: Known, node: exp.Expr) -> str | None:
+def _literal(known: TypeScope, node: exp.Expr) -> str | None:
     if node.is_string:
         return "string"
     whole, point, part = node.name.partition(".")
@@ -111,7 +111,7 @@ def _literal(known: Known, node: exp.Expr) -> str | None:
     return "int" if int(whole) < 2**31 else "bigint" if int(whole) < 2**63 else None
 
 
-def _cast(known: Known, node: exp.Expr) -> str | None:
+def _cast(known: TypeScope, node: exp.Expr) -> str | None:
     to = node.args["to"]
     name = to.this.name if hasattr(to.this, "name") else ""
     if name == "DECIMAL":
@@ -120,21 +120,21 @@ def _cast(known: Known, node: exp.Expr) -> str | None:
     return None if to.expressions else _CAST_TO.get(name)
 
 
-def _array(known: Known, node: exp.Expr) -> str | None:
+def _array(known: TypeScope, node: exp.Expr) -> str | None:
     element = known.alike(list(node.expressions))
     return "array<…>" if element is None or "…" in element else f"array<{element}>"
 
 
-def _inner(known: Known, node: exp.Expr) -> str | None:
+def _inner(known: TypeScope, node: exp.Expr) -> str | None:
     return known.type(node.this)
 
 
-def _number(known: Known, node: exp.Expr) -> str | None:
+def _number(known: TypeScope, node: exp.Expr) -> str | None:
     kind = known.type(node.this)
     return kind if kind in NUMBERS or (kind or "").startswith("decimal(") else None
 
 
-def _rounded(known: Known, node: exp.Expr) -> str | None:
+def _rounded(known: TypeScope, node: exp.Expr) -> str | None:
     kind = known.type(node.this)
     if kind in NUMBERS or kind is None or not kind.startswith("decimal("):
         return kind if kind in NUMBERS else None
@@ -149,7 +149,7 @@ def _is_whole(node: exp.Expr) -> bool:
     return type(node).__name__ == "Literal" and node.name.isdigit() and not node.args.get("is_string")
 
 
-def _whole(known: Known, node: exp.Expr) -> str | None:
+def _whole(known: TypeScope, node: exp.Expr) -> str | None:
     if any(item for name, item in node.args.items() if name != "this"):
         return None
     kind = known.type(node.this)
@@ -157,7 +157,7 @@ def _whole(known: Known, node: exp.Expr) -> str | None:
     return "bigint" if kind in NUMBERS else None if digits is None else rounded(digits, 0)
 
 
-def _digits(known: Known, node: exp.Expr | None) -> Digits | None:
+def _digits(known: TypeScope, node: exp.Expr | None) -> Digits | None:
     """Return the digits of an operand beside a decimal: an integer that is written out has those that it needs."""
     plain = node.this if node is not None and type(node).__name__ == "Neg" else node
     if plain is not None and _is_whole(plain):
@@ -165,7 +165,7 @@ def _digits(known: Known, node: exp.Expr | None) -> Digits | None:
     return digits_of(known.type(node))
 
 
-def _arithmetic(known: Known, node: exp.Expr) -> str | None:
+def _arithmetic(known: TypeScope, node: exp.Expr) -> str | None:
     left, right = known.type(node.this), known.type(node.args.get("expression"))
     if any(kind is not None and kind.startswith("decimal(") for kind in (left, right)):
         one, other = _digits(known, node.this), _digits(known, node.args.get("expression"))
@@ -186,47 +186,47 @@ def _arithmetic(known: Known, node: exp.Expr) -> str | None:
     return None
 
 
-def _divided(known: Known, node: exp.Expr) -> str | None:
+def _divided(known: TypeScope, node: exp.Expr) -> str | None:
     kinds = {known.type(node.this), known.type(node.args.get("expression"))}
     return "double" if kinds <= set(NUMBERS) else _arithmetic(known, node) if widest_decimal(kinds) else None
 
 
-def _divided_whole(known: Known, node: exp.Expr) -> str | None:
+def _divided_whole(known: TypeScope, node: exp.Expr) -> str | None:
     kinds = {known.type(node.this), known.type(node.args.get("expression"))}
     return "bigint" if kinds <= set(INTEGERS) else None
 
 
-def _bits(known: Known, node: exp.Expr) -> str | None:
+def _bits(known: TypeScope, node: exp.Expr) -> str | None:
     kind = known.same(node.this, node.args.get("expression"))
     return kind if kind in INTEGERS else None
 
 
-def _joined(known: Known, node: exp.Expr) -> str | None:
+def _joined(known: TypeScope, node: exp.Expr) -> str | None:
     parts = node.expressions or [node.this, node.args.get("expression")]
     return "string" if parts and all(known.type(part) == "string" for part in parts) else None
 
 
-def _text(known: Known, node: exp.Expr) -> str | None:
+def _text(known: TypeScope, node: exp.Expr) -> str | None:
     return "string" if known.type(node.this) == "string" else None
 
 
-def _alike(known: Known, node: exp.Expr) -> str | None:
+def _alike(known: TypeScope, node: exp.Expr) -> str | None:
     return known.alike([node.this, *node.expressions])
 
 
-def _case(known: Known, node: exp.Expr) -> str | None:
+def _case(known: TypeScope, node: exp.Expr) -> str | None:
     return known.alike([item.args.get("true") for item in node.args.get("ifs") or ()] + [node.args.get("default")])
 
 
-def _if(known: Known, node: exp.Expr) -> str | None:
+def _if(known: TypeScope, node: exp.Expr) -> str | None:
     return known.alike([node.args.get("true"), node.args.get("false")])
 
 
-def _variable(known: Known, node: exp.Expr) -> str | None:
+def _variable(known: TypeScope, node: exp.Expr) -> str | None:
     return known.variables.get(node.name.lower())
 
 
-def _summed(known: Known, node: exp.Expr) -> str | None:
+def _summed(known: TypeScope, node: exp.Expr) -> str | None:
     kind = known.type(node.this)
     digits = digits_of(kind)
     if kind in NUMBERS:
@@ -234,24 +234,24 @@ def _summed(known: Known, node: exp.Expr) -> str | None:
     return None if digits is None else summed(digits)
 
 
-def _mean(known: Known, node: exp.Expr) -> str | None:
+def _mean(known: TypeScope, node: exp.Expr) -> str | None:
     return "double" if known.type(node.this) in NUMBERS else None
 
 
-def _element(known: Known, node: exp.Expr) -> str | None:
+def _element(known: TypeScope, node: exp.Expr) -> str | None:
     return element_type(known.type(node.this))
 
 
-def _same_array(known: Known, node: exp.Expr) -> str | None:
+def _same_array(known: TypeScope, node: exp.Expr) -> str | None:
     return known.type(node.this) or "array<…>"
 
 
-def _keys(known: Known, node: exp.Expr) -> str | None:
+def _keys(known: TypeScope, node: exp.Expr) -> str | None:
     key = key_type(known.type(node.this))
     return "array<…>" if key is None else f"array<{key}>"
 
 
-def _transformed(known: Known, node: exp.Expr) -> str | None:
+def _transformed(known: TypeScope, node: exp.Expr) -> str | None:
     function, element = node.args.get("expression"), element_type(known.type(node.this))
     if function is None or element is None or len(function.expressions) > 2:
         return "array<…>"
@@ -260,12 +260,12 @@ def _transformed(known: Known, node: exp.Expr) -> str | None:
     return "array<…>" if made is None or "…" in made else f"array<{made}>"
 
 
-def _field(known: Known, node: exp.Expr) -> str | None:
+def _field(known: TypeScope, node: exp.Expr) -> str | None:
     field = node.args.get("expression")
     return field_type(known.type(node.this), field.name) if type(field).__name__ == "Identifier" and field else None
 
 
-def _struct(known: Known, node: exp.Expr) -> str | None:
+def _struct(known: TypeScope, node: exp.Expr) -> str | None:
     fields: list[tuple[str, str | None]] = []
     for item in node.expressions:
         value = item.args.get("expression")
@@ -276,23 +276,23 @@ def _struct(known: Known, node: exp.Expr) -> str | None:
     return struct_of(fields)
 
 
-def _from_json(known: Known, node: exp.Expr) -> str | None:
+def _from_json(known: TypeScope, node: exp.Expr) -> str | None:
     schema = node.args.get("expression")
     return type_of_json(schema.name) if schema is not None and getattr(schema, "is_string", False) else None
 
 
-def _extracted(known: Known, node: exp.Expr) -> str | None:
+def _extracted(known: TypeScope, node: exp.Expr) -> str | None:
     unit = node.name.lower()
     if unit in ("second", "seconds", "s", "sec", "secs"):
         return None if known.type(node.args.get("expression")) in (None, "interval…") else "decimal(8,6)"
     return "int"
 
 
-def _days(known: Known, node: exp.Expr) -> str | None:
+def _days(known: TypeScope, node: exp.Expr) -> str | None:
     return "int" if node.args.get("unit") is None else "bigint"
 
 
-def _by_name(known: Known, node: exp.Expr) -> str | None:
+def _by_name(known: TypeScope, node: exp.Expr) -> str | None:
     return _NAMED.get(str(node.this).lower())
 
 

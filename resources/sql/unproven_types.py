@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.sql.accepted_types import accepted
 from dagster_adjunct.resources.sql.expression import ColumnName, Expression
-from dagster_adjunct.resources.sql.expression_types import Known, types_named
-from dagster_adjunct.resources.sql.kinds import Kinds
+from dagster_adjunct.resources.sql.expression_types import KnownTypes, types_named
 from dagster_adjunct.resources.sql.nested_types import type_of_json
 from dagster_adjunct.resources.sql.operands import bound_otherwise
 from dagster_adjunct.resources.sql.operator_kinds import OPERATORS, STRUCTURE, TOGETHER
 from dagster_adjunct.resources.sql.parsing import parsed
 from dagster_adjunct.resources.sql.spark_functions import KNOWN
+from dagster_adjunct.resources.sql.type_kinds import Kinds
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -55,7 +55,7 @@ def unproven_types(
     if expression.tree is not None:
         return unproven_of(expression, types, told, condition=condition)
     column = (expression.column or "").lower()
-    if not condition or not column or column in told or Known(types).column(ColumnName((column,))) is not None:
+    if not condition or not column or column in told or KnownTypes(types).column(ColumnName((column,))) is not None:
         return _NOTHING
     return Unproven((f"{_TRUE_OR_FALSE} ({expression.column!r})",), frozenset({column}))
 
@@ -75,19 +75,21 @@ def _judged(
     if expression.tree is None:
         return _NOTHING
     columns = set(told)
-    reader = _Reader(expression.text, columns)
+    walk = _ExpressionWalk(expression.text, columns)
     kinds = Kinds(dict(types))
-    told_of_it = reader.visit(expression.tree, kinds)
+    told_of_it = walk.visit(expression.tree, kinds)
     if condition and not told_of_it and kinds.of(expression.tree) not in ("boolean", "null"):
-        reader.unproven.append(_TRUE_OR_FALSE)
-    return Unproven(tuple(dict.fromkeys(reader.unproven)), frozenset(columns - told))
+        walk.unproven.append(_TRUE_OR_FALSE)
+    return Unproven(tuple(dict.fromkeys(walk.unproven)), frozenset(columns - told))
 
 
-class _Reader:
+class _ExpressionWalk:
     """Goes through one expression, and keeps what is unproven of it."""
 
     def __init__(self, text: str, told: set[str]) -> None:
-        from dagster_adjunct.resources.sql.reading import call_of  # where an expression has a tree, it is loaded
+        from dagster_adjunct.resources.sql.spark_sql_parser import (
+            call_of,  # where an expression has a tree, it is loaded
+        )
 
         self._call_of, self._text = call_of, text
         self._told_columns = told

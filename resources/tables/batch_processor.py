@@ -10,8 +10,8 @@ from typing import Any
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, TableAccessError
 from dagster_adjunct.resources.tables.batch import Batch, BatchProvider
 from dagster_adjunct.resources.tables.batch_handler import BatchHandler, Request
-from dagster_adjunct.resources.tables.held_back import HeldBack
 from dagster_adjunct.resources.tables.layer import Layer
+from dagster_adjunct.resources.tables.messages_held_back import HeldBack
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.order_of_a_key import KeyOrder, Turn
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State

@@ -106,12 +106,12 @@ class KeptRecords:
         if not kept:
             return [None] * len(keys), list(range(len(keys)))
         for place, at in enumerate(_places(keys, args)):
-            found = kept.get(at)
-            if found is None:
+            known = kept.get(at)
+            if known is None:
                 unknown.append(place)
                 records.append(None)
                 continue
-            record, written_until, read_until, copy = found
+            record, written_until, read_until, copy = known
             if now >= written_until or now >= read_until:
                 self._drop(at)
                 unknown.append(place)

@@ -6,13 +6,13 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dagster_adjunct.resources.tables.changes import Changes, changes_of
+from dagster_adjunct.resources.tables.column_changes import Changes, changes_of
 from dagster_adjunct.resources.tables.layer import OF_A_STORE, Capabilities
 from dagster_adjunct.resources.tables.operation import Mark, Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
+from dagster_adjunct.resources.tables.pickled_functions import as_declared
 from dagster_adjunct.resources.tables.record_not_found import record_not_found
 from dagster_adjunct.resources.tables.table_functions import StoreFunction
-from dagster_adjunct.resources.tables.travelling import as_declared
 
 Record = Mapping[str, Any]
 
@@ -77,8 +77,8 @@ class MemoryTable(StoreFunction[Hashable, Record, Record | Changes]):
     async def send(self, operation: Operation[Any]) -> Outcomes:
         entries, kind = operation.entries, operation.kind
         if kind is OperationKind.GET:
-            found = map(self._store.records.get, entries.keys)
-            return Outcomes(operation.count, [None if record is None else record.copy() for record in found])
+            stored = map(self._store.records.get, entries.keys)
+            return Outcomes(operation.count, [None if record is None else record.copy() for record in stored])
         if kind is OperationKind.PUT and not operation.conditions:
             self._store.records.update(zip(entries.keys, map(dict, entries.values or ()), strict=True))
             return Outcomes(operation.count)

@@ -122,12 +122,12 @@ class Meter:
         self._reads, self._writes = _Spread(), _Spread()
         self._sizes: dict[int, int] = {}  # how many attempts had so many entries
 
-    def add(self, name: str, amount: float = 1, found: int = 0) -> None:
-        """Add to one count of `TableMetrics`, by its name; of reads how many found a record, too."""
+    def add(self, name: str, amount: float = 1, present: int = 0) -> None:
+        """Add to one count of `TableMetrics`, by its name; of reads how many keys had a record (`present`), too."""
         with self._counting:
             self._counts[name] += amount
-            if found:
-                self._counts["found"] += found
+            if present:
+                self._counts["found"] += present
 
     def request(self, *, ended: bool) -> None:
         """Count a request to the store; `ended`: as a success, too."""

@@ -12,10 +12,10 @@ from dagster_adjunct.resources.tables.clock import Clock, SystemClock
 from dagster_adjunct.resources.tables.credit_source import READ, WRITE, Budget, CreditSource
 from dagster_adjunct.resources.tables.layer import Layer, send_others
 from dagster_adjunct.resources.tables.metrics import Meter
-from dagster_adjunct.resources.tables.of_the_record import comes_again
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State, joined
 from dagster_adjunct.resources.tables.rate_limit import LocalCredits, RateLimit, per_record
+from dagster_adjunct.resources.tables.record_problems import comes_again
 
 _MOST = 1e15  # credits of one request
 _NO_WAIT = 0.0001  # seconds that asking takes where nobody has to wait

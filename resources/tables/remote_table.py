@@ -351,8 +351,8 @@ class RemoteTable(Generic[K, V, U]):
 
     def _count_entries(self, operation: Operation[Any], outcomes: Outcomes) -> None:
         count, records = self._meter.add, outcomes.records
-        found = len(records) - records.count(None) if records else 0
-        count(_COUNTED_AS[operation.kind], outcomes.done, found)
+        present = len(records) - records.count(None) if records else 0
+        count(_COUNTED_AS[operation.kind], outcomes.done, present)
         if outcomes.defaults_put:
             count("defaults_put", outcomes.defaults_put)
         if outcomes.problems and (skipped := len(outcomes.places(State.SKIPPED))):

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dagster_adjunct.resources.tables.changes import Changes
 from dagster_adjunct.resources.tables.clock import Clock, SystemClock
+from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.layer import Layer
 from dagster_adjunct.resources.tables.metrics import Meter
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind

@@ -25,7 +25,7 @@ from dagster_adjunct.resources.tables.arrow_operations import (
     Shape,
     parts_of,
 )
-from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.operation import Conditions
 from dagster_adjunct.resources.tables.outcomes import Outcomes

@@ -11,8 +11,8 @@ from typing import Any
 from dagster_adjunct.resources.errors import AdjunctError, TableError, TableUnavailableError
 from dagster_adjunct.resources.tables.arrow_operations import Part
 from dagster_adjunct.resources.tables.error_chain import first_cause
-from dagster_adjunct.resources.tables.of_the_record import is_of_the_record
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
+from dagster_adjunct.resources.tables.record_problems import is_of_the_record
 
 AT_ONCE = 4
 """Batches of Spark's that are under way at a time."""

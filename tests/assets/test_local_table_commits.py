@@ -20,7 +20,7 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.assets.unbounded.local_manifest import as_local
-from dagster_adjunct.assets.unbounded.local_table import advance_local, undo_batch
+from dagster_adjunct.assets.unbounded.local_table_upkeep import advance_local, undo_batch
 from dagster_adjunct.assets.unbounded.local_writes import LocalWrites, WritingBatch
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import BoundedManifest

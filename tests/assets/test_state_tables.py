@@ -14,7 +14,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.unbounded.local_table import undo_batch
+from dagster_adjunct.assets.unbounded.local_table_upkeep import undo_batch
 from dagster_adjunct.assets.unbounded.local_writes import LocalWrites, WritingBatch
 from dagster_adjunct.assets.unbounded.state_spec import StateSpec
 from dagster_adjunct.assets.unbounded.state_table import begin_state, check_state, state_dataset, tend_state

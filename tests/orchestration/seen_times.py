@@ -13,7 +13,7 @@ from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, P
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.operators.spec.compiling import Batch
+    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -45,7 +45,7 @@ class Seen(Spec):
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         return replace(arriving[0], columns=None)
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         from pyspark.sql import functions as F
 
         (frame,) = frames

@@ -28,7 +28,7 @@ from tests.orchestration.step_world import StepWorld
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.operators.spec.compiling import Batch
+    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext
     from dagster_adjunct.orchestration.operators.spec.declared_sinks import Declarations
 
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2)
@@ -51,7 +51,7 @@ class Sample(Spec):
         (flow,) = arriving
         return flow
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
         return frame.where(frame[self.column] % self.n == 0)
 
@@ -80,7 +80,7 @@ class Union(Spec):
                 add(result, name, sources)
         return result
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         return reduce(lambda left, right: left.unionByName(right), frames)
 
 
@@ -185,7 +185,7 @@ class Alike(Union):
     def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
         return [Requirement(None, None, ("tailnum",))] * 2
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         plans = [frame._jdf.queryExecution().analyzed().toString() for frame in frames]
         self.moved.append(["RepartitionByExpression" in plan for plan in plans])
         return Union.compile(self, operator, frames, batch)

@@ -21,7 +21,7 @@ from dagster_adjunct.resources.schemas.schema import Schema
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
-    from dagster_adjunct.orchestration.operators.spec.compiling import Batch
+    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext
 
 pytestmark = pytest.mark.spark
 
@@ -93,7 +93,7 @@ def join(**options: Any) -> AsOfJoin:
 
 
 def joined(spec: AsOfJoin, frame: DataFrame, batch: FakeBatch) -> DataFrame:
-    return spec.compile("join-2", [frame], cast("Batch", batch))
+    return spec.compile("join-2", [frame], cast("BatchContext", batch))
 
 
 def expected(history: History, record: Record, known_from: dt.datetime | None, oldest: bool) -> tuple[int | None, bool]:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, Intent, Range
 from dagster_adjunct.orchestration.batchlog.stored_times import PartitionTimes, TimeState
-from dagster_adjunct.orchestration.operators.spec.held_back import held_back
 from dagster_adjunct.orchestration.operators.spec.stream_facts import SPARK, StreamFacts
+from dagster_adjunct.orchestration.operators.spec.watermark_inputs import watermark_inputs
 from dagster_adjunct.orchestration.planner import plan
 from dagster_adjunct.orchestration.step.progress.time_progress import input_times, waited_for
 from dagster_adjunct.orchestration.step.progress.watermarks import begun_times, moved_times, operator_watermark
@@ -163,7 +163,7 @@ def test_what_operators_hold_back_adds_up_along_the_longest_way() -> None:
     clicks = app.input_stream("lake.clicks", event_time="ts")
     slow = clicks.apply(Seen("first", 5 * SECOND)).apply(Seen("second", 2 * SECOND))
     slow.apply(Seen("third"), clicks.apply(Seen("beside", SECOND)))
-    spans = {name: span["lake.clicks"] for name, span in held_back(app.operators).items()}
+    spans = {name: span["lake.clicks"] for name, span in watermark_inputs(app.operators).items()}
     assert spans == {
         "first": 0 * SECOND,
         "second": 5 * SECOND,

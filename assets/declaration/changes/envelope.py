@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.changes.change_formats import ORDER, PROBLEM
-from dagster_adjunct.assets.declaration.changes.json_values import (
+from dagster_adjunct.assets.declaration.changes.debezium_json_values import (
     DATED,
     dated,
     is_number,

@@ -28,10 +28,10 @@ class Sighting:
     """An object in which keys were found, or which could not be searched, and what was found there."""
 
     object: str
-    found: str
+    finding: str
 
     def __str__(self) -> str:
-        return f"{self.object}: {self.found}"
+        return f"{self.object}: {self.finding}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +79,10 @@ def search_keys(log: DatasetLog, keys: KeySet) -> KeySearch:
         objects=in_files.objects,
         rows=in_files.rows,
         documents=len(documents) + len(shared),
-        found=(*in_files.found, *(sighting for sighting in sightings if sighting.found != _UNREADABLE)),
+        found=(*in_files.found, *(sighting for sighting in sightings if sighting.finding != _UNREADABLE)),
         unsearched=(
             *in_files.unsearched,
-            *(sighting for sighting in sightings if sighting.found == _UNREADABLE),
+            *(sighting for sighting in sightings if sighting.finding == _UNREADABLE),
             *lost,
         ),
     )

@@ -32,8 +32,8 @@ from dagster_adjunct.orchestration.code_location.assets.watermark_checks import 
     watermark_check_specs,
 )
 from dagster_adjunct.orchestration.code_location.nodes.dataset_node import VERSION
-from dagster_adjunct.orchestration.code_location.nodes.kinds import kind_of
 from dagster_adjunct.orchestration.code_location.nodes.node_kind import Outputs
+from dagster_adjunct.orchestration.code_location.nodes.nodes_by_kind import kind_of
 from dagster_adjunct.orchestration.code_location.shared.asset_metadata import (
     lineage_metadata,
     lookup_metadata,

@@ -1,4 +1,4 @@
-"""What a kind of node is to Dagster. A further kind is one more file here, and its name in `kinds.py`."""
+"""What a kind of node is to Dagster. A further kind is one more file here, and its name in `nodes_by_kind.py`."""
 
 from __future__ import annotations
 

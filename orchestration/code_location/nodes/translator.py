@@ -9,7 +9,7 @@ from dagster import AssetKey
 
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.code_location.nodes.asset_subject import AssetSubject
-from dagster_adjunct.orchestration.code_location.nodes.kinds import kind_of
+from dagster_adjunct.orchestration.code_location.nodes.nodes_by_kind import kind_of
 
 _TAG = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from dagster_adjunct.orchestration.operators.columns.known_columns import Types
-    from dagster_adjunct.orchestration.operators.spec.compiling import Batch
+    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext
     from dagster_adjunct.orchestration.operators.spec.planning_values import PlanContext
 
 # Of each record: which input it came by ("left", "right"; "" of an operator with one), why it was left out ("late",
@@ -46,7 +46,7 @@ class LateRecords(Spec):
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         return dict(LATE)
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         from pyspark.sql import functions as F
 
         return made_records(
@@ -60,7 +60,7 @@ class LateRecords(Spec):
 
 
 def as_late(frame: DataFrame, why: Column, side: str = "") -> DataFrame:
-    """Return records as they are handed to `Batch.leave_out`; `why` says why each was left out."""
+    """Return records as they are handed to `BatchContext.leave_out`; `why` says why each was left out."""
     from pyspark.sql import functions as F
 
     own = [column(name) for name in frame.columns if not name.startswith("__")]

@@ -22,7 +22,7 @@ from dagster_adjunct.resources.streams.interface.stream_system import EPOCH, OFF
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from dagster_adjunct.orchestration.operators.spec.compiling import Batch
+    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext
 
 _WIDTH = 20
 # Spark leaves out what is null otherwise, and cuts times to milliseconds.
@@ -34,7 +34,7 @@ _AS_IT_IS = {
 
 
 def made_records(
-    frame: DataFrame, batch: Batch, *, by: Sequence[str], partitions: int, ordinal: Column, event_time: Column
+    frame: DataFrame, batch: BatchContext, *, by: Sequence[str], partitions: int, ordinal: Column, event_time: Column
 ) -> DataFrame:
     """Return the rows as records of this batch: with their own columns, and the hidden ones of made records.
 
@@ -65,7 +65,7 @@ def as_json(columns: Sequence[Column]) -> Column:
     return F.to_json(F.struct(*columns), _AS_IT_IS)
 
 
-def place_in(frame: DataFrame, batch: Batch) -> Column:
+def place_in(frame: DataFrame, batch: BatchContext) -> Column:
     """Return `place_of` for records that are kept from batch to batch: with the batch that they came with.
 
     A stream that is made anew, or repartitioned, has other records at the same positions.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.operators.event_times.event_time import EventTime
     from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageContext, Made
-    from dagster_adjunct.orchestration.operators.spec.compiling import Batch
+    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext
     from dagster_adjunct.orchestration.operators.spec.planning_values import PlanContext, Role
 
 DefaultOffset = Literal["oldest", "upcoming"]
@@ -92,7 +92,7 @@ class Input(Spec):
     def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
         return whole(LineageNode("stream", self.stream), context.after or ())
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         records = batch.read(self.stream)
         return records if self.broadcast is None else for_each_task(records, self.broadcast, batch.tasks)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.orchestration.operators.spec.compiling import Batch, TimedRows
+    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext, TimedRows
     from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, PlanContext
 
 TIMES = ("timestamp", "date")
@@ -91,7 +91,7 @@ class AsOfJoin(Join):
             operator=operator,
         )
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         if batch.reading == CURRENT:
             return Join.compile(self, operator, frames, batch)
         (frame,) = frames
@@ -156,7 +156,7 @@ class AsOfJoin(Join):
         known = reduce(and_, [column(name).isNotNull() for name, _ in self.on])
         return row.isNull() & known & (time < F.lit(over.known_from))
 
-    def _refuse(self, operator: str, met: DataFrame, batch: Batch) -> None:
+    def _refuse(self, operator: str, met: DataFrame, batch: BatchContext) -> None:
         """Fail the batch over the first record, by its position, that must not be there, before anything is written."""
         from pyspark.sql import functions as F
 
@@ -166,7 +166,7 @@ class AsOfJoin(Join):
         if wrong_record is not None:
             raise self._refused(operator, wrong_record, batch)
 
-    def _refused(self, operator: str, record: Row, batch: Batch) -> OperatorFailedError:
+    def _refused(self, operator: str, record: Row, batch: BatchContext) -> OperatorFailedError:
         secret = {name.lower() for name in batch.sensitive(operator)}
         masked = {name.lower() for name in batch.app.dataset(self.dataset).sensitive}
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageContext, Made
-    from dagster_adjunct.orchestration.operators.spec.compiling import Batch
+    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext
     from dagster_adjunct.orchestration.operators.spec.declared_sinks import Declarations
     from dagster_adjunct.orchestration.operators.spec.planning_values import PlanContext
     from dagster_adjunct.orchestration.operators.spec.stream_facts import Catalog
@@ -154,7 +154,7 @@ class Join(Spec):
         added = [name for name in context.after or () if name not in (before or ())]
         return made | {name: ((node, name.removeprefix(self.prefix)),) for name in added}
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
         entries, schema = batch.entries(self.dataset)
         self._check_types(operator, dict(frame.dtypes), schema)
@@ -162,7 +162,7 @@ class Join(Spec):
         return self._joined(operator, frame, entries, added, batch)
 
     def _joined(
-        self, operator: str, frame: DataFrame, entries: DataFrame, added: Sequence[Column], batch: Batch
+        self, operator: str, frame: DataFrame, entries: DataFrame, added: Sequence[Column], batch: BatchContext
     ) -> DataFrame:
         """Return the records with these columns of their entries."""
         from pyspark.sql import functions as F

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.orchestration.operators.functions.record_functions import RecordFunction
-    from dagster_adjunct.orchestration.operators.spec.compiling import Batch
+    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext
     from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, PlanContext
 
 _ENTRY = "__entry"
@@ -62,7 +62,7 @@ class JoinFunction(Join):
         types = Join.types(self, context, arriving)
         return None if types is None else types | types_of(self.made)
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         from pyspark.sql import functions as F
 
         (frame,) = frames

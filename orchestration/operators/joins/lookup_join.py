@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageContext, Made
-    from dagster_adjunct.orchestration.operators.spec.compiling import Batch
+    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext
     from dagster_adjunct.orchestration.operators.spec.declared_sinks import Declarations, KeyedTable
     from dagster_adjunct.orchestration.operators.spec.planning_values import PlanContext
 
@@ -147,7 +147,7 @@ class LookupJoin(Spec):
         answers = self.lookup(self.kind, context.app.tables[self.table]).answers
         return made | {answer.name: ((node, answer.column),) for answer in answers}
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
         table = batch.app.tables[self.table]
         types: Types = dict(frame.dtypes)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction
     from dagster_adjunct.orchestration.operators.columns.known_columns import Types
-    from dagster_adjunct.orchestration.operators.spec.compiling import Batch
+    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext
     from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, PlanContext
 
 
@@ -63,7 +63,7 @@ class Filter(PassesRecords):
         checked_condition(context.operator, self.condition, tuple(types), types)
         return types
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
         if isinstance(self.condition, str):
             return frame.filter(self.condition)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.operators.functions.record_functions import RecordFunction
     from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageContext, Made
-    from dagster_adjunct.orchestration.operators.spec.compiling import Batch
+    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext
     from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, PlanContext
 
 _NUMBER, _ELEMENT = "__number", "__element"
@@ -76,7 +76,7 @@ class Elements(Spec):
     def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
         return self._as_columns.column_sources(context, arriving)
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         from pyspark.sql import functions as F
         from pyspark.sql.types import ArrayType, MapType
 
@@ -127,7 +127,7 @@ class FlatMap(Spec):
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         return types_of(self.schema)
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
         return call_in_tasks(
             frame,

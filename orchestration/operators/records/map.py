@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction
     from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageContext, Made
-    from dagster_adjunct.orchestration.operators.spec.compiling import Batch
+    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext
     from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, PlanContext
 
 
@@ -133,7 +133,7 @@ class Map(Spec):
                 named[expression.name] = made[expression.name]
         return made
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
         if self.function is not None:
             return batch.call(operator, self.function, frame)

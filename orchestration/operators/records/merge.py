@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageContext, Made
-    from dagster_adjunct.orchestration.operators.spec.compiling import Batch
+    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext
     from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, PlanContext
 
 
@@ -95,7 +95,7 @@ class Merge(Spec):
                 add(result, name, sources)
         return {name: sources for name, sources in result.items() if all(name in made for made in arriving)}
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         own = [{name: kind for name, kind in frame.dtypes if not name.startswith("__")} for frame in frames]
         for source, types in zip(self.inputs[1:], own[1:], strict=True):
             self._check_names(operator, tuple(own[0]), source, tuple(types))

@@ -19,7 +19,7 @@ from dagster_adjunct.resources.schemas.quoted_columns import column
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.operators.spec.compiling import Batch
+    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext
     from dagster_adjunct.orchestration.operators.spec.planning_values import PlanContext, Role
 
 _NAMED = re.compile(r"\sas\s", re.IGNORECASE)
@@ -54,7 +54,7 @@ class PartitionBy(PassesRecords):
         declared = "" if self.partitions is None else f"partition_by(partitions={self.partitions})"
         return StreamEdge(self.stream, self.role, partitions, self.columns, SPARK, declared, context.operator)
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
         return batch.together(frame).repartition(
             batch.partitions_at(operator), *[column(name) for name in self.columns]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.arguments import OnNullKey
     from dagster_adjunct.orchestration.operators.columns.known_columns import Types
     from dagster_adjunct.orchestration.operators.spec.column_lineage import Made
-    from dagster_adjunct.orchestration.operators.spec.compiling import Batch
+    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext
     from dagster_adjunct.orchestration.operators.spec.declared_sinks import Declarations
     from dagster_adjunct.orchestration.operators.spec.planning_values import Exchange, Flow, PlanContext
     from dagster_adjunct.resources.schemas.schema import Schema
@@ -108,7 +108,7 @@ class SendToLocal(PassesRecords):
     def written_columns(self, arriving: Made) -> Made:
         return {name: sources for name, sources in arriving.items() if name in self.schema.names}
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         """Keep the records; what goes on are the records as they came, computed once."""
         (frame,) = frames
         self.check_types(operator, dict(frame.dtypes))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageContext, Made
-    from dagster_adjunct.orchestration.operators.spec.compiling import Batch
+    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext
     from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, PlanContext
 
 
@@ -40,7 +40,7 @@ class SendToStream(AppendsToOutput, PassesRecords):
         (made,) = arriving
         return whole(LineageNode("stream", self.stream), made)
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         """Append to the output stream and go on with what it holds of this batch, where its system can tell."""
         (frame,) = frames
         output = batch.app.outputs[self.stream]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.columns.known_columns import Types
     from dagster_adjunct.orchestration.operators.columns.update_columns import Update
     from dagster_adjunct.orchestration.operators.spec.column_lineage import Made
-    from dagster_adjunct.orchestration.operators.spec.compiling import Batch
+    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext
     from dagster_adjunct.orchestration.operators.spec.declared_sinks import Declarations
     from dagster_adjunct.orchestration.operators.spec.planning_values import ComparedColumn, Exchange, Flow, PlanContext
     from dagster_adjunct.orchestration.operators.spec.table_sends import TableSend
@@ -140,7 +140,7 @@ class SendToTable(PassesRecords):
             add(written, name.partition(".")[2] if name.startswith((f"{UPDATE}.", f"{DEFAULT}.")) else name, sources)
         return written
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         """Write the records; what goes on are the records as they came, computed once."""
         (frame,) = frames
         if batch.goes_on(operator):
@@ -199,7 +199,7 @@ class SendToDataset(PassesRecords):
         stream = StreamFacts(facts.name, facts.partitions, key, facts.partitioner)
         return before_stream(context.operator, "dataset", stream, flow, partitions)
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         """Write the records; the dataset takes its changes when it next advances.
 
         The stream is there, as planning asks, and stays as it is: how it is spread is its own, and need not be as the

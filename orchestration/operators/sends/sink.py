@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageContext, Made
-    from dagster_adjunct.orchestration.operators.spec.compiling import Batch
+    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext
     from dagster_adjunct.orchestration.operators.spec.declared_sinks import Declarations
     from dagster_adjunct.orchestration.operators.spec.planning_values import PlanContext
     from dagster_adjunct.orchestration.operators.spec.sink_context import SinkFunction
@@ -68,7 +68,7 @@ class Sink(Spec):
         (made,) = arriving
         return made if self.returns is None else {}
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
         if self.returns is not None:
             return batch.results_of(operator, frame, self.function, self.returns)

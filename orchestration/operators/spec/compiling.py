@@ -65,7 +65,7 @@ class StateHandle(Protocol):
         ...
 
 
-class Batch(Protocol):
+class BatchContext(Protocol):
     """One batch of records, or a rehearsal of it: no records, whatever is written is only checked."""
 
     @property
@@ -201,7 +201,7 @@ class Batch(Protocol):
         ...
 
     def letters(self, operator: str) -> DataFrame:
-        """Return what a table has refused of the records of an operator that writes to it (`dead_letters.py`)."""
+        """Return what a table has refused of the records of an operator that writes to it (`send_dead_letters.py`)."""
         ...
 
     def send_letters(

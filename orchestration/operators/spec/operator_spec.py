@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.operators.columns.known_columns import Types
     from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageContext, LineageNode, Made
-    from dagster_adjunct.orchestration.operators.spec.compiling import Batch
+    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext
     from dagster_adjunct.orchestration.operators.spec.declared_sinks import Declarations
     from dagster_adjunct.orchestration.operators.spec.planning_values import (
         Call,
@@ -93,7 +93,7 @@ class Spec(ABC):
         """
 
     @abstractmethod
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         """Return the records that leave the operator of this id, made of those that arrive.
 
         They keep their hidden columns (`hidden_columns.carried`). What Spark refuses to analyse is told with the id.

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageContext, Made
-    from dagster_adjunct.orchestration.operators.spec.compiling import Batch, Watermarks
+    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext, Watermarks
     from dagster_adjunct.orchestration.operators.spec.declared_sinks import Declarations
     from dagster_adjunct.orchestration.operators.spec.planning_values import PlanContext
 
@@ -174,7 +174,7 @@ class StreamJoin(Spec):
 
     # -- the batch
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         from pyspark.sql import functions as F
 
         sides, added = self._sides(operator, frames)
@@ -223,7 +223,9 @@ class StreamJoin(Spec):
     def _outer(self, side: str) -> bool:
         return self.how in (side, "full")
 
-    def _taken(self, operator: str, frame: DataFrame, side: Side, watermarks: Watermarks, batch: Batch) -> DataFrame:
+    def _taken(
+        self, operator: str, frame: DataFrame, side: Side, watermarks: Watermarks, batch: BatchContext
+    ) -> DataFrame:
         """Return the judged records of one side; what is left out is handed over where somebody wants it."""
         from pyspark.sql import functions as F
 
@@ -236,7 +238,9 @@ class StreamJoin(Spec):
             batch.leave_out(operator, as_late(gone, F.col(WHY), side.name))
         return frame
 
-    def _kept(self, operator: str, frame: DataFrame, side: Side, watermarks: Watermarks, batch: Batch) -> DataFrame:
+    def _kept(
+        self, operator: str, frame: DataFrame, side: Side, watermarks: Watermarks, batch: BatchContext
+    ) -> DataFrame:
         """Keep the records of one side; return all rows of it that are kept."""
         from pyspark.sql import functions as F
 
@@ -271,7 +275,7 @@ class StreamJoin(Spec):
         judges = self._outer("right" if side.name == "left" else "left")
         return (bound.before + bound.after if judges else side.ahead) + 1
 
-    def _made(self, operator: str, results: DataFrame, batch: Batch) -> DataFrame:
+    def _made(self, operator: str, results: DataFrame, batch: BatchContext) -> DataFrame:
         from pyspark.sql import functions as F
 
         partitions, by = batch.partitions_at(operator), self.partition_by

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from dagster_adjunct.orchestration.operators.joins.join_arguments import Selected
-    from dagster_adjunct.orchestration.operators.spec.compiling import Batch, Watermarks
+    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext, Watermarks
 
 WHY = "__why"
 """Why a record is not kept: one of the words below; null where it is."""
@@ -89,7 +89,7 @@ def judged(frame: DataFrame, side: Side, watermarks: Watermarks) -> DataFrame:
     return frame.withColumn(WHY, F.coalesce(*[F.when(condition, F.lit(why)) for condition, why in reasons]))
 
 
-def kept_rows(frame: DataFrame, side: Side, needed: int, batch: Batch) -> DataFrame:
+def kept_rows(frame: DataFrame, side: Side, needed: int, batch: BatchContext) -> DataFrame:
     """Return the rows to keep of judged records; each is needed so many microseconds from its time on."""
     from pyspark.sql import functions as F
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.operators.columns.known_columns import Types
     from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageContext, Made
-    from dagster_adjunct.orchestration.operators.spec.compiling import Batch
+    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext
     from dagster_adjunct.orchestration.operators.spec.declared_sinks import Declarations
     from dagster_adjunct.orchestration.operators.spec.planning_values import PlanContext
 
@@ -153,7 +153,7 @@ class Window(Spec):
         own = {name: kind for name, kind in types.items() if not name.startswith("__")}
         return Windows(self.windows, self.by, self.aggregates, self.allowed_lateness, own)
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
         self._check_types(operator, dict(frame.dtypes))
         windows = self.of_types(dict(frame.dtypes))
@@ -165,7 +165,9 @@ class Window(Spec):
             rows = self._with_functions(operator, rows, counted, windows, batch)
         return self._made(results_of(rows, windows, self.results), batch, batch.partitions_at(operator))
 
-    def _rows(self, operator: str, kept: DataFrame, counted: DataFrame, windows: Windows, batch: Batch) -> DataFrame:
+    def _rows(
+        self, operator: str, kept: DataFrame, counted: DataFrame, windows: Windows, batch: BatchContext
+    ) -> DataFrame:
         """Return the windows that the batch has changed or closes, where their records lie."""
         marks = batch.watermarks(self.name)
         lying = [column(name) for name in self.partition_by]
@@ -178,7 +180,7 @@ class Window(Spec):
             return rows  # where they do lie, though Spark does not know
         return rows.repartition(batch.partitions_at(operator), *lying)
 
-    def _made(self, results: DataFrame, batch: Batch, partitions: int) -> DataFrame:
+    def _made(self, results: DataFrame, batch: BatchContext, partitions: int) -> DataFrame:
         """Return results as records. A window's own time is its last moment."""
         from pyspark.sql import functions as F
 
@@ -188,7 +190,7 @@ class Window(Spec):
             results, batch, by=self.partition_by, partitions=partitions, ordinal=ordinal, event_time=last
         )
 
-    def _counted(self, operator: str, frame: DataFrame, windows: Windows, batch: Batch) -> DataFrame:
+    def _counted(self, operator: str, frame: DataFrame, windows: Windows, batch: BatchContext) -> DataFrame:
         """Return the records that count in windows; the others are left out for who asks for them."""
         from pyspark.sql import functions as F
 
@@ -208,7 +210,7 @@ class Window(Spec):
         return StateSpec(windows.schema, key, self.partition_by, partitions, EXPIRES, kept_for=self.summary())
 
     def _with_functions(
-        self, operator: str, rows: DataFrame, counted: DataFrame, windows: Windows, batch: Batch
+        self, operator: str, rows: DataFrame, counted: DataFrame, windows: Windows, batch: BatchContext
     ) -> DataFrame:
         """Return the rows that make results with the values of users' functions; keep the records of open windows."""
         schema, partitions = functions.record_schema(windows), batch.partitions_at(operator)

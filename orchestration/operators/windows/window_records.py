@@ -16,7 +16,7 @@ from dagster_adjunct.resources.streams.interface.stream_system import TOMBSTONE
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from dagster_adjunct.orchestration.operators.spec.compiling import Batch
+    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext
 
 WHY = "__why"
 """Why a record counts in no window: one of the words below; null where it does."""
@@ -68,7 +68,7 @@ def _countable(time: Column, windows: Windows) -> Column:
     return F.when(time <= LAST - micros(longest(windows.kind)) - micros(windows.lateness), time)
 
 
-def counted(frame: DataFrame, batch: Batch) -> DataFrame:
+def counted(frame: DataFrame, batch: BatchContext) -> DataFrame:
     """Return the records that count in windows, with PLACE and without what was only needed to judge them."""
     from pyspark.sql import functions as F
 

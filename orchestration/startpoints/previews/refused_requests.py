@@ -11,8 +11,8 @@ from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.startpoints.previews.request_preview import Preview
-    from dagster_adjunct.orchestration.startpoints.requests.held_startpoints import Held
     from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
+    from dagster_adjunct.orchestration.startpoints.requests.startpoints_not_applied import Held
     from dagster_adjunct.orchestration.startpoints.requests.unreadable_requests import Unreadable
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 

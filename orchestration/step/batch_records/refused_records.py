@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.orchestration.operators.sends.dead_letters import LETTER
+from dagster_adjunct.orchestration.operators.sends.send_dead_letters import LETTER
 from dagster_adjunct.resources.errors import TableError
 from dagster_adjunct.resources.streams.interface.stream_system import RECORD_META_DDL, AppendResult, OffsetRange
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition

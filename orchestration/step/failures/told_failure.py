@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.errors import OperatorFailedError
 
 
-class CompiledBatch(Protocol):
+class FailedBatch(Protocol):
     """A batch, as far as its operators are compiled: what is asked of it to find a record that failed."""
 
     @property
@@ -40,7 +40,7 @@ class CompiledBatch(Protocol):
     def stream_of(self, operator: str) -> str | None: ...
 
 
-def told_failure(batch: CompiledBatch, operator: str, error: Exception) -> OperatorFailedError | None:
+def told_failure(batch: FailedBatch, operator: str, error: Exception) -> OperatorFailedError | None:
     """Return the error that tells what failed in a job that this operator ran; None where no user code did.
 
     Looking for the operator and the record runs small jobs, for 20 s at most each. Where columns are sensitive, neither
@@ -67,7 +67,7 @@ def told_failure(batch: CompiledBatch, operator: str, error: Exception) -> Opera
     return told
 
 
-def _tried(batch: CompiledBatch, likely: list[Operator], failure: Failure) -> Operator | None:
+def _tried(batch: FailedBatch, likely: list[Operator], failure: Failure) -> Operator | None:
     """Return the first of these operators that fails alike when it is tried by itself over its records.
 
     Spark says which expression failed only of those that it has as they were written.
@@ -87,7 +87,7 @@ def _tried(batch: CompiledBatch, likely: list[Operator], failure: Failure) -> Op
     return None
 
 
-def _compiled(batch: CompiledBatch, operator: Operator) -> Callable[[DataFrame], DataFrame]:
+def _compiled(batch: FailedBatch, operator: Operator) -> Callable[[DataFrame], DataFrame]:
     """Return what an operator makes of some of its records."""
 
     def made(frame: DataFrame) -> DataFrame:
@@ -104,9 +104,7 @@ def _is_alike(other: Failure | None, failure: Failure) -> bool:
     return None in (other.part, failure.part) or other.part == failure.part
 
 
-def _with_sample(
-    batch: CompiledBatch, blamed: Operator, failure: Failure, hidden: frozenset[str]
-) -> OperatorFailedError:
+def _with_sample(batch: FailedBatch, blamed: Operator, failure: Failure, hidden: frozenset[str]) -> OperatorFailedError:
     problem = failure.problem(what_of(blamed, failure), told=not hidden)
     place, about = failure.place or blamed.declared_at, dict[str, Any](operator=blamed.id)
     arriving = batch.arriving(blamed)
@@ -151,7 +149,7 @@ class _Probe:
     The failure is told without a sample then.
     """
 
-    def __init__(self, batch: CompiledBatch) -> None:
+    def __init__(self, batch: FailedBatch) -> None:
         self._batch = batch
         self.sent: DataFrame | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.unbounded.local_table import undo_batch
+from dagster_adjunct.assets.unbounded.local_table_upkeep import undo_batch
 from dagster_adjunct.assets.unbounded.state_table import tend_state
 from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.orchestration.batchlog.stored_times import PartitionTimes, TimeState
-from dagster_adjunct.orchestration.operators.spec.held_back import held_back
+from dagster_adjunct.orchestration.operators.spec.watermark_inputs import watermark_inputs
 from dagster_adjunct.orchestration.step.progress.watermarks import event_times, is_idle, lowest_source
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def input_times(app: Application, times: TimeState, clock: datetime) -> tuple[In
 
 def waited_for(app: Application, times: TimeState, clock: datetime) -> dict[str, SystemStreamPartition | None]:
     """Return, by stateful operator, the source partition that holds its watermark back; None where all are idle."""
-    lowest = {name: lowest_source(app, times, name, clock) for name in held_back(app.operators)}
+    lowest = {name: lowest_source(app, times, name, clock) for name in watermark_inputs(app.operators)}
     return {name: None if lowest_mark is None else lowest_mark.ssp for name, lowest_mark in lowest.items()}
 
 

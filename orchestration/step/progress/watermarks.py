@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.stored_times import PartitionTimes, TimeState
-from dagster_adjunct.orchestration.operators.spec.held_back import held_back
+from dagster_adjunct.orchestration.operators.spec.watermark_inputs import watermark_inputs
 from dagster_adjunct.resources.times import before as long_before
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def moved_times(
             )
     after = times.model_copy(update={"partitions": partitions})
     operators = dict(times.operators)
-    for name in held_back(app.operators):
+    for name in watermark_inputs(app.operators):
         now = operator_watermark(app, after, name, clock)
         if now is not None:
             operators[name] = now
@@ -106,7 +106,7 @@ def lowest_source(app: Application, times: TimeState, name: str, clock: datetime
     """Return which source partition holds the watermark of a stateful operator back; None where all are idle."""
     declared = event_times(app)
     lowest: Lowest | None = None
-    for stream, span in held_back(app.operators)[name].items():
+    for stream, span in watermark_inputs(app.operators)[name].items():
         for ssp, stood in sorted(times.partitions.items()):
             if ssp.qualified_stream != stream or is_idle(declared.get(stream), stood, clock):
                 continue

@@ -19,13 +19,13 @@ from dagster_adjunct.resources.key_value_backends.object_runs.deciding_writes im
     conditional_keys,
     decide,
 )
-from dagster_adjunct.resources.key_value_backends.object_runs.pace import Pace
 from dagster_adjunct.resources.key_value_backends.object_runs.pointer_object import Standing, Swapped
 from dagster_adjunct.resources.key_value_backends.object_runs.process_threads import threads
 from dagster_adjunct.resources.key_value_backends.object_runs.segment_core import SegmentCore, now_in_ms
 from dagster_adjunct.resources.key_value_backends.object_runs.segment_pointer import Status
 from dagster_adjunct.resources.key_value_backends.object_runs.segment_upkeep import SegmentUpkeep
 from dagster_adjunct.resources.key_value_backends.object_runs.segment_view import SegmentView
+from dagster_adjunct.resources.key_value_backends.object_runs.swap_backoff import SwapBackoff
 
 _GROUP_BYTES = 8 * 1024 * 1024
 _GROUP_REQUESTS = 2000
@@ -41,7 +41,7 @@ class GroupCommit:
         self._waiting: list[QueuedWrite] = []
         self._running = False
         self._lock = threading.Lock()
-        self._pace = Pace()
+        self._backoff = SwapBackoff()
         self._seen = (0, 0)  # number of our last commit, and how many swaps this process had made then
 
     def submit(self, changes: Sequence[SegmentChange], token: bytes, repeated: bool) -> Future[None]:
@@ -88,7 +88,7 @@ class GroupCommit:
     def _commit(self, group: list[QueuedWrite]) -> None:
         """Decide and swap until the requests of a group are answered; those that come meanwhile join it."""
         deadline = time.monotonic() + _PATIENCE
-        standing = self._core.pointer.last if self._pace.alone else None
+        standing = self._core.pointer.last if self._backoff.alone else None
         fresh = False
         looks = 0
         self._wait()
@@ -152,14 +152,14 @@ class GroupCommit:
     def _won(self, swapped: Swapped, began: float) -> None:
         seen, self._seen = self._seen, (swapped.standing.state.number, self._core.pointer.won)
         others = self._seen[0] - seen[0] - (self._seen[1] - seen[1]) if seen[0] else 0
-        self._pace.won(others, time.monotonic() - began)
+        self._backoff.won(others, time.monotonic() - began)
 
     def _lost(self) -> None:
-        self._pace.lost()
+        self._backoff.lost()
         self._wait()
 
     def _wait(self) -> None:
-        if seconds := self._pace.pause():
+        if seconds := self._backoff.pause():
             time.sleep(seconds)
 
 

@@ -26,7 +26,7 @@ class ObjectSegment:
     def __init__(self, limits: SegmentLimits, core: Callable[[], SegmentCore]) -> None:
         self.limits = limits
         self._make = core
-        self._made: _Parts | None = None
+        self._made: _SegmentParts | None = None
 
     async def apply(self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False) -> None:
         await asyncio.wrap_future(self._parts().commits.submit(changes, token, repeated))
@@ -44,17 +44,17 @@ class ObjectSegment:
         if self._made is not None and self._made.process == os.getpid():
             await _aside(self._made.upkeep.finish)
 
-    def _parts(self) -> _Parts:
+    def _parts(self) -> _SegmentParts:
         made = self._made
         if made is None or made.process != os.getpid():
             core = self._make()
             upkeep = SegmentUpkeep(core)
-            self._made = made = _Parts(os.getpid(), core, upkeep, GroupCommit(core, upkeep))
+            self._made = made = _SegmentParts(os.getpid(), core, upkeep, GroupCommit(core, upkeep))
         return made
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class _SegmentParts:
     process: int
     core: SegmentCore
     upkeep: SegmentUpkeep

@@ -78,7 +78,7 @@ def read_ranges(settings: KafkaSettings, ranges: Sequence[TopicRange]) -> Iterat
     StreamUnavailableError where nothing comes for so long that the brokers must be in trouble.
     """
     if any(wanted.start < wanted.end for wanted in ranges):
-        yield from _Reader(settings, ranges).shares()
+        yield from _RangeConsumer(settings, ranges).shares()
         check_identity(settings, ranges[0])
 
 
@@ -106,7 +106,7 @@ def first_at(settings: KafkaSettings, ranges: Sequence[TopicRange], timestamp_ms
     offsets = {wanted.partition: wanted.end for wanted in ranges}
     if not ranges:
         return offsets
-    reader = _Reader(settings, ranges, _A_LITTLE)
+    reader = _RangeConsumer(settings, ranges, _A_LITTLE)
     for wanted, got in reader.shares():
         at = next((message.offset() for message in got if message.timestamp()[1] >= timestamp_ms), None)
         if at is not None:
@@ -128,7 +128,7 @@ def check_identity(settings: KafkaSettings, wanted: TopicRange) -> None:
         )
 
 
-class _Reader:
+class _RangeConsumer:
     """One consumer on ranges of different partitions."""
 
     def __init__(

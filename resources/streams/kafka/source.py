@@ -62,7 +62,7 @@ class KafkaRead:
 
 
 @dataclass
-class _Piece(InputPartition):
+class _TaskRanges(InputPartition):
     """What one task reads: part of a long range, or several short ones."""
 
     ranges: tuple[TopicRange, ...]
@@ -92,19 +92,19 @@ class KafkaSource(DataSource):
         return _plan(self).ddl()
 
     def reader(self, schema: Any) -> DataSourceReader:
-        return _Reader(_plan(self))
+        return _TopicReader(_plan(self))
 
 
-class _Reader(DataSourceReader):
+class _TopicReader(DataSourceReader):
     def __init__(self, plan: KafkaRead) -> None:
         self.plan = plan
 
     def partitions(self) -> Sequence[InputPartition]:
         # Spark would give a plan without partitions one of its own.
-        return [_Piece(ranges) for ranges in shares(self.plan.ranges)] or [_Piece(())]
+        return [_TaskRanges(ranges) for ranges in shares(self.plan.ranges)] or [_TaskRanges(())]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        assert isinstance(partition, _Piece)
+        assert isinstance(partition, _TaskRanges)
         return wrapped(record_batches(self.plan, partition.ranges))
 
 

@@ -26,9 +26,9 @@ from dagster_adjunct.resources.streams.interface.stream_system import AppendResu
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.appending import Append, NewMarker, decide_append
 from dagster_adjunct.resources.streams.lake.arrow_read import first_offset_at
+from dagster_adjunct.resources.streams.lake.lake_reads import LakeReads
 from dagster_adjunct.resources.streams.lake.producers import check_producer, content_digest, known, result_of
 from dagster_adjunct.resources.streams.lake.ranges import no_partition, one_stream
-from dagster_adjunct.resources.streams.lake.reading import LakeReads
 from dagster_adjunct.resources.streams.lake.segment_index import Fold, foldable
 from dagster_adjunct.resources.streams.lake.sending import written
 from dagster_adjunct.resources.streams.lake.source_ranges import Sources

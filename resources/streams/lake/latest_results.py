@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.resources.streams.lake.reading import LakeReads
+    from dagster_adjunct.resources.streams.lake.lake_reads import LakeReads
 
 WithoutPosition = Literal["refuse", "keep"]
 

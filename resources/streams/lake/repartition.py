@@ -69,7 +69,7 @@ class Barrier:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _WrittenPiece:
     attempt: str
     files: tuple[FileEntry, ...]
 
@@ -161,7 +161,7 @@ def repartition(
     What is appended meanwhile is rewritten, too. A crash leaves the stream as it was, and files that `maintain`
     collects. Raises ConfigurationError for a stream without key, and CommitConflictError where writers do not stop.
     """
-    written: dict[tuple[int, Ranges], _Piece] = {}
+    written: dict[tuple[int, Ranges], _WrittenPiece] = {}
 
     def rewrite_and_commit() -> StreamState:
         commit, state = streams.state(stream)
@@ -214,7 +214,7 @@ def _check_count(stream: str, stored: Declaration, partitions: int) -> None:
         )
 
 
-def _write(streams: LakeStreams, stream: str, old: Declaration, new: Declaration, cut: MarkerCut) -> _Piece:
+def _write(streams: LakeStreams, stream: str, old: Declaration, new: Declaration, cut: MarkerCut) -> _WrittenPiece:
     """Write the rows of a cut, in the order of their old partitions and rows, into the new ones."""
     import numpy as np
 
@@ -250,7 +250,7 @@ def _write(streams: LakeStreams, stream: str, old: Declaration, new: Declaration
             "Nothing was committed; the stream is as it was. Report this with the stream's manifest.",
             stream=f"lake.{stream}",
         )
-    return _Piece(attempt, tuple(FileEntry.of(file) for file in done))
+    return _WrittenPiece(attempt, tuple(FileEntry.of(file) for file in done))
 
 
 def _rows(
@@ -276,7 +276,7 @@ def _after(
     state: StreamState,
     declaration: Declaration,
     steps: Iterable[MarkerCut | Barrier],
-    written: dict[tuple[int, Ranges], _Piece],
+    written: dict[tuple[int, Ranges], _WrittenPiece],
     reason: str,
 ) -> StreamState:
     """Return the state after the rewriting, its segments in `tail`."""

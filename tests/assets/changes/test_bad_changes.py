@@ -12,7 +12,7 @@ from dagster_adjunct.assets.declaration.changes.change_formats import OperationC
 from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.following_changes import DeadLetters
-from dagster_adjunct.assets.sources.dead_letters import DEAD_LETTERS, send_dead_letters
+from dagster_adjunct.assets.sources.change_dead_letters import DEAD_LETTERS, send_dead_letters
 from dagster_adjunct.assets.unbounded.engine import engine_of
 from dagster_adjunct.resources.errors import BadChangeError, DatasetError, ProducerConflictError
 from dagster_adjunct.resources.schemas.schema import Schema

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
-from dagster_adjunct.assets.declaration.changes.json_values import unscaled_text
+from dagster_adjunct.assets.declaration.changes.debezium_json_values import unscaled_text
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.changes.changing import (

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.assets.reading.arrow_entries import read_entries
+from dagster_adjunct.assets.reading.entries_in_arrow import read_entries
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.assets.versions.kept_history import moment_of, told
 from dagster_adjunct.resources.bucketing.write_over_time import OverTimeWrite, Timeline

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from dagster_adjunct.resources.tables import RemoteTable, RetryPolicy
-from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.function_layer import FunctionLayer
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
 from dagster_adjunct.resources.tables.outcomes import State

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dagster_adjunct.resources.errors import SchemaMismatchError, TableError
 from dagster_adjunct.resources.tables.arrow_entries import ArrowEntries
-from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.operation import (
     Conditions,
     Mark,

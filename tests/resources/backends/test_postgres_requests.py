@@ -12,7 +12,7 @@ import pytest
 from dagster_adjunct.resources.backends import PostgresTable
 from dagster_adjunct.resources.errors import ConfigurationError, TableUnavailableError
 from dagster_adjunct.resources.tables.arrow_entries import ArrowEntries
-from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.operation import (
     Conditions,
     Mark,

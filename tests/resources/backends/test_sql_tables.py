@@ -16,7 +16,7 @@ from dagster_adjunct.resources.backends.postgres_requests import PostgresRequest
 from dagster_adjunct.resources.backends.sqlite_requests import SqliteRequests
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, TableAccessError
 from dagster_adjunct.resources.tables import BlockingTable, RemoteTable
-from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.operation import (
     Conditions,
     Mark,

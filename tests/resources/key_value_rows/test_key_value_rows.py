@@ -40,7 +40,7 @@ from dagster_adjunct.resources.key_value_errors import (
 )
 from dagster_adjunct.resources.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.objects import Lake, open_lake
-from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.operation import (
     Conditions,
     Mark,

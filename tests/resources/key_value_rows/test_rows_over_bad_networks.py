@@ -14,7 +14,7 @@ from dagster_adjunct.resources.key_value_backends import PostgresSegments
 from dagster_adjunct.resources.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.key_value_rows.open_table import OpenTable
 from dagster_adjunct.resources.tables import RemoteTable, RetryPolicy
-from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
 from tests.servers.postgres import PostgresServer
 from tests.servers.tcp_proxy import TcpProxy

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dagster_adjunct.resources.errors import TableUnavailableError
-from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.operation import Conditions, Mark, Operation, OperationKind, RowEntries
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 

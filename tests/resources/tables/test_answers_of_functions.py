@@ -17,7 +17,7 @@ from dagster_adjunct.resources.tables import (
     RetryPolicy,
     TableReadFunction,
 )
-from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 from tests.resources.tables.user_function import UserFunction
 

@@ -29,7 +29,7 @@ from dagster_adjunct.resources.tables import (
     UpdateMessage,
 )
 from dagster_adjunct.resources.tables.batch import BatchProvider
-from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.error_chain import first_cause
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State

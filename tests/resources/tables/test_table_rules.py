@@ -23,7 +23,7 @@ from dagster_adjunct.resources.tables import (
     TableWriteFunction,
     UpdateContract,
 )
-from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 from dagster_adjunct.resources.tables.raised_outcomes import error_of

@@ -9,9 +9,9 @@ from dagster_adjunct.resources.key_value.addressing import KeyRange
 from dagster_adjunct.resources.key_value.key_version import new_token, version_of
 from dagster_adjunct.resources.key_value.request_parts import in_requests
 from dagster_adjunct.resources.key_value.table_segment import ConditionsFailed, SegmentChange, StoredEntry
-from dagster_adjunct.resources.key_value_rows.json_values import compact
 from dagster_adjunct.resources.key_value_rows.open_table import OpenPartition, OpenTable
 from dagster_adjunct.resources.key_value_rows.row_documents import APPLIED, AT, NEWEST, is_deleted
+from dagster_adjunct.resources.key_value_rows.row_values_in_json import compact
 
 _PAGE = 500  # entries
 

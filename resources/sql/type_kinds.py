@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.resources.sql.expression_types import Known
+from dagster_adjunct.resources.sql.expression_types import KnownTypes
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -61,7 +61,7 @@ class Kinds:
     def __init__(self, types: Mapping[str, str | None], variables: Mapping[str, str | None] | None = None) -> None:
         self.types = types
         self.variables = variables or {}
-        self.known = Known(types, self.variables)
+        self.known = KnownTypes(types, self.variables)
 
     def type(self, node: exp.Expr | None) -> str | None:
         """Return the type of a node, where it is certain."""

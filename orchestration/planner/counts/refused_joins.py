@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.spec.stream_facts import SPARK
 from dagster_adjunct.orchestration.planner.counts.auto_repartition import mismatch
-from dagster_adjunct.orchestration.planner.counts.conflicts import Conflict, conflicts_of, majority
 from dagster_adjunct.orchestration.planner.counts.join_groups import Groups
+from dagster_adjunct.orchestration.planner.counts.joins_in_conflict import Conflict, conflicts_of, majority
 from dagster_adjunct.orchestration.planner.counts.mends import Mend, mends
 from dagster_adjunct.orchestration.planner.counts.sends_that_feed_joins import Needs
 from dagster_adjunct.orchestration.planner.refusals import shown

@@ -25,18 +25,18 @@ class Answers:
     together: Mapping[str, Delivery]
 
 
-def next_delivery(unit: Unit) -> Answers:
+def delivered_together(unit: Unit) -> Answers:
     """Ask every member's source. Raises MarkerConflictError where markers, or the members, contradict each other."""
     answers = {member.name: member.source.next(member.manifest) for member in unit.members}
     complete = {name: answer for name, answer in answers.items() if isinstance(answer, Delivery)}
-    together = _delivered_together(unit, complete)
+    together = _of_one_version(unit, complete)
     if not together:
         _check_one_version(complete)
     waiting = {name: answer for name, answer in answers.items() if isinstance(answer, Awaiting)}
     return Answers(complete, waiting, together)
 
 
-def _delivered_together(unit: Unit, complete: Mapping[str, Delivery]) -> Mapping[str, Delivery]:
+def _of_one_version(unit: Unit, complete: Mapping[str, Delivery]) -> Mapping[str, Delivery]:
     """Return the deliveries of one version that all members have; none where there is none.
 
     A member that had this version before it joined the set is not waited for. One that abandoned it is: the set never

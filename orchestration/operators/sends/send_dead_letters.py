@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.operators.columns.known_columns import Types
     from dagster_adjunct.orchestration.operators.spec.column_lineage import Made
-    from dagster_adjunct.orchestration.operators.spec.compiling import Batch
+    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext
     from dagster_adjunct.orchestration.operators.spec.planning_values import Exchange, PlanContext
 
 # Of each refused record: the table, what was asked of it ("put", "update", "delete"), key and record as JSON, and why.
@@ -49,7 +49,7 @@ class SendDeadLetters(AppendsToOutput):
     def written_columns(self, arriving: Made) -> Made:
         return {}
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         output = batch.app.outputs[self.stream]
         letters = batch.letters(operator)
         batch.send_letters(operator, letters, self.stream, key=output.key, partitions=output.partitions)

@@ -10,7 +10,7 @@ _ALONE = 0.25
 _HALF_LIFE = 0.5  # seconds after which half of the rivals that were not met again are forgotten
 
 
-class Pace:
+class SwapBackoff:
     """How many others write the same pointer, and how long a try takes, as this writer has met them lately.
 
     With n writers the one that won waits for up to n tries' time, and those that lost for less each time: else who wins

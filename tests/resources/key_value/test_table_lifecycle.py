@@ -16,8 +16,7 @@ from dagster_adjunct.resources.key_value.addressing import partition_of
 from dagster_adjunct.resources.key_value.listed_tables import hash_range, table_info
 from dagster_adjunct.resources.key_value.stored_tables import StoredTable, parsed
 from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
-from dagster_adjunct.resources.key_value.table_names import TableName, check_table_name
-from dagster_adjunct.resources.key_value.table_transitions import (
+from dagster_adjunct.resources.key_value.table_lifecycle import (
     TableTransition,
     decide_create,
     decide_delete,
@@ -27,6 +26,7 @@ from dagster_adjunct.resources.key_value.table_transitions import (
     finished,
     is_gone,
 )
+from dagster_adjunct.resources.key_value.table_names import TableName, check_table_name
 from dagster_adjunct.resources.key_value_errors import (
     KeyValueTableError,
     KeyValueTableExistsError,

@@ -8,10 +8,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from dagster_adjunct.resources.tables.layer import Layer, send_others
-from dagster_adjunct.resources.tables.of_the_record import comes_again
 from dagster_adjunct.resources.tables.operation import Operation
 from dagster_adjunct.resources.tables.order_of_a_key import Turn
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
+from dagster_adjunct.resources.tables.record_problems import comes_again
 
 _Line = tuple[Hashable, str]
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator
 
 
-def held_back(operators: Iterable[Operator]) -> dict[str, dict[str, timedelta]]:
+def watermark_inputs(operators: Iterable[Operator]) -> dict[str, dict[str, timedelta]]:
     """Return, by stateful operator, the input streams above it, and how far what is on the way holds each back."""
     leaving: dict[str, dict[str, timedelta]] = {}
     named: dict[str, dict[str, timedelta]] = {}
