@@ -45,6 +45,7 @@ from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.interpreted_plans import interpreted_plans
+from dagster_adjunct.resources.spark.kept_frames import KeptFrames
 from dagster_adjunct.resources.streams.interface.stream_system import AppendResult
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.spark_write import TableWrite, write_table
@@ -104,7 +105,7 @@ class CompiledBatch(OverTime):
         self._counters: Counters = {}
         self._measured: dict[str, TableMetrics] = {}
         self._joins: list[JoinCounts] = []
-        self._kept: list[DataFrame] = []
+        self._kept = KeptFrames()
         operators = context.app.operators
         self._uses = Counter(source for operator in operators for source in set(operator.inputs))
         self._origins = origins(operators)
@@ -139,9 +140,8 @@ class CompiledBatch(OverTime):
         finally:
             self._local.close()
             self._states.close()
+            self._kept.release()  # before the records that they were made of
             self._times.close()
-            for frame in self._kept:
-                frame.unpersist()
 
     def _analysed(self, operator: Operator) -> DataFrame:
         """Return the operator's records; what Spark says of its expressions is told with its name, not with a plan."""
@@ -285,8 +285,7 @@ class CompiledBatch(OverTime):
         return as_it_is(frame.coalesce(1)) if self._inputs.few else frame
 
     def computed_once(self, operator: str, frame: DataFrame) -> DataFrame:
-        self._kept.append(frame.persist())
-        return self._kept[-1]
+        return self._kept.keep(frame)
 
     def send(
         self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int

@@ -94,8 +94,7 @@ class Rehearsal(CompiledBatch):
                 if operator.id in self._written:
                     self._frames[operator.id] = self._leaving(operator, self._named(operator))
         finally:
-            for frame in self._kept:
-                frame.unpersist()
+            self._kept.release()
         return Counted({}, {})
 
     def _leaving(self, operator: Operator, frame: DataFrame) -> DataFrame:
@@ -116,8 +115,7 @@ class Rehearsal(CompiledBatch):
 
     def _cut(self, frame: DataFrame) -> DataFrame:
         """Return the same records, which Spark plans no more as part of others: kept, if anybody computed them."""
-        self._kept.append(frame.persist())
-        return self._kept[-1]
+        return self._kept.keep(frame)
 
     def _look(self, operator: str, frame: DataFrame) -> SparkPlan:
         planned = plan_of(operator, frame, self._datasets)
