@@ -34,7 +34,10 @@ from dagster_adjunct.resources.key_value_backends.object_runs.segment_pointer im
     relogged,
 )
 from dagster_adjunct.resources.names import check_name
-from dagster_adjunct.resources.objects import Lake, S3Options, StoreDescriptor, lake_in, open_lake
+from dagster_adjunct.resources.objects import Lake, LakeSettings, S3Options, StoreDescriptor
+from dagster_adjunct.resources.objects.lake import lake_of_objects
+from dagster_adjunct.resources.objects.lake_address import store_at
+from dagster_adjunct.resources.objects.lake_document import read_lake_document
 
 _MEGABYTE = 1024 * 1024
 _ATTEMPTS = 50
@@ -78,8 +81,11 @@ class ObjectSegments:
         if isinstance(self._given, Lake):
             return self._given
         if self._given is not None and self._s3 is not None:
-            return lake_in(StoreDescriptor(self._given, S3Options(**self._s3)).open())
-        return open_lake(self._given)
+            store = StoreDescriptor(self._given, S3Options(**self._s3)).open()
+        else:
+            store = store_at(self._given, LakeSettings())
+        # Key-value tables are never among what a lake keeps in one.
+        return lake_of_objects(store, read_lake_document(store))
 
     def __reduce__(self) -> tuple[Callable[[Lake, int], ObjectSegments], tuple[Lake, int]]:
         return _again, (self._lake, self._cache_bytes)

@@ -16,14 +16,8 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
     StreamNotFoundError,
 )
-from dagster_adjunct.resources.objects import (
-    InMemoryStore,
-    LakeSettings,
-    LocalStore,
-    ObjectStore,
-    lake_in,
-    open_lake,
-)
+from dagster_adjunct.resources.lakes import lake_in, open_lake
+from dagster_adjunct.resources.objects import InMemoryStore, LakeSettings, LocalStore, ObjectStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from tests.faulty_store import FaultyStore
