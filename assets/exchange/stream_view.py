@@ -9,6 +9,7 @@ from dagster_adjunct.assets.reading.stored_files import StoredFile
 from dagster_adjunct.resources.bucketing.bucket_files import attempt_of
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.checked_arguments import check_epochs
 from dagster_adjunct.resources.streams.interface.stream_system import (
     EPOCH,
     READER,
@@ -21,11 +22,10 @@ from dagster_adjunct.resources.streams.interface.stream_system import (
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.latest_results import (
     WithoutPosition,
-    check_epochs,
     replaced_results,
 )
 from dagster_adjunct.resources.streams.lake.segment_index import all_segments
-from dagster_adjunct.resources.streams.lake.source_ranges import Superseded
+from dagster_adjunct.resources.streams.lake.source_coverage import Superseded
 from dagster_adjunct.resources.streams.lake.stream_manifest import HIDDEN
 
 if TYPE_CHECKING:

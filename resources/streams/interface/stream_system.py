@@ -1,4 +1,4 @@
-"""What every kind of stream can do, in plain values; and the registry of systems by name.
+"""What every kind of stream can do, in plain values.
 
 Offsets are strings that only their system orders: compare them with `StreamSystem.compare`, never as text.
 """
@@ -264,7 +264,7 @@ class StreamSystem(ABC):
 
         `consumed` has the input's offsets after this batch: a system that can, commits them with the records, for
         its own tools to show. Nothing of Adjunct's reads them back. One that `keeps_positions` takes `sources` as
-        well: the ranges that the records were made of (`resources.streams.sources`).
+        well: the ranges that the records were made of (`Sources`).
         """
         raise self._unable("append", "Send to a stream of another system.")
 

@@ -27,8 +27,8 @@ from dagster_adjunct.resources.streams.interface.stream_system import Epochs, Of
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.latest_results import WithoutPosition, lineages_of
+from dagster_adjunct.resources.streams.lake.source_coverage import Count, Coverage, Superseded, replaced_since
 from dagster_adjunct.resources.streams.lake.source_lineage import Lineage, with_rewritten
-from dagster_adjunct.resources.streams.lake.source_ranges import Count, Coverage, Superseded, replaced_since
 
 if TYPE_CHECKING:
     import pyarrow as pa

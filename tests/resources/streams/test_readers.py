@@ -16,6 +16,7 @@ from dagster_adjunct.resources.errors import (
     OffsetOutOfRangeError,
 )
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.interface.source_ranges import SourceRange, Sources
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.named_readers import (
     NewRecords,
@@ -23,7 +24,6 @@ from dagster_adjunct.resources.streams.lake.named_readers import (
     list_readers,
     read_new,
 )
-from dagster_adjunct.resources.streams.lake.source_ranges import SourceRange, Sources
 from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy, Retention
 from tests.clocks import Clock, on_clock
 from tests.resources.streams.stream_helpers import SCHEMA
