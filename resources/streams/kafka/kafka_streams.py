@@ -26,6 +26,7 @@ from dagster_adjunct.resources.streams.interface.stream_system import (
     AppendResult,
     Epochs,
     Marker,
+    NewStreams,
     OffsetRange,
     StreamInfo,
     StreamSystem,
@@ -74,6 +75,7 @@ class KafkaStreams(NumberedOffsets):
     """
 
     keeps_positions = True
+    new_streams = NewStreams(needs_key=True, typed=True)
 
     def __init__(self, lake: Lake, settings: KafkaSettings) -> None:
         self.name = settings.name

@@ -33,6 +33,7 @@ from dagster_adjunct.resources.streams.lake.reading import LakeReads
 from dagster_adjunct.resources.streams.lake.segment_index import Fold, foldable
 from dagster_adjunct.resources.streams.lake.sending import written
 from dagster_adjunct.resources.streams.lake.stream_declaration import (
+    NEW_STREAMS,
     StreamDescription,
     declare,
     described,
@@ -61,6 +62,7 @@ class LakeStreams(LakeReads):
     """The streams of one lake, as the system `lake`. Safe to use from threads and from many processes."""
 
     evolves = True
+    new_streams = NEW_STREAMS
     appends_alone = True
     counts_unread = True
     reads_columns = True

@@ -14,7 +14,7 @@ from dagster_adjunct.resources.streams.interface.declared_stream import (
     differences_beside_columns,
     refuse_differences,
 )
-from dagster_adjunct.resources.streams.interface.stream_system import Repartitioned, StreamInfo
+from dagster_adjunct.resources.streams.interface.stream_system import NewStreams, Repartitioned, StreamInfo
 from dagster_adjunct.resources.streams.lake.stream_manifest import (
     CompactionPolicy,
     Declaration,
@@ -24,6 +24,9 @@ from dagster_adjunct.resources.streams.lake.stream_manifest import (
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.commit_log import Commit
+
+
+NEW_STREAMS = NewStreams("spark-murmur3", needs_key=True, typed=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,7 @@ def info_of(name: str, state: StreamState) -> StreamInfo:
         name,
         declaration.partitions,
         declaration.key,
-        "spark-murmur3",
+        NEW_STREAMS.partitioner,
         declaration.schema_,
         "oldest",
         identity=state.id or None,

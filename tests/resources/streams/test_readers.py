@@ -42,6 +42,19 @@ def values(batch: NewRecords) -> list[int]:
     return sorted(batch.table(["v"])["v"].to_pylist())
 
 
+def test_a_stream_of_another_system_has_no_readers_here(lake: Lake, s: LakeStreams) -> None:
+    for ask in (
+        lambda: read_new(lake, "kafka.s", reader="report"),
+        lambda: list_readers(lake, "kafka.s"),
+        lambda: forget_reader(lake, "kafka.s", "report"),
+    ):
+        with pytest.raises(ConfigurationError, match=r"'kafka\.s' is a stream of the system 'kafka': expected one of"):
+            ask()
+    for name in ("lake.", "lake.s.0", "s/../t"):
+        with pytest.raises(InvalidNameError):
+            list_readers(lake, name)
+
+
 def test_a_reader_gets_each_record_once_and_begins_where_it_committed(
     lake: Lake, s: LakeStreams, records: Records
 ) -> None:
