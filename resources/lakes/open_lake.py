@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,6 @@ from dagster_adjunct.resources.objects.lake_address import store_at
 from dagster_adjunct.resources.objects.lake_document import read_lake_document
 
 if TYPE_CHECKING:
-    import os
-
     from dagster_adjunct.resources.objects.documents import MetadataPlace
     from dagster_adjunct.resources.objects.object_store import ObjectStore
 

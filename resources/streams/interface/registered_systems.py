@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.names import check_name
+from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
-    Factory = Callable[[Lake], StreamSystem]
-
+Factory = Callable[["Lake"], StreamSystem]
 LAKE = "lake"
 _registered: dict[str, Factory] = {}
 
