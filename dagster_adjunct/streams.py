@@ -5,10 +5,13 @@ from __future__ import annotations
 from dagster_adjunct._arguments import guard
 from dagster_adjunct.orchestration.operators.event_times.event_time import ARRIVAL
 from dagster_adjunct.resources.streams.interface.checksum import records_checksum
+from dagster_adjunct.resources.streams.interface.registered_systems import register_system
+from dagster_adjunct.resources.streams.interface.source_ranges import SourceRange, Sources
 from dagster_adjunct.resources.streams.interface.stream_system import (
     RECORD_META,
     AppendResult,
     Marker,
+    NewStreams,
     OffsetRange,
     StreamInfo,
     StreamSystem,
@@ -20,9 +23,8 @@ from dagster_adjunct.resources.streams.lake.named_readers import (
     list_readers,
     read_new,
 )
-from dagster_adjunct.resources.streams.lake.source_ranges import SourceRange, Sources
 from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy, Retention
-from dagster_adjunct.resources.streams.registry import open_system, register_system
+from dagster_adjunct.resources.streams.registry import open_system
 
 __all__ = [
     "ARRIVAL",
@@ -31,6 +33,7 @@ __all__ = [
     "CompactionPolicy",
     "Marker",
     "NewRecords",
+    "NewStreams",
     "OffsetRange",
     "ReaderInfo",
     "Retention",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from dagster_adjunct.resources.errors import InvalidNameError
+from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 
@@ -35,6 +35,21 @@ def split_stream_name(qualified: str) -> tuple[str, str]:
             name=str(qualified),
         )
     return check_name("system", system), check_name("stream", stream)
+
+
+def stream_within(system: str, name: str) -> str:
+    """Return the name of a stream within `system`; "SYSTEM.STREAM" is taken as well. One of another is refused."""
+    if "." not in name:
+        return check_name("stream", name)
+    named, stream = split_stream_name(name)
+    if named != system:
+        raise ConfigurationError(
+            f"{name!r} is a stream of the system {named!r}: expected one of {system!r}.",
+            f'Write "STREAM" or "{system}.STREAM".',
+            stream=name,
+            system=named,
+        )
+    return stream
 
 
 def split_partitions(text: str) -> tuple[str, str | None]:

@@ -17,9 +17,12 @@ class StoredDocument(BaseModel):
 
 
 def problems(error: ValidationError) -> list[str]:
-    """Return what pydantic found wrong, each as "field: message"."""
+    """Return what pydantic found wrong, each as "field: message"; a validator's own words as they are."""
     details = error.errors(include_url=False)
-    return [f"{'.'.join(map(str, one['loc'])) or 'the whole document'}: {one['msg']}" for one in details]
+    return [
+        f"{'.'.join(map(str, one['loc'])) or 'the whole document'}: {one['msg'].removeprefix('Value error, ')}"
+        for one in details
+    ]
 
 
 def first_problem(error: ValidationError) -> str:

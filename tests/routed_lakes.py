@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.orchestration.upkeep.metadata_moving import move_metadata
+from dagster_adjunct.resources.lakes import open_lake
 from dagster_adjunct.resources.metadata_tables.store_clock import StoreClock
-from dagster_adjunct.resources.objects import Lake, open_lake
+from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.times import utc_now
 
 PLACES = ("objects", "table")

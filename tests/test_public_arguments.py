@@ -64,10 +64,10 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dagster_adjunct.resources.backends import backend_registry as registry
-    from dagster_adjunct.resources.streams import registry as systems
+    from dagster_adjunct.resources.streams.interface import registered_systems as systems
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(systems, "_systems", dict(systems._systems))
+    monkeypatch.setattr(systems, "_registered", dict(systems._registered))
     for name, value in vars(registry).items():
         if isinstance(value, dict) and name.startswith("_") and not name.startswith("__"):
             monkeypatch.setattr(registry, name, dict(value))

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.assets.reading.stored_files import StoredFile
 from dagster_adjunct.resources.bucketing.bucket_files import attempt_of
 from dagster_adjunct.resources.errors import DatasetError
+from dagster_adjunct.resources.names import stream_within
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.checked_arguments import check_epochs
+from dagster_adjunct.resources.streams.interface.registered_systems import LAKE
 from dagster_adjunct.resources.streams.interface.stream_system import (
     EPOCH,
     READER,
@@ -21,11 +24,10 @@ from dagster_adjunct.resources.streams.interface.stream_system import (
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.latest_results import (
     WithoutPosition,
-    check_epochs,
     replaced_results,
 )
 from dagster_adjunct.resources.streams.lake.segment_index import all_segments
-from dagster_adjunct.resources.streams.lake.source_ranges import Superseded
+from dagster_adjunct.resources.streams.lake.source_coverage import Superseded
 from dagster_adjunct.resources.streams.lake.stream_manifest import HIDDEN
 
 if TYPE_CHECKING:
@@ -85,7 +87,7 @@ def stream_view(
     ConfigurationError as a read does, and DatasetError where too many ranges are replaced.
     """
     latest = check_epochs(epochs)
-    streams, name = LakeStreams(lake), stream.removeprefix("lake.")
+    streams, name = LakeStreams(lake), stream_within(LAKE, stream)
     commit, state = streams.state(name)
     segments = all_segments(state, streams.pages_of(name))
     prefix, what = lake.stream_prefix(name), f"stream {name!r} at commit {commit.number}"

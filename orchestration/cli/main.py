@@ -88,7 +88,7 @@ def run(
     from dagster_adjunct.orchestration.planner.lake_catalog import systems_for
     from dagster_adjunct.orchestration.step.run_application import run_application
     from dagster_adjunct.orchestration.step.session_scope import session_scope
-    from dagster_adjunct.resources.objects import open_lake
+    from dagster_adjunct.resources.lakes import open_lake
 
     def say(event: StepEvent | AdvanceReport) -> None:
         # For whom it waits is a warning in the log, which is on stderr: with --json, too.

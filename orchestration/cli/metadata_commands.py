@@ -37,7 +37,7 @@ def move(
     objects of any other lake, where it is of no use for this.
     """
     from dagster_adjunct.orchestration.upkeep.metadata_moving import move_metadata, move_metadata_back
-    from dagster_adjunct.resources.objects import open_lake
+    from dagster_adjunct.resources.lakes import open_lake
 
     if back == (table is not None):
         raise ConfigurationError(
@@ -59,7 +59,7 @@ def move(
 @as_json
 def show(lake_url: str | None, json_output: bool) -> None:
     """Show where they are."""
-    from dagster_adjunct.resources.objects import open_lake
+    from dagster_adjunct.resources.lakes import open_lake
 
     lake = open_lake(lake_url, create=False)
     place = lake.metadata_place
@@ -79,7 +79,7 @@ def show(lake_url: str | None, json_output: bool) -> None:
 def collect(dry_run: bool, lake_url: str | None, json_output: bool) -> None:
     """Delete what is left of them in the object store after they were moved to a key-value table."""
     from dagster_adjunct.orchestration.upkeep.metadata_moving import collect_metadata
-    from dagster_adjunct.resources.objects import open_lake
+    from dagster_adjunct.resources.lakes import open_lake
 
     objects = collect_metadata(open_lake(lake_url, create=False), dry_run=dry_run)
     if json_output:

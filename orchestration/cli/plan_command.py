@@ -52,7 +52,7 @@ def plan(
     started for that, and reads no data.
     """
     from dagster_adjunct.orchestration.planner.lake_catalog import plan_application, systems_for
-    from dagster_adjunct.resources.objects import open_lake
+    from dagster_adjunct.resources.lakes import open_lake
 
     form = "json" if json_output else form
     if against is not None and form not in ("text", "json"):

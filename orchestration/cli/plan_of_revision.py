@@ -60,7 +60,7 @@ def answer(reference: str, lake: str, reply: str, tree: str) -> None:
     """Write the plan of an application, or why there is none, to the file `reply`; this is the process of its own."""
     from dagster_adjunct.orchestration.application.load_application import load_application
     from dagster_adjunct.orchestration.planner.lake_catalog import plan_application, systems_for
-    from dagster_adjunct.resources.objects import open_lake
+    from dagster_adjunct.resources.lakes import open_lake
 
     told: dict[str, Any]
     try:

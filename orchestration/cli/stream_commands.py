@@ -20,7 +20,7 @@ from dagster_adjunct.orchestration.cli.output import (
 )
 from dagster_adjunct.orchestration.cli.repartition_command import repartition_command
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.names import stream_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -160,7 +160,7 @@ def forget(name: str, reader: str, lake_url: str | None) -> None:
 
 
 def _streams(lake_url: str | None) -> LakeStreams:
-    from dagster_adjunct.resources.objects import open_lake
+    from dagster_adjunct.resources.lakes import open_lake
     from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 
     return LakeStreams(open_lake(lake_url, create=False))
@@ -191,14 +191,7 @@ def _facts(described: StreamDescription) -> dict[str, Any]:
 
 def _lake_stream(name: str) -> str:
     """Take "flights" as well as "lake.flights"."""
-    if "." not in name:
-        return name
-    system, stream = split_stream_name(name)
-    if system != "lake":
-        raise ConfigurationError(
-            f"{name!r} is a stream of {system}; this command knows those of the lake.", stream=name, system=system
-        )
-    return stream
+    return stream_within("lake", name)
 
 
 def _deletion() -> Deletion:

@@ -25,7 +25,7 @@ def table() -> None:
 def get(name: str, key: tuple[str, ...], lake_url: str | None, json_output: bool) -> None:
     """Look one record up by its key, one KEY for each key column."""
     from dagster_adjunct.orchestration.application.remembered_tables import open_table
-    from dagster_adjunct.resources.objects import open_lake
+    from dagster_adjunct.resources.lakes import open_lake
     from dagster_adjunct.resources.tables import BlockingTable
 
     remote = open_table(open_lake(lake_url, create=False), name)

@@ -59,7 +59,7 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
         system, name = split_stream_name(stream)
         return systems[system].stored_bytes(name)
 
-    return FoundStreams(facts, missing, size_of)
+    return FoundStreams(facts, missing, size_of, {name: system.new_streams for name, system in systems.items()})
 
 
 def plan_application(app: Application, systems: Mapping[str, StreamSystem]) -> ExecutionPlan:

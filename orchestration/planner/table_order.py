@@ -67,7 +67,8 @@ def planned_tables(app: Application, catalog: Catalog, types: Mapping[str, Types
         send = operator.spec.sends
         if send is None:
             continue
-        before = read[operator.inputs[0]]
+        (source,) = operator.inputs
+        before = read[source]
         planned = _planned(operator, app, send, before, sent[operator.id])
         _check_offsets(planned, app, catalog, before)
         _check_recognised(planned, app, before)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.stored_times import TimeState
 from dagster_adjunct.orchestration.operators.spec.versions_met import AS_OF, VersionsMet
-from dagster_adjunct.resources.streams.lake.source_ranges import SourceRange, Sources
+from dagster_adjunct.resources.streams.interface.source_ranges import SourceRange, Sources
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.reading.version_reader import VersionReader

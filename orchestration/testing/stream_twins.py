@@ -10,7 +10,14 @@ from dagster_adjunct.orchestration.testing.given_streams import TestStream
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.stream_system import TOMBSTONE, Partitioner, StreamInfo, StreamSystem
+from dagster_adjunct.resources.streams.interface.registered_systems import LAKE
+from dagster_adjunct.resources.streams.interface.stream_system import (
+    TOMBSTONE,
+    NewStreams,
+    Partitioner,
+    StreamInfo,
+    StreamSystem,
+)
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 
 if TYPE_CHECKING:
@@ -23,6 +30,8 @@ class StreamTwins(LakeStreams):
     def __init__(self, lake: Lake, name: str, partitioners: Mapping[str, Partitioner]) -> None:
         super().__init__(lake)
         self.name = name
+        if name != LAKE:
+            self.new_streams = NewStreams()  # what the system itself would say is not known here
         self._partitioners = dict(partitioners)
 
     def info(self, stream: str) -> StreamInfo:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import AdjunctError, TableAccessError, TableError, TableUnavailableError
+from dagster_adjunct.resources.times import utc_now
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     import httpx
 
 READS = ("GET", "HEAD")
@@ -32,7 +35,7 @@ def error_of(answer: httpx.Response, label: str, secrets: Iterable[str]) -> Adju
     beginning = _said(answer.text, secrets)
     what = f"{label}: {answer.request.method} {answer.request.url.copy_with(query=None)}"
     if status == 429 or status >= 500 or status == 408:
-        wait = seconds_of(answer.headers.get("Retry-After"))
+        wait = seconds_of(answer.headers.get("Retry-After"), utc_now())
         nothing_done = status == 429 or (status == 503 and wait is not None) or answer.request.method in READS
         return HttpUnavailableError(
             f"{what} was answered with {status}{beginning}.",
@@ -46,8 +49,8 @@ def error_of(answer: httpx.Response, label: str, secrets: Iterable[str]) -> Adju
     return kind(f"{what} was refused with {status}{beginning}.", "Correct the request or the declaration.", table=label)
 
 
-def seconds_of(retry_after: str | None, now: datetime | None = None) -> float | None:
-    """How long a Retry-After header asks to wait, in seconds; it is written as seconds or as a date."""
+def seconds_of(retry_after: str | None, now: datetime) -> float | None:
+    """How long a Retry-After header asks to wait from `now` on, in seconds; it is written as seconds or as a date."""
     if retry_after is None:
         return None
     text = retry_after.strip()
@@ -59,7 +62,7 @@ def seconds_of(retry_after: str | None, now: datetime | None = None) -> float | 
         return None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return max(0.0, (moment - (now or datetime.now(UTC))).total_seconds())
+    return max(0.0, (moment - now).total_seconds())
 
 
 def lost(error: Exception, label: str, method: str, url: str, secrets: Iterable[str]) -> HttpUnavailableError:

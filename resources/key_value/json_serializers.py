@@ -13,6 +13,7 @@ from pydantic_core import PydanticSerializationError
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.key_value.serializers import unreadable
 from dagster_adjunct.resources.key_value_errors import SerializationError
+from dagster_adjunct.resources.stored_documents import problems
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -84,7 +85,7 @@ class ModelSerializer(Generic[M]):
         try:
             read = self.model.model_validate_json(stored)
         except ValidationError as error:
-            self._changed(value, _told(error))
+            self._changed(value, "; ".join(problems(error)))
         if value != read and not _equal(value, read):
             self._changed(value, f"it would be {read!r:.80}")
         return stored
@@ -93,7 +94,7 @@ class ModelSerializer(Generic[M]):
         try:
             return self.model.model_validate_json(stored)
         except ValidationError as error:
-            raise unreadable(stored, f"a {self.model.__name__}", _told(error)) from None
+            raise unreadable(stored, f"a {self.model.__name__}", "; ".join(problems(error))) from None
 
     def _changed(self, value: M, how: str) -> NoReturn:
         raise SerializationError(
@@ -106,10 +107,6 @@ class ModelSerializer(Generic[M]):
 
 def _refused(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON")
-
-
-def _told(error: ValidationError) -> str:
-    return "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
 
 
 def _equal(value: Any, read: Any) -> bool:

@@ -34,10 +34,12 @@ from dagster_adjunct.resources.key_value_backends.object_runs.segment_pointer im
     relogged,
 )
 from dagster_adjunct.resources.names import check_name
-from dagster_adjunct.resources.objects import Lake, S3Options, StoreDescriptor, lake_in, open_lake
+from dagster_adjunct.resources.objects import Lake, LakeSettings, S3Options, StoreDescriptor
+from dagster_adjunct.resources.objects.lake import lake_of_objects
+from dagster_adjunct.resources.objects.lake_address import store_at
+from dagster_adjunct.resources.objects.lake_document import read_lake_document
 
 _MEGABYTE = 1024 * 1024
-_ATTEMPTS = 50
 _AT_ONCE = 16  # segments of a table that are made, sealed or deleted
 
 
@@ -78,8 +80,11 @@ class ObjectSegments:
         if isinstance(self._given, Lake):
             return self._given
         if self._given is not None and self._s3 is not None:
-            return lake_in(StoreDescriptor(self._given, S3Options(**self._s3)).open())
-        return open_lake(self._given)
+            store = StoreDescriptor(self._given, S3Options(**self._s3)).open()
+        else:
+            store = store_at(self._given, LakeSettings())
+        # Key-value tables are never among what a lake keeps in one.
+        return lake_of_objects(store, read_lake_document(store))
 
     def __reduce__(self) -> tuple[Callable[[Lake, int], ObjectSegments], tuple[Lake, int]]:
         return _again, (self._lake, self._cache_bytes)
@@ -145,21 +150,27 @@ class ObjectSegments:
 
 def _settled(table: TableId, pointer: PointerObject, status: Status) -> Status:
     """Give a segment this status, unless it has it or is beyond it, and return the one that it has then."""
-    standing = pointer.read()
-    for _ in range(_ATTEMPTS):
-        state = standing.state
-        if state.status >= status:
-            return state.status
+
+    def is_settled(state: SegmentState) -> bool:
+        return state.status >= status
+
+    def settled(state: SegmentState) -> SegmentState | None:
+        if is_settled(state):
+            return None
         after = replace(state.then(now_in_ms()), status=status)
-        if status is Status.DELETED:
-            after = relogged(after, Levels(), b"")
-        try:
-            standing = pointer.swap(standing, after, is_in=lambda later: later.status >= status).standing
-        except ReplyLostError as error:
-            raise TableUnavailableError(error.problem, "Do it again.", table=str(table)) from error
-    raise TableUnavailableError(
-        f"others were always first to replace {pointer.key!r} in {pointer.store.url}.", "Do it again.", table=str(table)
-    )
+        return relogged(after, Levels(), b"") if status is Status.DELETED else after
+
+    try:
+        swapped = pointer.change(settled, is_in=is_settled)
+    except ReplyLostError as error:
+        raise TableUnavailableError(error.problem, "Do it again.", table=str(table)) from error
+    if swapped is None:
+        raise TableUnavailableError(
+            f"others were always first to replace {pointer.key!r} in {pointer.store.url}.",
+            "Do it again.",
+            table=str(table),
+        )
+    return swapped.standing.state.status
 
 
 def _prefix(table: TableId, partition: int) -> str:

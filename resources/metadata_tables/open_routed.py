@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.metadata_tables.object_addresses import BESIDE
@@ -14,19 +15,26 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.object_store import ObjectStore
 
 
-def open_routed(store: ObjectStore, place: str) -> RoutedStore:
-    """Return `store` with a part of its objects in the table that `place` describes.
+@dataclass(frozen=True, slots=True)
+class MetadataInTable:
+    """What opens such a store, in any process. `place` is what the lake's document says of the table, as JSON."""
 
-    The table is opened when it is first needed: Spark's tasks read and write data, and need neither it nor its driver.
-    """
-    metadata_place = MetadataPlace.model_validate_json(place)
+    place: str
 
-    def table() -> KeyValueObjects:
-        from dagster_adjunct.resources.metadata_tables.metadata_table import objects_in
+    def over(self, store: ObjectStore) -> RoutedStore:
+        """Return `store` with a part of its objects in the table.
 
-        return objects_in(store, metadata_place)
+        The table is opened when it is first needed: Spark's tasks read and write data, and need neither it nor its
+        driver.
+        """
+        place = MetadataPlace.model_validate_json(self.place)
 
-    return RoutedStore(store, routed_keys(metadata_place), table, place)
+        def table() -> KeyValueObjects:
+            from dagster_adjunct.resources.metadata_tables.metadata_table import objects_in
+
+            return objects_in(store, place)
+
+        return RoutedStore(store, routed_keys(place), table, self)
 
 
 def routed_keys(place: MetadataPlace) -> RoutedKeys:

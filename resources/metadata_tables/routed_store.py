@@ -16,6 +16,7 @@ from dagster_adjunct.resources.metadata_tables.object_addresses import BESIDE
 from dagster_adjunct.resources.objects.object_store import (
     ObjectInfo,
     ObjectStore,
+    RoutedObjects,
     Stored,
     StoreDescriptor,
     check_key,
@@ -30,15 +31,18 @@ if TYPE_CHECKING:
 class RoutedStore:
     """All objects of `objects`, but those whose keys `routed` takes: they are in `table`, with the same promises.
 
-    What `objects` still has of those (from before it was routed) is not seen. `place` is what the lake's document says
-    of the table, as JSON; with it the store is opened elsewhere.
+    What `objects` still has of those (from before it was routed) is not seen. `opened_by` opens the store elsewhere.
     """
 
     def __init__(
-        self, objects: ObjectStore, routed: RoutedKeys, open_table: Callable[[], KeyValueObjects], place: str
+        self,
+        objects: ObjectStore,
+        routed: RoutedKeys,
+        open_table: Callable[[], KeyValueObjects],
+        opened_by: RoutedObjects,
     ) -> None:
         self.objects, self.routed = objects, routed
-        self._open_table, self._place = open_table, place
+        self._open_table, self._opened_by = open_table, opened_by
         self._table: KeyValueObjects | None = None
         self._opening = threading.Lock()
 
@@ -57,7 +61,7 @@ class RoutedStore:
 
     @property
     def descriptor(self) -> StoreDescriptor:
-        return replace(self.objects.descriptor, routed=self._place)
+        return replace(self.objects.descriptor, routed=self._opened_by)
 
     def __reduce__(self) -> tuple[Callable[[StoreDescriptor], ObjectStore], tuple[StoreDescriptor]]:
         return (StoreDescriptor.open, (self.descriptor,))

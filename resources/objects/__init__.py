@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
-from dagster_adjunct.resources.objects.lake import Lake, LakeSettings, lake_in, open_lake
+from dagster_adjunct.resources.objects.lake import Lake, LakeSettings
 from dagster_adjunct.resources.objects.local_store import LocalStore
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.objects.object_store import (
@@ -28,8 +28,6 @@ __all__ = [
     "S3Options",
     "StoreDescriptor",
     "Stored",
-    "lake_in",
-    "open_lake",
     "read_page",
     "write_page",
 ]

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import re
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self, cast
-from urllib.parse import unquote, urlsplit
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from dagster_adjunct.resources.errors import (
-    ConfigurationError,
-    LakeNotFoundError,
-    MetadataMovedError,
-    ObjectExistsError,
-)
+from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.objects.commit_log import CommitLog
-from dagster_adjunct.resources.objects.conditional_write_probe import probe_conditional_writes
-from dagster_adjunct.resources.objects.documents import MetadataPlace
-from dagster_adjunct.resources.objects.lake_document import LAKE_DOCUMENT, new_lake_document, read_lake_document
-from dagster_adjunct.resources.objects.lake_to_be_made import UnmadeLakeStore
+from dagster_adjunct.resources.objects.documents import LakeDocument, MetadataPlace
+from dagster_adjunct.resources.objects.lake_document import read_lake_document
+from dagster_adjunct.resources.objects.lake_to_be_made import lake_to_be_made
 from dagster_adjunct.resources.objects.object_store import S3Options, StoreDescriptor
-from dagster_adjunct.resources.routed_opener import routed_opener
 from dagster_adjunct.resources.times import utc_now
 
 if TYPE_CHECKING:
@@ -36,9 +23,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.object_store import ObjectStore
 
 DEFAULT_LAKE = ".adjunct/lake"
-_SCHEMES = ("s3", "s3a", "memory", "file")
-_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?P<slashes>/*)")
-_log = logging.getLogger("adjunct.lake")
 
 
 class LakeSettings(BaseSettings):
@@ -118,7 +102,7 @@ class Lake:
     def metadata_place(self) -> MetadataPlace | None:
         """The key-value table that its metadata are in; None where they are objects like all others."""
         routed = self.store.descriptor.routed
-        return None if routed is None else MetadataPlace.model_validate_json(routed)
+        return None if routed is None else MetadataPlace.model_validate_json(routed.place)
 
     def exists(self) -> bool:
         """Whether anything has ever been written to the lake. One request while there is none."""
@@ -144,111 +128,14 @@ class Lake:
         return f"Lake({self.url!r})"
 
 
-def open_lake(
-    url: str | os.PathLike[str] | None = None, *, settings: LakeSettings | None = None, create: bool = True
-) -> Lake:
-    """Return the lake at `url`: `s3://BUCKET/PREFIX`, a folder, `file:///…` or `memory://NAME`.
+def lake_of_objects(store: ObjectStore, document: LakeDocument | None, *, shared: bool = False) -> Lake:
+    """Return the lake at a store's root, whose document this is; where there is none yet, the first write makes it.
 
-    Without a URL: ADJUNCT_LAKE, else `.adjunct/lake`. One GET, which creates nothing. Where there is no lake yet, the
-    first write makes one, and logs so: it probes the store's conditional writes (ConditionalWritesUnsupportedError) and
-    writes `_adjunct/lake.json`. With `create=False`, a lake that is not there is a LakeNotFoundError.
+    Nothing of it is looked for in a key-value table: for what is in none. `lakes/open_lake.py` opens all others.
     """
-    settings = settings or LakeSettings()
-    named = os.fspath(url) if url is not None else os.environ.get("ADJUNCT_LAKE") or DEFAULT_LAKE
-    store = StoreDescriptor(*_address(named, settings)).open()
-    lake = lake_in(store, shared=settings.shared)
-    if not create and not lake.exists():
-        raise LakeNotFoundError(
-            f"there is no lake at {lake.url}.",
-            "Check --lake and ADJUNCT_LAKE; the first command or program that writes to a lake makes it.",
-            url=lake.url,
-        )
-    return lake
-
-
-def lake_in(store: ObjectStore, *, shared: bool = False) -> Lake:
-    """Return the lake at a store's root; where there is none yet, the first write makes it, after a probe."""
-    document = read_lake_document(store)
     if document is None:
-        return Lake(cast("ObjectStore", UnmadeLakeStore(store, _make)), "", shared=shared)
-    if document.metadata is not None:
-        store = _routed(store, document.metadata)
+        return Lake(lake_to_be_made(store), "", shared=shared)
     return Lake(store, document.id, shared=shared)
-
-
-def _routed(store: ObjectStore, place: MetadataPlace) -> ObjectStore:
-    """Return the store with a part of its objects in a key-value table; one a process, as stores are."""
-    routed = place.model_dump_json()
-    if store is store.descriptor.open():
-        return replace(store.descriptor, routed=routed).open()
-    opened: ObjectStore = routed_opener()(store, routed)
-    return opened
-
-
-def _make(store: ObjectStore) -> None:
-    """Write the lake's document where there is none yet, and say so: a mistyped URL makes a new lake."""
-    made = read_lake_document(store)
-    if made is not None:  # another process was first
-        if made.metadata is not None:
-            raise MetadataMovedError(
-                f"the lake at {store.url} was made meanwhile, with its metadata in a key-value table.",
-                "Open it again.",
-                url=store.url,
-            )
-        return
-    probe_conditional_writes(store)
-    try:
-        store.put_if_absent(LAKE_DOCUMENT, new_lake_document().to_bytes())
-    except ObjectExistsError:
-        return
-    if not store.url.startswith("memory:"):
-        _log.warning("A new lake is made at %s.", store.url)
-
-
-def _address(url: str, settings: LakeSettings) -> tuple[str, S3Options | None]:
-    if not isinstance(url, str) or not url.strip():
-        raise ConfigurationError(
-            f"lake {url!r} is no address: expected s3://BUCKET/PREFIX, a folder or file:///FOLDER.",
-            "Leave it out for ADJUNCT_LAKE, else .adjunct/lake.",
-            argument="url",
-        )
-    # Of file:/FOLDER it is plain what it means; s3:/BUCKET would be a folder.
-    named = _URL.match(url)
-    slashes = named["slashes"] if named and not url.startswith("file:/") else "//"
-    if named and len(slashes) < 2 and (slashes or named["scheme"].lower() in _SCHEMES):
-        raise ConfigurationError(
-            f"lake {url!r} has {'one slash' if slashes else 'no slashes'} after its scheme: expected two.",
-            f"Write {named['scheme'].lower()}://{url[named.end() :]}, or ./{url} for a folder of this name.",
-            argument="url",
-        )
-    scheme = url.partition("://")[0] if "://" in url else ""
-    if scheme in ("s3", "s3a"):
-        if set(url.partition("://")[2].partition("/")[0]) & set("@:"):
-            raise ConfigurationError(
-                "the lake's URL holds a login, or something else beside a bucket, which is not shown here: expected "
-                "s3://BUCKET/PREFIX.",
-                "Leave credentials to boto3's own chain (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, …).",
-                argument="url",
-            )
-        return f"s3://{url.partition('://')[2].rstrip('/')}", settings.s3_options()
-    if scheme == "memory":
-        return url, None
-    if scheme == "file" or url.startswith("file:/"):
-        parts = urlsplit(url)
-        if parts.netloc not in ("", "localhost"):
-            raise ConfigurationError(
-                f"lake {url!r} names the host {parts.netloc!r}: expected file:///FOLDER.",
-                "Write three slashes.",
-                argument="url",
-            )
-        return unquote(parts.path), None
-    if scheme:
-        raise ConfigurationError(
-            f"lake {url!r} has the unknown scheme {scheme!r}: expected s3://BUCKET/PREFIX, a folder or file:///FOLDER.",
-            "Write the lake's URL in one of these forms.",
-            argument="url",
-        )
-    return str(Path(url).expanduser().absolute()), None
 
 
 def _reopen(descriptor: StoreDescriptor, lake_id: str, shared: bool) -> Lake:

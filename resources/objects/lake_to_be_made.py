@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from dagster_adjunct.resources.errors import MetadataMovedError, ObjectExistsError
+from dagster_adjunct.resources.objects.conditional_write_probe import probe_conditional_writes
+from dagster_adjunct.resources.objects.lake_document import LAKE_DOCUMENT, new_lake_document, read_lake_document
 from dagster_adjunct.resources.objects.object_store import ObjectStore, StoreDescriptor
+
+_log = logging.getLogger("adjunct.lake")
+
+
+def lake_to_be_made(store: ObjectStore) -> ObjectStore:
+    """Return the store at which no lake is yet, for whoever writes to it."""
+    return cast("ObjectStore", UnmadeLakeStore(store, _make))
 
 
 class UnmadeLakeStore:
@@ -56,3 +67,23 @@ class UnmadeLakeStore:
                     self._make(self._inner)
                     self._made = True
         return self._inner
+
+
+def _make(store: ObjectStore) -> None:
+    """Write the lake's document where there is none yet, and say so: a mistyped URL makes a new lake."""
+    made = read_lake_document(store)
+    if made is not None:  # another process was first
+        if made.metadata is not None:
+            raise MetadataMovedError(
+                f"the lake at {store.url} was made meanwhile, with its metadata in a key-value table.",
+                "Open it again.",
+                url=store.url,
+            )
+        return
+    probe_conditional_writes(store)
+    try:
+        store.put_if_absent(LAKE_DOCUMENT, new_lake_document().to_bytes())
+    except ObjectExistsError:
+        return
+    if not store.url.startswith("memory:"):
+        _log.warning("A new lake is made at %s.", store.url)

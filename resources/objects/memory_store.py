@@ -9,7 +9,7 @@ import uuid
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 from weakref import WeakValueDictionary
 
 from dagster_adjunct.resources.errors import (
@@ -43,15 +43,15 @@ class _Object:
 class InMemoryStore:
     """Objects in a dictionary, with the promises of `ObjectStore`; gone when nothing refers to the store.
 
-    A store is found again by its name while it lives, in the same process. ETags are content hashes, as on
-    S3, so that code that forgets a nonce fails here too.
+    A store is found again by its name while it lives, in the same process: `named` gives a store of a name, of which
+    there is never a second. ETags are content hashes, as on S3, so that code that forgets a nonce fails here too.
     """
 
     _alive: ClassVar[WeakValueDictionary[str, InMemoryStore]] = WeakValueDictionary()
     _naming: ClassVar[threading.Lock] = threading.Lock()
 
-    def __init__(self, name: str | None = None) -> None:
-        self._name = name or uuid.uuid4().hex
+    def __init__(self) -> None:
+        self._name = uuid.uuid4().hex
         self._objects: dict[str, _Object] = {}
         self._lock = threading.Lock()
         self._staging: tempfile.TemporaryDirectory[str] | None = None
@@ -61,7 +61,7 @@ class InMemoryStore:
     def named(cls, url: str) -> InMemoryStore:
         """Return the living store of this `memory://` URL, or a new one."""
         with cls._naming:
-            return cls._alive.get(url) or cls(url.removeprefix("memory://"))
+            return cls._alive.get(url) or cls()._called(url.removeprefix("memory://"))
 
     @property
     def url(self) -> str:
@@ -146,6 +146,12 @@ class InMemoryStore:
         if self._staging is None:
             self._staging = tempfile.TemporaryDirectory(prefix="adjunct-memory-")
         return Path(self._staging.name)
+
+    def _called(self, name: str) -> Self:
+        del InMemoryStore._alive[self.url]
+        self._name = name or self._name
+        InMemoryStore._alive[self.url] = self
+        return self
 
     def _set(self, key: str, data: bytes) -> str:
         stored = _Object(bytes(data), hashlib.md5(data, usedforsecurity=False).hexdigest(), utc_now())

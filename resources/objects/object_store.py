@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError
-from dagster_adjunct.resources.routed_opener import routed_opener
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -142,16 +141,29 @@ class S3Options:
         check_endpoint(self.endpoint)
 
 
+class RoutedObjects(Protocol):
+    """Some objects of a store are elsewhere, and this opens both as one. A value: hashable, picklable, without secrets.
+
+    Given as one, because where they are (in a key-value table) is made on top of object stores.
+    """
+
+    @property
+    def place(self) -> str:
+        """What the lake's document says of where they are, as JSON."""
+        ...
+
+    def over(self, store: ObjectStore) -> ObjectStore:
+        """Return `store`, with these objects where they are."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class StoreDescriptor:
-    """A store's address and options, picklable and free of secrets.
-
-    `routed` is what the lake's document says of the key-value table that some of its objects are in, as JSON.
-    """
+    """A store's address and options, picklable and free of secrets, and which of its objects are elsewhere."""
 
     url: str
     s3: S3Options | None = None
-    routed: str | None = None
+    routed: RoutedObjects | None = None
 
     def open(self) -> ObjectStore:
         """Return the store that this describes; one per process, shared by its threads."""
@@ -166,8 +178,7 @@ class StoreDescriptor:
 
     def _open(self) -> ObjectStore:
         if self.routed is not None:
-            store: ObjectStore = routed_opener()(StoreDescriptor(self.url, self.s3).open(), self.routed)
-            return store
+            return self.routed.over(StoreDescriptor(self.url, self.s3).open())
         if self.url.startswith("s3://"):
             from dagster_adjunct.resources.objects.s3_store import S3Store
 

@@ -65,21 +65,20 @@ class BatchHandler:
         if not self._provider.compact:
             if len(operations) == 1:
                 if not _deletes_among(operations[0]):
-                    return list(self._cut(operations[0], 0))
+                    return list(self._cut(operations[0]))
             elif (one := _concatenated(operations)) is not None:
                 return [one]
         return list(self._by_wave(operations))
 
-    def _cut(self, operation: Operation[Any], of: int, places: Sequence[int] | None = None) -> Iterator[Request]:
-        """Requests within the limits; `places` are those of the entries in the batch's operation."""
-        count = len(operation)
-        whole: Sequence[int] = range(count) if places is None else places
+    def _cut(self, operation: Operation[Any]) -> Iterator[Request]:
+        """Requests within the limits, of a batch that is one operation."""
+        whole = range(len(operation))
         for start, end in _cuts(operation.entries, self._provider):
-            if end - start == count:
-                yield Request(operation, [RequestSpan(of, 0, whole)])
+            if end - start == len(whole):
+                yield Request(operation, [RequestSpan(0, 0, whole)])
             else:
                 part = operation.with_entries(operation.entries.part(start, end))
-                yield Request(part, [RequestSpan(of, 0, whole[start:end])])
+                yield Request(part, [RequestSpan(0, 0, whole[start:end])])
 
     def _by_wave(self, operations: Sequence[Operation[Any]]) -> Iterator[Request]:
         lanes = _Lanes()

@@ -49,9 +49,9 @@ class Backoff:
         return Backoff(least, jitter=most - least)
 
     @staticmethod
-    def exponential(first: float, most: float, *, jitter: float | None = None) -> Backoff:
-        """Wait `first` seconds, then twice as long each time up to `most`; and up to `jitter`, else `first`, more."""
-        return Backoff(first, 2.0, most, first if jitter is None else jitter)
+    def exponential(first: float, most: float) -> Backoff:
+        """Wait `first` seconds, then twice as long each time up to `most`; and up to `first` more, at random."""
+        return Backoff(first, 2.0, most, first)
 
     def seconds(self, failures: int) -> float:
         """How long to wait after so many failures in a row, 1 or more."""

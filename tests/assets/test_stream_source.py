@@ -82,7 +82,7 @@ def test_versions_follow_each_other_and_all_that_an_advance_asks_costs_two_reque
             asked.append(key)
             return store.get(key)
 
-    store, counting = world.lake.store, Counting("memory://counted")
+    store, counting = world.lake.store, Counting()
     system = LakeStreams(Lake(counting, "lake"))
     source = open_source({"lake": system}, PLANES, world.lake)
     manifest = source.first_manifest()

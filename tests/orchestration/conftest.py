@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_adjunct.orchestration.step.commit import commit_intent as committing
-from dagster_adjunct.resources.objects import open_lake
+from dagster_adjunct.resources.lakes import open_lake
 from tests.orchestration.step_world import StepWorld
 
 if TYPE_CHECKING:

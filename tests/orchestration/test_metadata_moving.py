@@ -31,9 +31,10 @@ from dagster_adjunct.resources.errors import (
     MetadataMovedError,
 )
 from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
+from dagster_adjunct.resources.lakes import open_lake
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.metadata_tables.routed_store import RoutedStore
-from dagster_adjunct.resources.objects import Lake, open_lake
+from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.objects.documents import Document, decode
 from dagster_adjunct.resources.objects.lake_document import LAKE_DOCUMENT
 from tests.faulty_store import Crash, Fault, FaultyStore

@@ -37,7 +37,7 @@ ELSEWHERE = Process(host="other", pid=7, boot="b", namespace="n", started="1")
 HOLD = """
 import sys, time
 from dagster_adjunct.orchestration.batchlog.run_lease import Claim, RunLease
-from dagster_adjunct.resources.objects import open_lake
+from dagster_adjunct.resources.lakes import open_lake
 with RunLease(open_lake(sys.argv[1]), "delays", "killed-run", Claim()):
     print("held", flush=True)
     time.sleep(600)

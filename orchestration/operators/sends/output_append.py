@@ -9,8 +9,14 @@ from dagster_adjunct.orchestration.operators.sends.exchange_before_sink import b
 from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode
 from dagster_adjunct.orchestration.operators.spec.operator_spec import Spec
 from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, StreamEdge
-from dagster_adjunct.orchestration.operators.spec.stream_facts import UNKNOWN, StreamFacts, partitioner_of_output
+from dagster_adjunct.orchestration.operators.spec.stream_facts import (
+    UNKNOWN,
+    StreamFacts,
+    new_streams_in,
+    partitioner_of_output,
+)
 from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.names import split_stream_name
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.spec.declared_sinks import Declarations
@@ -44,13 +50,14 @@ class AppendsToOutput(Spec):
                 f"output stream {output.name!r} exists with {facts.partitions} partitions and key "
                 f"({', '.join(facts.key)}); it is declared with {output.partitions} and ({', '.join(output.key)}).",
                 "Declare it as it is, or choose another name. A lake stream's partitions can be changed: adjunct "
-                f"stream repartition {output.name.partition('.')[2]} --partitions {output.partitions} --reason ….",
+                f"stream repartition {split_stream_name(output.name)[1]} --partitions {output.partitions} --reason ….",
                 stream=output.name,
             )
-        if facts is None and not output.key and output.partitions > 1 and output.name.startswith("lake."):
+        needs_key = new_streams_in(context.catalog, output.name).needs_key
+        if facts is None and needs_key and not output.key and output.partitions > 1:
             raise PlanningError(
                 f"{context.operator}: output stream {output.name!r} is declared with {output.partitions} partitions "
-                "and without a key: nothing says in which of them a record of the lake belongs.",
+                "and without a key: nothing says in which of them a record belongs.",
                 'Declare key="…", or partitions=1.',
                 operator=context.operator,
                 stream=output.name,

@@ -8,7 +8,11 @@ from typing import Literal, TypeAlias
 
 from dagster_adjunct.orchestration.operators.arguments import partition_count
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.registered_systems import LAKE
+from dagster_adjunct.resources.streams.interface.stream_system import NewStreams
+from dagster_adjunct.resources.streams.lake.stream_declaration import NEW_STREAMS
 
 Partitioner = Literal["spark-murmur3", "kafka-murmur2", "task number", "unknown"]
 SPARK: Partitioner = "spark-murmur3"
@@ -50,18 +54,21 @@ Catalog: TypeAlias = Mapping[str, StreamFacts]
 class FoundStreams(dict[str, StreamFacts]):
     """A catalog that also holds why the systems don't have some streams: where they looked.
 
-    `size_of` says how many bytes a stream holds; it is asked only where an application is refused.
+    `size_of` says how many bytes a stream holds; it is asked only where an application is refused. `new_streams` is
+    what each system says of streams that it has not made yet, by its name.
     """
 
     def __init__(
         self,
         facts: Mapping[str, StreamFacts],
         missing: Mapping[str, str],
-        size_of: Callable[[str], int | None] = lambda stream: None,
+        size_of: Callable[[str], int | None],
+        new_streams: Mapping[str, NewStreams],
     ) -> None:
         super().__init__(facts)
         self.missing = dict(missing)
         self.size_of = size_of
+        self.new_streams = dict(new_streams)
 
 
 def facts_of(catalog: Catalog, stream: str, what: str) -> StreamFacts:
@@ -91,4 +98,13 @@ def partitioner_of_output(catalog: Catalog, stream: str) -> Partitioner:
     facts = catalog.get(stream)
     if facts is not None:
         return facts.partitioner
-    return SPARK if stream.startswith("lake.") else UNKNOWN
+    return new_streams_in(catalog, stream).partitioner
+
+
+def new_streams_in(catalog: Catalog, stream: str) -> NewStreams:
+    """Return what the system of a stream says of those that it has not made yet.
+
+    Facts alone, of which no system was asked, are of a world with the lake: nothing is known of other systems there.
+    """
+    by_system = catalog.new_streams if isinstance(catalog, FoundStreams) else {LAKE: NEW_STREAMS}
+    return by_system.get(split_stream_name(stream)[0], NewStreams())

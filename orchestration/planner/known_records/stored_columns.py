@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.columns.known_columns import Types
 from dagster_adjunct.orchestration.operators.spec.planning_values import ComparedColumn, PlanContext
+from dagster_adjunct.orchestration.operators.spec.stream_facts import new_streams_in
 from dagster_adjunct.orchestration.planner.known_records.fed_columns import check_fed
 from dagster_adjunct.orchestration.planner.known_records.key_types import (
     check_declared_types,
@@ -20,6 +21,7 @@ from dagster_adjunct.orchestration.planner.known_records.key_types import (
 )
 from dagster_adjunct.orchestration.planner.refusals import Refusals
 from dagster_adjunct.resources.errors import PlanningError, SchemaMismatchError
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.evolution import refused_changes
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.schemas.schema import check_key_types as check_key_columns
@@ -50,7 +52,7 @@ def check_types(app: Application, catalog: Catalog) -> tuple[tuple[str, ...], di
                     continue
                 if facts is not None:
                     _check(app, operator.id, facts, types)
-                elif operator.spec.role == "output" and target.name.startswith("lake."):
+                elif operator.spec.role == "output" and new_streams_in(catalog, target.name).typed:
                     _check_new(operator.id, target.name, app.outputs[target.name].key, types)
                     unproven += _not_known(operator.id, target.name, types)
             context = PlanContext(operator.id, app, catalog)
@@ -77,7 +79,7 @@ def _stored(facts: StreamFacts | None, spec: Spec, arriving: Sequence[Types]) ->
 
 
 def _check_new(operator: str, stream: str, key: Sequence[str], types: dict[str, str | None]) -> None:
-    """Refuse columns that a stream of the lake can't have; one of an unknown type may be any."""
+    """Refuse columns that a stream can't be made with; one of an unknown type may be any."""
     try:
         schema = Schema(tuple(Field(name, kind or "string") for name, kind in types.items()))
         check_key_columns(schema, key, "there")
@@ -111,7 +113,7 @@ def _check(app: Application, operator: str, facts: StreamFacts, types: dict[str,
             "Columns can only be added, or widened.",
             "Send these columns as they were (one that is not needed any more can be null: cast(null as …) as …), or "
             "send to a stream of another name, or begin it anew: "
-            f"adjunct stream delete {facts.name.partition('.')[2]} --reason ….",
+            f"adjunct stream delete {split_stream_name(facts.name)[1]} --reason ….",
             stream=facts.name,
             operator=operator,
         )

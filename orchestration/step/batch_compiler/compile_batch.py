@@ -68,8 +68,8 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.spec.versions_met import VersionsMet
     from dagster_adjunct.orchestration.planner import Exchange
     from dagster_adjunct.orchestration.step.step_context import StepContext
+    from dagster_adjunct.resources.streams.interface.source_ranges import Sources
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
-    from dagster_adjunct.resources.streams.lake.source_ranges import Sources
     from dagster_adjunct.resources.tables import RemoteTable
 
 Counters = dict[str, dict[str, int]]

@@ -123,13 +123,13 @@ def _with_sample(batch: FailedBatch, blamed: Operator, failure: Failure, hidden:
     sample = sample_record(arriving[0], _compiled(batch, blamed), same)
     if sample is None:
         return failed(problem, place, None, hidden, **about)
-    stream = batch.stream_of(blamed.inputs[0])
+    (source,) = blamed.inputs
     return failed(
         seen[-1].problem(what_of(blamed, failure), told=not hidden),
         place,
         sample.record,
         hidden,
-        stream=stream,
+        stream=batch.stream_of(source),
         partition=sample.partition,
         offset=sample.offset,
         **about,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator
-    from dagster_adjunct.resources.streams.lake.source_ranges import Sources
+    from dagster_adjunct.resources.streams.interface.source_ranges import Sources
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from dagster_adjunct.resources.objects import ObjectStore
 
 _ATTEMPTS = 6
 _FIRST_PAUSE = 0.05
+_TURNS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,25 @@ class PointerObject:
             with self._turn:
                 self._ended, self._outcome = number, standing
                 self._turn.notify_all()
+
+    def change(
+        self, make: Callable[[SegmentState], SegmentState | None], *, is_in: Callable[[SegmentState], bool]
+    ) -> Swapped | None:
+        """Swap in what `make` makes of what stands, and anew of what others put there first.
+
+        `is_in` is as for `swap`, whose errors it raises. What is returned was not won where `make` returned None: it
+        has nothing to change then. None where others were always first.
+        """
+        standing = self.read()
+        for _ in range(_TURNS):
+            after = make(standing.state)
+            if after is None:
+                return Swapped(False, standing)
+            swapped = self.swap(standing, after, is_in=is_in)
+            if swapped.won:
+                return swapped
+            standing = swapped.standing
+        return None
 
     def swap(
         self,

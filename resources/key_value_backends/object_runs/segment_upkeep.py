@@ -46,7 +46,6 @@ _CLAIMED = 60_000  # milliseconds, and one more for each kilobyte
 _IN_MEMORY = 8 * 1024 * 1024
 _MERGED_AT_ONCE = 20_000
 _MERGE_CACHE = 64 * 1024 * 1024
-_SWAPS = 50
 _NO_RUN = "none"
 _log = logging.getLogger("adjunct.key_value")
 
@@ -270,19 +269,15 @@ class SegmentUpkeep:
         swap is certain of what nothing stands on.
         """
         pointer = self._core.pointer
-        standing = pointer.read()
-        for _ in range(_SWAPS):
-            if standing.state.status is Status.DELETED:
+
+        def changed(state: SegmentState) -> SegmentState | None:
+            if state.status is Status.DELETED:
                 pointer.store.delete(self._core.objects.key(written))
                 return None
-            after = change(standing.state)
-            if after is None:
-                return None
-            swapped = pointer.swap(standing, after, is_in=lambda state: is_in(state.levels))
-            standing = swapped.standing
-            if swapped.won:
-                return standing.state
-        return None
+            return change(state)
+
+        swapped = pointer.change(changed, is_in=lambda state: is_in(state.levels))
+        return swapped.standing.state if swapped is not None and swapped.won else None
 
 
 def _named(levels: Levels) -> set[str]:

@@ -1,4 +1,4 @@
-"""What every kind of stream can do, in plain values; and the registry of systems by name.
+"""What every kind of stream can do, in plain values.
 
 Offsets are strings that only their system orders: compare them with `StreamSystem.compare`, never as text.
 """
@@ -97,6 +97,19 @@ class StreamInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class NewStreams:
+    """What is known of any stream that a system makes, before it is made: a plan goes by it.
+
+    `partitioner` is the hash that will give records with a key to partitions. `needs_key` says that without a key there
+    can be one partition only, and `typed` that a stream has columns of the types of `Schema`, and no others.
+    """
+
+    partitioner: Partitioner = "unknown"
+    needs_key: bool = False
+    typed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class OffsetRange:
     """The offsets from `start` up to, but without, `end`."""
 
@@ -152,6 +165,8 @@ class StreamSystem(ABC):
     appends_alone: bool = False
     # Whether `create` takes columns that are added or widened.
     evolves: bool = False
+    # What a plan may count on of a stream that `create` is yet to make.
+    new_streams: NewStreams = NewStreams()
     # Whether offsets are numbers that grow, so that others may compare them.
     numbered_offsets: bool = False
     # Whether `append` takes the columns of POSITION and `sources`; they are not handed to a system that does not.
@@ -264,7 +279,7 @@ class StreamSystem(ABC):
 
         `consumed` has the input's offsets after this batch: a system that can, commits them with the records, for
         its own tools to show. Nothing of Adjunct's reads them back. One that `keeps_positions` takes `sources` as
-        well: the ranges that the records were made of (`resources.streams.sources`).
+        well: the ranges that the records were made of (`Sources`).
         """
         raise self._unable("append", "Send to a stream of another system.")
 

@@ -12,10 +12,9 @@ from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocume
 from dagster_adjunct.resources.metadata import MetadataStore, NamespaceSnapshot
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.stored_documents import StoredDocument, first_problem
+from dagster_adjunct.resources.streams.interface.declared_stream import StreamDeclaration, check_equal, declared
 from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings, KafkaTopic, check_topic_name
 from dagster_adjunct.resources.streams.kafka.record_formats import schema_of
-from dagster_adjunct.resources.streams.lake.stream_declaration import check_equal, declare
-from dagster_adjunct.resources.streams.lake.stream_manifest import Declaration
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake
@@ -34,12 +33,20 @@ class KnownTopic:
     key: tuple[str, ...]
 
 
+class _Declaration(StreamDeclaration):
+    """As it is stored: what a stream of the lake has more stands there, too, and is never set."""
+
+    timestamp: None = None
+    retention: None = None
+    compaction: None = None
+
+
 class _Created(StoredDocument):
     """What is remembered of a stream that `create` made."""
 
     version: Literal[1] = 1
     topic: str
-    declaration: Declaration
+    declaration: _Declaration
 
     def known(self) -> KnownTopic:
         from dagster_adjunct.resources.streams.kafka.json_format import Json
@@ -63,11 +70,9 @@ class DeclaredTopics:
     def of(self, stream: str) -> KnownTopic:
         """Return what is known of a stream, whether there is a topic or not."""
         check_name("stream", stream)
-        declared = self._settings.topics.get(stream)
-        if declared is not None:
-            return KnownTopic(
-                declared.topic or stream, declared, () if declared.key is None else declared.key.columns().names
-            )
+        topic = self._settings.topics.get(stream)
+        if topic is not None:
+            return KnownTopic(topic.topic or stream, topic, () if topic.key is None else topic.key.columns().names)
         created = self._created.get(stream) or self._read(self._namespace.read(), stream)
         return KnownTopic(stream, _RAW, ()) if created is None else created.known()
 
@@ -78,44 +83,50 @@ class DeclaredTopics:
 
     def check(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> KnownTopic:
         """Return what a stream would be if it were created so. Raises StreamExistsError for one that is otherwise."""
-        wanted = declare(stream, schema, tuple(key), partitions, None, None, None)
-        declared = self._settings.topics.get(stream)
-        if declared is None:
+        wanted = self._declared(stream, schema, key, partitions)
+        topic = self._settings.topics.get(stream)
+        if topic is None:
             created = self._read(self._namespace.read(), stream)
             if created is not None:
-                check_equal(stream, created.declaration, wanted)
+                check_equal(self._qualified(stream), created.declaration, wanted)
             return self._new(stream, wanted).known()
         known = self.of(stream)
-        check_equal(stream, Declaration(columns=schema_of(declared), key=known.key, partitions=partitions), wanted)
+        there = _Declaration(columns=schema_of(topic), key=known.key, partitions=partitions)
+        check_equal(self._qualified(stream), there, wanted)
         return known
 
     def remember(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> None:
         """Keep how a stream was created, for other processes; the settings' own need no remembering."""
         if stream in self._settings.topics:
             return
-        made = self._new(stream, declare(stream, schema, tuple(key), partitions, None, None, None))
+        made = self._new(stream, self._declared(stream, schema, key, partitions))
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
             there = self._read(snapshot, stream)
             if there is None:
                 return {stream: made.model_dump(mode="json")}, None
-            check_equal(stream, there.declaration, made.declaration)
+            check_equal(self._qualified(stream), there.declaration, made.declaration)
             return {}, None
 
         self._namespace.transact(decide, by="create")
         self._created[stream] = made
 
-    def _new(self, stream: str, declaration: Declaration) -> _Created:
+    def _declared(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> _Declaration:
+        return declared(_Declaration, self._qualified(stream), schema, tuple(key), partitions)
+
+    def _qualified(self, stream: str) -> str:
+        return f"{self._settings.name}.{stream}"
+
+    def _new(self, stream: str, declaration: _Declaration) -> _Created:
         topic = check_topic_name(self._settings.prefix + stream)
-        other = next(
-            (name for name, declared in self._settings.topics.items() if (declared.topic or name) == topic), None
-        )
+        others = self._settings.topics.items()
+        other = next((name for name, known in others if (known.topic or name) == topic), None)
         if other is not None:
             raise ConfigurationError(
                 f"{self._settings.where}: stream {stream!r} would be topic {topic!r}, which is stream {other!r}.",
                 f"Use stream {other!r}, or another name.",
                 system=self._settings.name,
-                stream=f"{self._settings.name}.{stream}",
+                stream=self._qualified(stream),
                 topic=topic,
             )
         return _Created(topic=topic, declaration=declaration)
@@ -134,5 +145,5 @@ class DeclaredTopics:
             raise MalformedDocumentError(
                 f"{self._where}: the entry of stream {stream!r} can't be read ({first_problem(error)}).",
                 "Upgrade dagster-adjunct if a newer version wrote it; otherwise restore the lake's metadata.",
-                stream=f"{self._settings.name}.{stream}",
+                stream=self._qualified(stream),
             ) from None

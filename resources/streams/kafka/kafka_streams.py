@@ -20,11 +20,13 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.spark.given_session import session_of
+from dagster_adjunct.resources.streams.interface.checked_arguments import check_epochs, no_partition, one_stream
 from dagster_adjunct.resources.streams.interface.numbered_offsets import NumberedOffsets, parse_offset
 from dagster_adjunct.resources.streams.interface.stream_system import (
     AppendResult,
     Epochs,
     Marker,
+    NewStreams,
     OffsetRange,
     StreamInfo,
     StreamSystem,
@@ -36,8 +38,6 @@ from dagster_adjunct.resources.streams.kafka.declared_topics import DeclaredTopi
 from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings, KafkaTopic
 from dagster_adjunct.resources.streams.kafka.offset_texts import TOPIC
 from dagster_adjunct.resources.streams.kafka.record_formats import schema_of
-from dagster_adjunct.resources.streams.lake.latest_results import check_epochs
-from dagster_adjunct.resources.streams.lake.ranges import no_partition, one_stream
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.schemas.schema import Schema
-    from dagster_adjunct.resources.streams.lake.source_ranges import Sources
+    from dagster_adjunct.resources.streams.interface.source_ranges import Sources
 
 Edges = tuple[dict[int, int], dict[int, int]]
 _TOMBSTONES_KEPT_MS = "86400000"  # the broker's own default
@@ -75,6 +75,7 @@ class KafkaStreams(NumberedOffsets):
     """
 
     keeps_positions = True
+    new_streams = NewStreams(needs_key=True, typed=True)
 
     def __init__(self, lake: Lake, settings: KafkaSettings) -> None:
         self.name = settings.name

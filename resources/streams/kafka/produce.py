@@ -18,6 +18,7 @@ from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.schemas.quoted_columns import quoted
 from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
 from dagster_adjunct.resources.spark.spark_errors import unwrapped, wrapped
+from dagster_adjunct.resources.streams.interface.checked_arguments import check_producer
 from dagster_adjunct.resources.streams.interface.marker_times import micros_of_marker
 from dagster_adjunct.resources.streams.interface.stream_system import (
     EPOCH,
@@ -39,7 +40,6 @@ from dagster_adjunct.resources.streams.kafka.task_producer import (
     TaskAppend,
     records_of,
 )
-from dagster_adjunct.resources.streams.lake.producers import check_producer
 
 if TYPE_CHECKING:
     import pyarrow as pa

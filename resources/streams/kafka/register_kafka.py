@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.resources.streams.interface.registered_systems import register_system
 from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings, KafkaTopic
 from dagster_adjunct.resources.streams.kafka.security import Value
-from dagster_adjunct.resources.streams.registry import register_system
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dagster_adjunct.resources.errors import CommitConflictError, ConfigurationError
+from dagster_adjunct.resources.streams.interface.source_ranges import Sources
 from dagster_adjunct.resources.streams.interface.stream_system import AppendResult
 from dagster_adjunct.resources.streams.lake.producers import check_same, known, remembered, result_of
 from dagster_adjunct.resources.streams.lake.segment_index import Fold, folded
-from dagster_adjunct.resources.streams.lake.source_ranges import Sources, with_sources
+from dagster_adjunct.resources.streams.lake.source_coverage import with_sources
 from dagster_adjunct.resources.streams.lake.stream_manifest import (
     FileEntry,
     MarkerEntry,

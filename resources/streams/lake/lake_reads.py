@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.spark.given_session import session_of
+from dagster_adjunct.resources.streams.interface.checked_arguments import check_epochs, one_stream
 from dagster_adjunct.resources.streams.interface.marker_times import time_of_micros
 from dagster_adjunct.resources.streams.interface.numbered_offsets import NumberedOffsets, parse_offset
 from dagster_adjunct.resources.streams.interface.stream_system import POSITION, Epochs, Marker, OffsetRange
@@ -13,13 +14,12 @@ from dagster_adjunct.resources.streams.interface.system_stream_partition import 
 from dagster_adjunct.resources.streams.lake.arrow_read import meta_schema, read_tables
 from dagster_adjunct.resources.streams.lake.latest_results import (
     WithoutPosition,
-    check_epochs,
     only_latest,
     only_latest_frame,
     replaced_results,
     without_positions,
 )
-from dagster_adjunct.resources.streams.lake.ranges import check_ranges, one_stream
+from dagster_adjunct.resources.streams.lake.ranges import check_ranges
 from dagster_adjunct.resources.streams.lake.segment_index import Span, markers_in, touches, walk
 from dagster_adjunct.resources.streams.lake.stream_manifest import Segment, StreamState
 from dagster_adjunct.resources.streams.lake.stream_states import StreamStates

@@ -21,18 +21,19 @@ from dagster_adjunct.resources.errors import ConfigurationError, ObjectExistsErr
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.objects.removal import is_deleted
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.checked_arguments import check_producer, no_partition, one_stream
 from dagster_adjunct.resources.streams.interface.marker_times import micros_of_marker
+from dagster_adjunct.resources.streams.interface.source_ranges import Sources
 from dagster_adjunct.resources.streams.interface.stream_system import AppendResult, StreamInfo, StreamSystem
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.appending import Append, NewMarker, decide_append
 from dagster_adjunct.resources.streams.lake.arrow_read import first_offset_at
 from dagster_adjunct.resources.streams.lake.lake_reads import LakeReads
-from dagster_adjunct.resources.streams.lake.producers import check_producer, content_digest, known, result_of
-from dagster_adjunct.resources.streams.lake.ranges import no_partition, one_stream
+from dagster_adjunct.resources.streams.lake.producers import content_digest, known, result_of
 from dagster_adjunct.resources.streams.lake.segment_index import Fold, foldable
 from dagster_adjunct.resources.streams.lake.sending import written
-from dagster_adjunct.resources.streams.lake.source_ranges import Sources
 from dagster_adjunct.resources.streams.lake.stream_declaration import (
+    NEW_STREAMS,
     StreamDescription,
     declare,
     described,
@@ -61,6 +62,7 @@ class LakeStreams(LakeReads):
     """The streams of one lake, as the system `lake`. Safe to use from threads and from many processes."""
 
     evolves = True
+    new_streams = NEW_STREAMS
     appends_alone = True
     counts_unread = True
     reads_columns = True

@@ -19,8 +19,8 @@ from dagster_adjunct.resources.streams.interface.stream_system import (
     OffsetRange,
 )
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from dagster_adjunct.resources.streams.lake.source_coverage import Coverage, Superseded, superseded
 from dagster_adjunct.resources.streams.lake.source_lineage import EVERY_EPOCH, Lineage, replaced_by_rewritten
-from dagster_adjunct.resources.streams.lake.source_ranges import Coverage, Superseded, superseded
 from dagster_adjunct.resources.streams.lake.stream_manifest import Segment, StreamState
 
 if TYPE_CHECKING:
@@ -254,15 +254,6 @@ def only_latest_frame(frame: DataFrame, replaced: Sequence[Superseded]) -> DataF
         & (F.col(SOURCE_EPOCH) < epoch)
     )
     return frame.join(F.broadcast(spans), condition, "left_anti")
-
-
-def check_epochs(epochs: str) -> bool:
-    """Return whether the latest results are asked for."""
-    if epochs not in ("all", "latest"):
-        raise ConfigurationError(
-            f"epochs={epochs!r}: expected 'all' or 'latest'.", "Choose one of the two.", argument="epochs"
-        )
-    return epochs == "latest"
 
 
 def without_positions(table: pa.Table) -> pa.Table:

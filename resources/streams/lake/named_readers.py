@@ -21,14 +21,15 @@ from dagster_adjunct.resources.errors import (
     MalformedDocumentError,
     OffsetOutOfRangeError,
 )
-from dagster_adjunct.resources.names import check_name
+from dagster_adjunct.resources.names import check_name, stream_within
 from dagster_adjunct.resources.stored_documents import StoredDocument, first_problem
+from dagster_adjunct.resources.streams.interface.registered_systems import LAKE
 from dagster_adjunct.resources.streams.interface.stream_system import Epochs, OffsetRange
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.latest_results import WithoutPosition, lineages_of
+from dagster_adjunct.resources.streams.lake.source_coverage import Count, Coverage, Superseded, replaced_since
 from dagster_adjunct.resources.streams.lake.source_lineage import Lineage, with_rewritten
-from dagster_adjunct.resources.streams.lake.source_ranges import Count, Coverage, Superseded, replaced_since
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -182,7 +183,7 @@ def read_new(
     stream was made anew or has another number of partitions now.
     """
     check_name("reader", reader)
-    streams, stream = LakeStreams(lake), stream.removeprefix("lake.")
+    streams, stream = LakeStreams(lake), stream_within(LAKE, stream)
     if start not in ("oldest", "upcoming") or on_lost not in ("fail", "oldest"):
         raise ConfigurationError(
             f"reader {reader!r}: start={start!r}, on_lost={on_lost!r}: expected 'oldest' or 'upcoming', and 'fail' or "
@@ -232,7 +233,7 @@ def read_new(
 
 def list_readers(lake: Lake, stream: str) -> list[ReaderInfo]:
     """Return the named readers of a lake stream, by name. Two requests for each, and one list."""
-    stream = stream.removeprefix("lake.")
+    stream = stream_within(LAKE, stream)
     _, state = LakeStreams(lake).state(stream)
     folder = f"{lake.stream_prefix(stream)}/readers/"
     names = {key.removesuffix("/CURRENT") for key in _keys(lake, folder) if key.endswith("/CURRENT")}
@@ -246,7 +247,7 @@ def list_readers(lake: Lake, stream: str) -> list[ReaderInfo]:
 
 def forget_reader(lake: Lake, stream: str, reader: str) -> bool:
     """Remove a named reader and its history; return whether it was there. A batch of it that is open can't commit."""
-    stream = stream.removeprefix("lake.")
+    stream = stream_within(LAKE, stream)
     log = _log(lake, stream, reader)
     there = lake.store.head(log.pointer_key) is not None
     lake.store.delete(log.pointer_key)  # first: what is without a pointer is no reader

@@ -10,31 +10,14 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 
-from dagster_adjunct.resources.errors import ConfigurationError, ProducerConflictError
+from dagster_adjunct.resources.errors import ProducerConflictError
 from dagster_adjunct.resources.streams.interface.stream_system import AppendResult
 from dagster_adjunct.resources.streams.lake.stream_manifest import Sent
 
 WINDOW = 32
 PRODUCERS = 256
-_NAME_LENGTH = 300
 
 Producers = Mapping[str, tuple[Sent, ...]]
-
-
-def check_producer(producer: str, sequence: int) -> None:
-    """Refuse what can't be remembered exactly."""
-    if not isinstance(producer, str) or not 0 < len(producer) <= _NAME_LENGTH:
-        raise ConfigurationError(
-            f"producer {producer!r} is no name: expected a text of 1 to {_NAME_LENGTH} characters.",
-            "Name what appends, the same in every retry: an application's output, an import.",
-            argument="producer",
-        )
-    if not isinstance(sequence, int) or isinstance(sequence, bool) or sequence < 0:
-        raise ConfigurationError(
-            f"sequence {sequence!r} of producer {producer!r} is not an integer from 0.",
-            "Count the producer's appends, with the same number in every retry.",
-            argument="sequence",
-        )
 
 
 def content_digest(files: Iterable[tuple[int, int, int | str | None]], markers: Iterable[object]) -> str:

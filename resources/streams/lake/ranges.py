@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
-from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.streams.interface.checked_arguments import no_partition
 from dagster_adjunct.resources.streams.interface.numbered_offsets import HeldOffsets, parse_offset
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.segment_index import Span
 from dagster_adjunct.resources.streams.lake.stream_manifest import StreamState
-
-
-def one_stream(system: str, ssps: Iterable[SystemStreamPartition]) -> str:
-    """Return the stream to which all these partitions belong."""
-    streams = sorted({ssp.qualified_stream for ssp in ssps})
-    if len(streams) != 1 or not streams[0].startswith(f"{system}."):
-        raise ConfigurationError(
-            f"a read names the streams {', '.join(streams) or '(none)'}: expected one of system {system!r}.",
-            "Read each stream by itself; their columns differ.",
-            system=system,
-        )
-    return split_stream_name(streams[0])[1]
-
-
-def no_partition(ssp: SystemStreamPartition, count: int) -> OffsetOutOfRangeError:
-    return OffsetOutOfRangeError(
-        f"{ssp} does not exist: the stream has {count} partitions, 0 to {count - 1}.",
-        "Check the partition.",
-        stream=ssp.qualified_stream,
-        partition=ssp.partition,
-    )
 
 
 def check_ranges(

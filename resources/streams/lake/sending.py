@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.streams.interface.source_ranges import Sources
 from dagster_adjunct.resources.streams.interface.stream_system import POSITION
 from dagster_adjunct.resources.streams.lake.appending import Append, NewMarker
 from dagster_adjunct.resources.streams.lake.producers import content_digest, known
-from dagster_adjunct.resources.streams.lake.source_ranges import Sources
 from dagster_adjunct.resources.streams.lake.stored_records import as_before, columns_sent, write_records
 from dagster_adjunct.resources.streams.lake.stream_manifest import FileEntry, StreamState, data_folder
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from dagster_adjunct.resources.streams.lake.source_ranges import Coverage, Read, Superseded, pieces
+from dagster_adjunct.resources.streams.lake.source_coverage import Coverage, Read, Superseded, pieces
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.streams.lake.stream_manifest import Rewritten, StreamState

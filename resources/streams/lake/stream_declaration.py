@@ -1,4 +1,4 @@
-"""Checks a stream's declaration, and compares it with the one that is stored."""
+"""The declaration of a lake stream: checked, evolved, and told."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
-from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, StreamExistsError
+from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.schemas.evolution import evolved, refused_changes
-from dagster_adjunct.resources.schemas.schema import Schema, check_key_types
-from dagster_adjunct.resources.stored_documents import first_problem
-from dagster_adjunct.resources.streams.interface.stream_system import Repartitioned, StreamInfo
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.declared_stream import (
+    declared,
+    differences_beside_columns,
+    refuse_differences,
+)
+from dagster_adjunct.resources.streams.interface.stream_system import NewStreams, Repartitioned, StreamInfo
 from dagster_adjunct.resources.streams.lake.stream_manifest import (
     CompactionPolicy,
     Declaration,
@@ -22,6 +24,9 @@ from dagster_adjunct.resources.streams.lake.stream_manifest import (
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.commit_log import Commit
+
+
+NEW_STREAMS = NewStreams("spark-murmur3", needs_key=True, typed=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,51 +57,24 @@ def declare(
     compaction: CompactionPolicy | None,
 ) -> Declaration:
     """Return the declaration, or raise ConfigurationError or SchemaMismatchError saying what can't be."""
+    declaration = declared(
+        Declaration,
+        f"lake.{name}",
+        schema,
+        key,
+        partitions,
+        timestamp=timestamp,
+        retention=retention,
+        compaction=compaction,
+    )
     what = f"stream {name!r}"
-    if not schema.fields:
-        raise SchemaMismatchError(f"{what} has no columns.", "Name at least one column.", stream=f"lake.{name}")
-    if len(set(key)) != len(key):
-        raise ConfigurationError(
-            f"{what}: key columns {list(key)} stand twice.", "Name each once.", argument="key", stream=f"lake.{name}"
-        )
-    check_key_types(schema, key, what)
-    if not key and partitions != 1:
-        raise ConfigurationError(
-            f"{what} has no key and {partitions} partitions: without a key nothing says where a record belongs.",
-            "Name key columns, or declare partitions=1.",
-            stream=f"lake.{name}",
-        )
     if timestamp is not None and (kind := schema.field(timestamp, what).type) != "timestamp":
         raise SchemaMismatchError(
             f"{what}: column {timestamp!r} is {kind}, and the record's time must be a timestamp.",
             "Cast it to a timestamp, or leave out timestamp= to use the time of the append.",
             column=timestamp,
         )
-    try:
-        return Declaration(
-            columns=schema,
-            key=key,
-            partitions=partitions,
-            timestamp=timestamp,
-            retention=retention,
-            compaction=compaction,
-        )
-    except ValidationError as error:
-        raise ConfigurationError(
-            f"{what}: {first_problem(error)} (found {error.errors(include_url=False)[0]['input']!r}).",
-            "Correct the declaration.",
-            stream=f"lake.{name}",
-        ) from None
-
-
-def check_equal(name: str, stored: Declaration, wanted: Declaration) -> None:
-    """Raise StreamExistsError with the differences of two declarations, if there are any.
-
-    A time column or policy that is left out asks for none: an application creates its output without knowing what
-    somebody configured since.
-    """
-    columns = stored.schema_.difference(wanted.schema_)
-    _refuse(name, [*([f"columns: {columns}"] if columns else []), *_differences(stored, wanted)])
+    return declaration
 
 
 def evolve(name: str, stored: Declaration, wanted: Declaration) -> Declaration:
@@ -106,26 +84,15 @@ def evolve(name: str, stored: Declaration, wanted: Declaration) -> Declaration:
     """
     fixed = [*stored.key, *([stored.timestamp] if stored.timestamp else [])]
     columns = refused_changes(stored.schema_, wanted.schema_, fixed, "the key or the record's time")
-    _refuse(name, [*columns, *_differences(stored, wanted)])
+    refuse_differences(
+        f"lake.{name}",
+        [*columns, *differences_beside_columns(stored, wanted)],
+        "Declare it as it is, or choose another name. Columns of a lake stream can be added and widened; one that is "
+        "not needed any more can be null. Policies are changed with configure, and partitions by adjunct stream "
+        "repartition.",
+    )
     now = evolved(stored.schema_, wanted.schema_)
     return stored if now.to_json() == stored.schema_.to_json() else stored.model_copy(update={"columns": now})
-
-
-def _differences(stored: Declaration, wanted: Declaration) -> list[str]:
-    parts = ("key", "partitions", "timestamp", "retention", "compaction")
-    values = [(part, getattr(stored, part), getattr(wanted, part)) for part in parts]
-    return [f"{part} is {new!r}, expected {old!r}" for part, old, new in values if new is not None and old != new]
-
-
-def _refuse(name: str, differences: list[str]) -> None:
-    if differences:
-        raise StreamExistsError(
-            f"stream {name!r} is there and declared otherwise: {'; '.join(differences)}.",
-            "Declare it as it is, or choose another name. Columns of a lake stream can be added and widened; one that "
-            "is not needed any more can be null. Policies are changed with configure, and partitions by adjunct stream "
-            "repartition.",
-            stream=f"lake.{name}",
-        )
 
 
 def info_of(name: str, state: StreamState) -> StreamInfo:
@@ -138,7 +105,7 @@ def info_of(name: str, state: StreamState) -> StreamInfo:
         name,
         declaration.partitions,
         declaration.key,
-        "spark-murmur3",
+        NEW_STREAMS.partitioner,
         declaration.schema_,
         "oldest",
         identity=state.id or None,

@@ -27,9 +27,10 @@ from dagster_adjunct.resources.bucketing.bucket_files import (
     Generation,
     bucket_file_name,
 )
-from dagster_adjunct.resources.errors import AdjunctError, MalformedDocumentError
+from dagster_adjunct.resources.errors import MalformedDocumentError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.stored_documents import StoredDocument, first_problem
+from dagster_adjunct.resources.streams.interface.declared_stream import StreamDeclaration, stored_schema
 from dagster_adjunct.resources.streams.interface.stream_system import (
     EPOCH,
     READER,
@@ -39,7 +40,7 @@ from dagster_adjunct.resources.streams.interface.stream_system import (
     TIMESTAMP,
     TOMBSTONE,
 )
-from dagster_adjunct.resources.streams.lake.source_ranges import Coverage
+from dagster_adjunct.resources.streams.lake.source_coverage import Coverage
 
 KIND = "stream"
 ROW = "__row"
@@ -74,29 +75,12 @@ class CompactionPolicy(StoredDocument):
     target_bytes: Annotated[int, Field(gt=0)] = 128 * 1024 * 1024
 
 
-class Declaration(StoredDocument):
-    """What `create` was told."""
+class Declaration(StreamDeclaration):
+    """What `create` was told of a lake stream."""
 
-    columns: Any
-    key: tuple[str, ...]
-    partitions: Annotated[int, Field(ge=1, le=100_000)]
     timestamp: str | None = None
     retention: Retention | None = None
     compaction: CompactionPolicy | None = None
-
-    @field_validator("columns")
-    @classmethod
-    def _columns_are_a_schema(cls, value: Any) -> Schema:
-        return _schema(value)
-
-    @field_serializer("columns")
-    def _write_columns(self, value: Schema) -> list[dict[str, Any]]:
-        return value.to_json()
-
-    @property
-    def schema_(self) -> Schema:
-        schema: Schema = self.columns
-        return schema
 
     @property
     def layout(self) -> BucketLayout:
@@ -290,7 +274,7 @@ class StreamState(StoredDocument):
     @field_validator("earlier")
     @classmethod
     def _earlier_are_schemas(cls, value: tuple[Any, ...]) -> tuple[Schema, ...]:
-        return tuple(_schema(stored) for stored in value)
+        return tuple(stored_schema(stored) for stored in value)
 
     @field_serializer("earlier")
     def _write_earlier(self, value: tuple[Schema, ...]) -> list[list[dict[str, Any]]]:
@@ -350,13 +334,6 @@ def parse_entries(level: int, items: list[Any], where: str) -> tuple[Entry, ...]
 
 def data_folder(prefix: str, attempt: str) -> str:
     return f"{prefix}/data/{attempt}"
-
-
-def _schema(value: Any) -> Schema:
-    try:
-        return value if isinstance(value, Schema) else Schema.from_json(value)
-    except AdjunctError as error:
-        raise ValueError(str(error)) from error
 
 
 P = TypeVar("P", bound=StoredDocument)

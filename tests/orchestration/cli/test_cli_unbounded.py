@@ -13,7 +13,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.resources.objects import open_lake
+from dagster_adjunct.resources.lakes import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
@@ -83,7 +83,7 @@ def test_show_tells_the_lag_and_stays_readable_without_the_stream(
         "lake.rates.1",
     }
     assert "behind its stream" in printed(world, "dataset", "show", "rates")
-    monkeypatch.setattr("dagster_adjunct.resources.streams.registry._systems", {})
+    monkeypatch.setattr("dagster_adjunct.resources.streams.registry._systems", dict)
     text = printed(world, "dataset", "show", "rates")
     assert "How far it is behind its stream can't be seen: there is no stream system 'lake'" in text
     assert "schema" in text

@@ -15,7 +15,7 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.orchestration.cli.table_layout import in_minutes, shortened
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
-from dagster_adjunct.resources.objects import open_lake
+from dagster_adjunct.resources.lakes import open_lake
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
 from tests.orchestration.cli.test_version_commands import PLANES, SCHEMA

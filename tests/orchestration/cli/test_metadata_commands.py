@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog
-from dagster_adjunct.resources.objects import open_lake
+from dagster_adjunct.resources.lakes import open_lake
 from tests.orchestration.cli.commands import World, document, printed, refused
 
 MOVE = ("metadata", "move", "--to-key-value-table", "lake/meta")

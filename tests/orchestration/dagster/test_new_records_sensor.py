@@ -381,7 +381,7 @@ def test_a_lake_is_asked_as_often_for_many_partitions_as_for_few() -> None:
             return super().get(key)
 
     def requests_for(partitions: int) -> int:
-        lake = Lake(Counting("memory://counted"), "memory")
+        lake = Lake(Counting(), "memory")
         streams = LakeStreams(lake)
         schema = Schema.of(id="bigint")
         streams.create("many", schema=schema, key=["id"], partitions=partitions)

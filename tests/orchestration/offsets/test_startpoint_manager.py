@@ -16,9 +16,9 @@ from dagster_adjunct.orchestration.startpoints.requests.startpoint_listing impor
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
 from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.lakes import lake_in, open_lake
 from dagster_adjunct.resources.metadata import MetadataStore
-from dagster_adjunct.resources.objects import open_lake
-from dagster_adjunct.resources.objects.lake import Lake, lake_in
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointOldest,

@@ -16,7 +16,7 @@ from dagster_adjunct.orchestration.drawing.graph import Graph, Link, Node
 from dagster_adjunct.orchestration.drawing.layers import layered
 from dagster_adjunct.orchestration.drawing.svg import svg
 from dagster_adjunct.orchestration.planner import ExecutionPlan, plan
-from dagster_adjunct.resources.objects import open_lake
+from dagster_adjunct.resources.lakes import open_lake
 from tests.doc_blocks import ROOT
 from tests.orchestration.planner.planning import application, catalog, dataset
 from tests.orchestration.planner.test_planned_tables import last_seen, planned, tags

@@ -172,11 +172,11 @@ def test_every_answer_says_whether_it_had_an_effect_and_may_pass(service, status
 
 
 def test_waits_are_read_as_seconds_and_as_dates():
-    assert seconds_of("120") == 120.0
+    assert seconds_of("120", NOW) == 120.0
     assert seconds_of(format_datetime(NOW + timedelta(seconds=30), usegmt=True), NOW) == 30.0
     assert seconds_of("Monday, 01-Jul-13 00:00:30 GMT", NOW) == 30.0
     assert seconds_of(format_datetime(NOW - timedelta(days=1), usegmt=True), NOW) == 0.0
-    assert [seconds_of(text) for text in (None, "", "-1", "1.5", "now", "²")] == [None] * 6
+    assert [seconds_of(text, NOW) for text in (None, "", "-1", "1.5", "now", "²")] == [None] * 6
 
 
 def test_a_request_has_its_time_and_its_turn_is_no_part_of_it(service):

@@ -7,13 +7,13 @@ import json
 import math
 import pickle
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Self
 
 import fastavro
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field, PrivateAttr, computed_field
+from pydantic import BaseModel, Field, PrivateAttr, computed_field, model_validator
 
 from dagster_adjunct.errors import ConfigurationError, SerializationError
 from dagster_adjunct.key_value import (
@@ -76,6 +76,17 @@ class Port(BaseModel):
     id: int = Field(0, ge=0)
     thing: Any = None
     order: Order | None = None
+
+
+class Range(BaseModel):
+    low: int
+    high: int
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        if self.low > self.high:
+            raise ValueError("low is above high")
+        return self
 
 
 class Measured(BaseModel, ser_json_inf_nan="strings"):
@@ -251,6 +262,15 @@ def test_what_would_not_be_read_as_it_was_is_refused(serializer: Any, value: Any
 def test_bytes_of_something_else_are_refused(serializer: Any, stored: bytes) -> None:
     with pytest.raises(SerializationError, match="stored bytes"):
         serializer.from_bytes(stored)
+
+
+def test_what_a_model_refuses_is_told_by_its_fields_or_of_the_whole() -> None:
+    with pytest.raises(SerializationError, match=r"the whole document: low is above high(\W|$)"):
+        ModelSerializer(Range).from_bytes(b'{"low":2,"high":1}')
+    with pytest.raises(SerializationError, match=r"as it was written: the whole document: low is above high\."):
+        ModelSerializer(Range).to_bytes(Range.model_construct(low=2, high=1))
+    with pytest.raises(SerializationError, match=r"low: Field required; high: Input should be a valid integer"):
+        ModelSerializer(Range).from_bytes(b'{"high":"x"}')
 
 
 @pytest.mark.parametrize("schema", ["", "{}", "5", '{"type": "nothing"}'])

@@ -18,7 +18,8 @@ from dagster_adjunct.resources.key_value_errors import (
     KeyValueTableNotFoundError,
     KeyValueTableSealedError,
 )
-from dagster_adjunct.resources.objects import InMemoryStore, lake_in
+from dagster_adjunct.resources.lakes import lake_in
+from dagster_adjunct.resources.objects import InMemoryStore
 
 TWO = KeyValueTableConfiguration(2)
 

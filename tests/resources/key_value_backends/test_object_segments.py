@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
+from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError, TableUnavailableError
 from dagster_adjunct.resources.key_value.addressing import KeyRange
 from dagster_adjunct.resources.key_value.table_segment import ConditionsFailed, ReplyLostError, SegmentChange, TableId
 from dagster_adjunct.resources.key_value_backends import ObjectSegments
 from dagster_adjunct.resources.key_value_backends.object_runs import segment_upkeep
 from dagster_adjunct.resources.key_value_backends.object_runs.segment_pointer import read_pointer
-from dagster_adjunct.resources.key_value_errors import KeyValueTableNotFoundError
+from dagster_adjunct.resources.key_value_errors import KeyValueTableNotFoundError, KeyValueTableSealedError
 from dagster_adjunct.resources.objects import InMemoryStore, Lake, LocalStore, ObjectStore
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.resources.key_value_backends.segment_handle import (
@@ -353,6 +353,25 @@ def test_merges_come_in_while_others_are_always_first(inner, table, rival, run):
     assert pointer.levels.claims == ()
     assert len(pointer.levels.runs) < 8
     assert len(rival.stored()) == 5
+
+
+def test_a_table_is_sealed_though_others_were_first_and_not_if_they_always_are(inner, table, rival):
+    """What they wrote is kept: the state is made anew of what they put there."""
+
+    def others_first(times: int) -> ObjectSegments:
+        faults = [
+            Fault("put_if_match", number, "meanwhile", lambda: rival.write(put(PEAR, b"theirs")))
+            for number in range(1, times + 1)
+        ]
+        return over(FaultyStore(inner, faults))
+
+    with pytest.raises(TableUnavailableError, match="others were always first to replace"):
+        others_first(1000).seal(table, 1)
+    rival.write(insert(APPLE, b"mine"))
+    others_first(3).seal(table, 1)
+    assert (rival.value(APPLE), rival.value(PEAR)) == (b"mine", b"theirs")
+    with pytest.raises(KeyValueTableSealedError):
+        rival.write(put(PEAR, b"late"))
 
 
 def test_a_write_is_done_though_there_is_no_room_to_merge_runs_after_it(inner, table, rival, monkeypatch, caplog):

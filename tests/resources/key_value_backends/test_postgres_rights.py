@@ -14,7 +14,8 @@ from dagster_adjunct.resources.key_value.serializers import IntegerSerializer, T
 from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
 from dagster_adjunct.resources.key_value_backends import PostgresSegments
-from dagster_adjunct.resources.objects import InMemoryStore, lake_in
+from dagster_adjunct.resources.lakes import lake_in
+from dagster_adjunct.resources.objects import InMemoryStore
 from tests.resources.key_value_backends.segment_handle import Handle, Run, of, put
 from tests.resources.key_value_backends.segment_stores import new_table_id
 from tests.servers.postgres import PostgresServer, running_server

@@ -17,9 +17,10 @@ from dagster_adjunct.resources.errors import (
     MalformedDocumentError,
     ManifestMismatchError,
 )
+from dagster_adjunct.resources.lakes import lake_in
 from dagster_adjunct.resources.metadata import MetadataStore, Namespace, NamespaceSnapshot
 from dagster_adjunct.resources.metadata import namespace_document as document_module
-from dagster_adjunct.resources.objects.lake import Lake, lake_in
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from tests.clocks import on_clock
 from tests.faulty_store import Crash, Fault, FaultyStore

@@ -7,6 +7,7 @@ from pathlib import Path
 from dagster_adjunct.resources.key_value.backend_names import describe_backend
 from dagster_adjunct.resources.key_value.stored_tables import new_incarnation
 from dagster_adjunct.resources.key_value.table_segment import SegmentBackend, TableId
+from dagster_adjunct.resources.metadata_tables.open_routed import MetadataInTable
 from dagster_adjunct.resources.metadata_tables.routed_store import RoutedStore
 from dagster_adjunct.resources.objects import ObjectStore, StoreDescriptor
 from dagster_adjunct.resources.objects.documents import MetadataPlace
@@ -26,7 +27,7 @@ def routed_descriptor(base: ObjectStore, backend: SegmentBackend, below: tuple[s
         but=(),
     )
     descriptor = base.descriptor
-    return StoreDescriptor(descriptor.url, descriptor.s3, place.model_dump_json())
+    return StoreDescriptor(descriptor.url, descriptor.s3, MetadataInTable(place.model_dump_json()))
 
 
 def routed_store(base: ObjectStore, path: Path, below: tuple[str, ...] = ("",)) -> RoutedStore:

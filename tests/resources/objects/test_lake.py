@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
@@ -16,14 +17,8 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
     StreamNotFoundError,
 )
-from dagster_adjunct.resources.objects import (
-    InMemoryStore,
-    LakeSettings,
-    LocalStore,
-    ObjectStore,
-    lake_in,
-    open_lake,
-)
+from dagster_adjunct.resources.lakes import lake_in, open_lake
+from dagster_adjunct.resources.objects import InMemoryStore, LakeSettings, LocalStore, ObjectStore, StoreDescriptor
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from tests.faulty_store import FaultyStore
@@ -207,3 +202,16 @@ def test_a_missing_bucket_and_wrong_credentials_are_said(s3_server: S3Server, mo
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
         with pytest.raises(ConfigurationError, match="credentials"):
             open_lake(url)
+
+
+def test_a_store_in_memory_is_found_by_its_name_as_long_as_somebody_holds_it() -> None:
+    store = InMemoryStore.named("memory://kept")
+    store.put("a", b"1")
+    assert InMemoryStore.named("memory://kept") is store
+    assert StoreDescriptor("memory://kept").open() is pickle.loads(pickle.dumps(store)) is store
+    nameless = InMemoryStore()
+    assert StoreDescriptor(nameless.url).open() is nameless
+    assert InMemoryStore.named("memory://") is not InMemoryStore.named("memory://")
+    del store
+    gc.collect()
+    assert InMemoryStore.named("memory://kept").head("a") is None

@@ -13,14 +13,13 @@ import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.interface.source_ranges import SourceRange, Sources
 from dagster_adjunct.resources.streams.interface.stream_system import POSITION, OffsetRange
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.latest_results import WithoutPosition
-from dagster_adjunct.resources.streams.lake.source_ranges import (
+from dagster_adjunct.resources.streams.lake.source_coverage import (
     Coverage,
     Read,
-    SourceRange,
-    Sources,
     replaced_since,
     superseded,
     with_sources,

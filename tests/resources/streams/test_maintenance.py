@@ -7,16 +7,17 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
-from dagster_adjunct.resources.objects.lake import Lake, lake_in
+from dagster_adjunct.resources.lakes import lake_in
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import arrow_type
+from dagster_adjunct.resources.streams.interface.source_ranges import SourceRange, Sources
 from dagster_adjunct.resources.streams.interface.stream_system import POSITION, OffsetRange
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.maintenance import Maintained
 from dagster_adjunct.resources.streams.lake.segment_index import FAN
 from dagster_adjunct.resources.streams.lake.segment_policies import expired, runs_to_merge
-from dagster_adjunct.resources.streams.lake.source_ranges import SourceRange, Sources
 from dagster_adjunct.resources.streams.lake.stream_manifest import (
     HIDDEN,
     CompactionPolicy,

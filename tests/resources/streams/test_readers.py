@@ -16,6 +16,7 @@ from dagster_adjunct.resources.errors import (
     OffsetOutOfRangeError,
 )
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.interface.source_ranges import SourceRange, Sources
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.named_readers import (
     NewRecords,
@@ -23,7 +24,6 @@ from dagster_adjunct.resources.streams.lake.named_readers import (
     list_readers,
     read_new,
 )
-from dagster_adjunct.resources.streams.lake.source_ranges import SourceRange, Sources
 from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy, Retention
 from tests.clocks import Clock, on_clock
 from tests.resources.streams.stream_helpers import SCHEMA
@@ -40,6 +40,19 @@ def s(streams: LakeStreams, records: Records) -> LakeStreams:
 
 def values(batch: NewRecords) -> list[int]:
     return sorted(batch.table(["v"])["v"].to_pylist())
+
+
+def test_a_stream_of_another_system_has_no_readers_here(lake: Lake, s: LakeStreams) -> None:
+    for ask in (
+        lambda: read_new(lake, "kafka.s", reader="report"),
+        lambda: list_readers(lake, "kafka.s"),
+        lambda: forget_reader(lake, "kafka.s", "report"),
+    ):
+        with pytest.raises(ConfigurationError, match=r"'kafka\.s' is a stream of the system 'kafka': expected one of"):
+            ask()
+    for name in ("lake.", "lake.s.0", "s/../t"):
+        with pytest.raises(InvalidNameError):
+            list_readers(lake, name)
 
 
 def test_a_reader_gets_each_record_once_and_begins_where_it_committed(

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.resources.errors import MalformedDocumentError, StoreUnavailableError, TableError
-from dagster_adjunct.resources.objects import open_lake
+from dagster_adjunct.resources.lakes import open_lake
 from dagster_adjunct.resources.tables.credit_source import Budget
 from dagster_adjunct.resources.tables.credits import credit_client, credit_server
 from dagster_adjunct.resources.tables.credits.credit_client import CreditClient

@@ -132,7 +132,7 @@ def test_backoffs_wait_as_they_say():
     assert [Backoff.fixed(3).seconds(n) for n in (1, 2)] == [3, 3]
     assert all(1 <= Backoff.random(1, 4).seconds(n) <= 4 for n in range(1, 50))
     assert len({Backoff.random(1, 4).seconds(1) for _ in range(20)}) > 1
-    assert [Backoff.exponential(1, 6, jitter=0).seconds(n) for n in (1, 2, 3, 4, 999)] == [1, 2, 4, 6, 6]
+    assert [Backoff(1, 2.0, 6).seconds(n) for n in (1, 2, 3, 4, 999)] == [1, 2, 4, 6, 6]
     assert all(1 <= Backoff.exponential(1, 6).seconds(1) <= 2 for _ in range(50))
 
 

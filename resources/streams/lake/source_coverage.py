@@ -8,36 +8,14 @@ kept, not only the positions of records.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
 from dagster_adjunct.resources.stored_documents import StoredDocument
+from dagster_adjunct.resources.streams.interface.source_ranges import SourceRange, Sources
 
 Count = Annotated[int, Field(ge=0)]
-
-
-@dataclass(frozen=True, slots=True)
-class SourceRange:
-    """The offsets [start, end) of a partition ("lake.orders.3") that an append was made of, read in `epoch`."""
-
-    source: str
-    start: int
-    end: int
-    epoch: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """All that an append was made of: ranges of `stream` ("lake.orders").
-
-    `reader` names who read it, and the stream's identity where that has one: one made anew holds other records.
-    """
-
-    stream: str
-    reader: str
-    ranges: tuple[SourceRange, ...]
 
 
 class Replayed(NamedTuple):

@@ -1,0 +1,86 @@
+"""What a plan counts on of an output that is not there yet is what its system says, whatever the system is called."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.planner import ExecutionPlan
+from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
+from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, SchemaMismatchError
+from dagster_adjunct.resources.lakes import lake_in
+from dagster_adjunct.resources.objects import InMemoryStore, Lake
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.stream_system import NewStreams, StreamSystem
+from dagster_adjunct.resources.streams.kafka.declared_topics import DeclaredTopics
+from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings
+from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from tests.orchestration.offsets.fake_streams import FakeStreams
+
+SCHEMA = Schema.of(k="string", v="int")
+
+
+@pytest.fixture
+def lake() -> Lake:
+    return lake_in(InMemoryStore())
+
+
+@pytest.fixture
+def streams(lake: Lake) -> LakeStreams:
+    streams = LakeStreams(lake)
+    streams.create("s", schema=SCHEMA, key=["k"], partitions=2)
+    return streams
+
+
+def saying(new_streams: NewStreams | None) -> FakeStreams:
+    fake = FakeStreams()
+    if new_streams is not None:
+        fake.new_streams = new_streams
+    return fake
+
+
+def planned(streams: LakeStreams, fake: FakeStreams, app: Application) -> ExecutionPlan:
+    systems: dict[str, StreamSystem] = {"lake": streams, "fake": fake}
+    return plan_application(app, systems)
+
+
+def test_several_partitions_without_a_key_are_refused_where_the_system_says_so(streams: LakeStreams) -> None:
+    app = Application("app")
+    app.input_stream("lake.s").send_to(app.output_stream("fake.out", partitions=4))
+    planned(streams, saying(None), app)
+    with pytest.raises(PlanningError, match=r"'fake\.out' is declared with 4 partitions and without a key"):
+        planned(streams, saying(NewStreams(needs_key=True)), app)
+
+
+def test_columns_are_refused_where_the_system_says_which_there_are(streams: LakeStreams) -> None:
+    app = Application("app")
+    app.input_stream("lake.s").map("k", "array(v) as vs").send_to(app.output_stream("fake.out", partitions=1))
+    planned(streams, saying(None), app)
+    with pytest.raises(PlanningError, match=r"fake\.out can't take .* has type 'array<int>"):
+        planned(streams, saying(NewStreams(typed=True)), app)
+
+
+def test_records_lie_right_in_a_stream_whose_system_says_how_it_will_spread_them(streams: LakeStreams) -> None:
+    app = Application("app")
+    app.input_stream("lake.s").send_to(app.output_stream("fake.out", partitions=2, key="k"))
+    (edge,) = [edge for edge in planned(streams, saying(None), app).streams if edge.name == "fake.out"]
+    assert edge.partitioner == "unknown"
+    told = planned(streams, saying(NewStreams("spark-murmur3")), app)
+    (edge,) = [edge for edge in told.streams if edge.name == "fake.out"]
+    assert (edge.partitioner, told.exchanges) == ("spark-murmur3", ())
+
+
+def test_the_lake_is_what_it_says(streams: LakeStreams) -> None:
+    assert streams.info("s").partitioner == streams.new_streams.partitioner
+    with pytest.raises(ConfigurationError, match="no key and 4 partitions"):
+        streams.check_create("t", schema=SCHEMA, partitions=4)
+
+
+def test_kafka_is_what_it_says(lake: Lake) -> None:
+    settings = KafkaSettings("main", "localhost:1")
+    assert (KafkaStreams.new_streams.needs_key, KafkaStreams.new_streams.typed) == (True, True)
+    with pytest.raises(ConfigurationError, match="no key and 4 partitions"):
+        DeclaredTopics(lake, settings).check("t", SCHEMA, [], 4)
+    with pytest.raises(SchemaMismatchError):
+        DeclaredTopics(lake, settings).check("t", Schema.of(vs="array<int>"), [], 1)

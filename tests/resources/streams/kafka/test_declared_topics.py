@@ -1,0 +1,63 @@
+"""What the lake remembers of the streams of a Kafka cluster: read as it was stored, compared with what is declared."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, StreamExistsError
+from dagster_adjunct.resources.lakes import lake_in
+from dagster_adjunct.resources.metadata import MetadataStore
+from dagster_adjunct.resources.objects import InMemoryStore, Lake
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.kafka.declared_topics import DeclaredTopics
+from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings
+
+SCHEMA = Schema.of(tailnum="string", seats="int")
+# As every release has written it.
+STORED = {
+    "version": 1,
+    "topic": "made",
+    "declaration": {
+        "columns": [{"name": "tailnum", "type": "string"}, {"name": "seats", "type": "int"}],
+        "key": ["tailnum"],
+        "partitions": 3,
+        "timestamp": None,
+        "retention": None,
+        "compaction": None,
+    },
+}
+
+
+@pytest.fixture
+def lake() -> Lake:
+    return lake_in(InMemoryStore())
+
+
+def topics_of(lake: Lake) -> DeclaredTopics:
+    return DeclaredTopics(lake, KafkaSettings("main", "localhost:1"))
+
+
+def test_what_is_stored_of_a_stream_is_what_it_always_was(lake: Lake) -> None:
+    topics_of(lake).remember("made", SCHEMA, ["tailnum"], 3)
+    assert dict(MetadataStore(lake).namespace("kafka-streams", "main").read().items()) == {"made": STORED}
+    assert topics_of(lake).check("made", SCHEMA, ["tailnum"], 3) == topics_of(lake).of("made")
+
+
+def test_another_declaration_names_the_stream_by_its_system_and_what_helps_there(lake: Lake) -> None:
+    topics_of(lake).remember("made", SCHEMA, ["tailnum"], 3)
+    for ask in (topics_of(lake).check, topics_of(lake).remember):
+        with pytest.raises(StreamExistsError, match="partitions is 4, expected 3") as caught:
+            ask("made", SCHEMA, ["tailnum"], 4)
+        assert caught.value.stream == "main.made"
+        # Neither more columns nor other partitions are to be had of a topic.
+        assert caught.value.next_step == "Declare it as it is, or choose another name."
+
+
+def test_a_declaration_that_can_not_be_is_of_a_stream_of_this_system(lake: Lake) -> None:
+    with pytest.raises(SchemaMismatchError, match="stream 'made' has no columns"):
+        topics_of(lake).check("made", Schema(()), [], 1)
+    with pytest.raises(ConfigurationError, match="no key and 4 partitions") as caught:
+        topics_of(lake).check("made", SCHEMA, [], 4)
+    assert caught.value.stream == "main.made"
+    with pytest.raises(ConfigurationError, match=r"partitions: .* \(found 0\)"):
+        topics_of(lake).check("made", SCHEMA, ["tailnum"], 0)
