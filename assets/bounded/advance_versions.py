@@ -30,9 +30,10 @@ from dagster_adjunct.assets.bounded.version_set import join_version_set
 from dagster_adjunct.assets.declaration.inputs_besides_streams import QuerySource
 from dagster_adjunct.assets.sources.version_source import Awaiting
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport, OnStage, ignore
+from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
+from dagster_adjunct.assets.versions.common_manifest import Change
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.deliveries import Abandoned
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change
 from dagster_adjunct.assets.versions.operator_actions import explained
 from dagster_adjunct.assets.writing.write_context import WriteContext
 from dagster_adjunct.resources.errors import ConfigurationError, MarkerConflictError, ValidatorError

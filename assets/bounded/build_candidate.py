@@ -35,7 +35,7 @@ from dagster_adjunct.resources.spark.spark_errors import unwrapped
 if TYPE_CHECKING:
     from dagster_adjunct.assets.bounded.advancing_members import Member
     from dagster_adjunct.assets.sources.version_source import Delivery
-    from dagster_adjunct.assets.versions.manifest import BoundedManifest
+    from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
     from dagster_adjunct.assets.versions.sealed_version import VersionRef
 
 _FOOTERS = 1024 * 1024

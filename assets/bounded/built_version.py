@@ -11,8 +11,8 @@ from dagster_adjunct.resources.errors import CommitConflictError
 if TYPE_CHECKING:
     from dagster_adjunct.assets.bounded.advancing_members import Member, Unit
     from dagster_adjunct.assets.sources.version_source import Delivery
+    from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
     from dagster_adjunct.assets.versions.dataset_log import Attempt
-    from dagster_adjunct.assets.versions.manifest import BoundedManifest
     from dagster_adjunct.assets.versions.sealed_version import SealedVersion
 
 

@@ -17,9 +17,11 @@ from dagster_adjunct.assets.unbounded.engine import engine_of
 from dagster_adjunct.assets.unbounded.merge_generations import Merged, merge
 from dagster_adjunct.assets.unbounded.next_served_version import retire
 from dagster_adjunct.assets.versions.build_attempts import build_on_record
+from dagster_adjunct.assets.versions.common_manifest import Change
 from dagster_adjunct.assets.versions.leases import Lease
-from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
+from dagster_adjunct.assets.versions.manifest import as_unbounded
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
+from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.assets.writing.write_context import WriteContext
 from dagster_adjunct.resources.errors import (
     CommitConflictError,

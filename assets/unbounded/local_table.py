@@ -9,7 +9,9 @@ from dagster_adjunct.assets.unbounded.compact_table import compact_due
 from dagster_adjunct.assets.unbounded.local_manifest import as_local, empty_table, schema_of
 from dagster_adjunct.assets.unbounded.next_served_version import retire
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport, OnStage, Stages, ignore
-from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
+from dagster_adjunct.assets.versions.common_manifest import Change
+from dagster_adjunct.assets.versions.manifest import as_unbounded
+from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.unbounded_state import Written
 from dagster_adjunct.resources.errors import DatasetError, VersionDiscardedError
 from dagster_adjunct.resources.objects.commit_log import retry_conflicts
@@ -78,8 +80,8 @@ def undo_batch(
         attempt, number, now = log.attempt(), 1 if commit is None else commit.number + 1, context.now()
         if stored is None and declared is not None:
             manifest = empty_table(declared, attempt, number, now)
-        elif isinstance(stored, UnboundedManifest) and stored.declaration.owner == application:
-            manifest = stored
+        elif stored is not None and stored.declaration.owner == application:
+            manifest = as_unbounded(stored)
         else:
             return lambda: None
         last = manifest.written

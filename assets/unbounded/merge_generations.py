@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.unbounded.compaction_plan import CompactionPlan
     from dagster_adjunct.assets.versions.dataset_log import Attempt
     from dagster_adjunct.assets.versions.kept_history import KeptHistory
-    from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+    from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
     from dagster_adjunct.assets.writing.write_context import WriteContext
     from dagster_adjunct.resources.bucketing.bucket_files import Generation
 

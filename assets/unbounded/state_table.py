@@ -16,8 +16,9 @@ from dagster_adjunct.assets.declaration.inputs_besides_streams import OwnedBy
 from dagster_adjunct.assets.declaration.local_table import local_table
 from dagster_adjunct.assets.unbounded.compact_table import compact_due
 from dagster_adjunct.assets.unbounded.local_manifest import as_local, empty_table
+from dagster_adjunct.assets.versions.common_manifest import Change
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
+from dagster_adjunct.assets.versions.manifest import as_unbounded
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.objects.commit_log import retry_conflicts
 
@@ -114,7 +115,7 @@ def _check_kept_for(dataset: AdjunctDataset, stored: DatasetDeclaration) -> None
 def tend_state(context: WriteContext, name: str) -> bool:
     """Merge small generations of a table of state where that is due; return whether files wait to be deleted."""
     manifest = context.log(name).read()[1]
-    if not isinstance(manifest, UnboundedManifest):
+    if manifest is None or manifest.declaration.expires is None:  # what is none, under its name, is left alone
         return False
-    compacted = compact_due(context, manifest, _COMPACTION)
+    compacted = compact_due(context, as_unbounded(manifest), _COMPACTION)
     return len((compacted[1] if compacted is not None else manifest).retired) >= _RETIRED

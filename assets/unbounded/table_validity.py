@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Literal
 from dagster_adjunct.assets.sources.opened_stream import Offsets, Source, by_partition
 from dagster_adjunct.assets.sources.source_made_anew import made_anew
 from dagster_adjunct.assets.versions.carried_to_rewritten_stream import carried_over
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest, followed
+from dagster_adjunct.assets.versions.manifest import followed
+from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     MalformedDocumentError,

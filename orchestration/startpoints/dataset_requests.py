@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest, as_unbounded
+from dagster_adjunct.assets.versions.manifest import as_unbounded
+from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.orchestration.startpoints.requests.fan_out_in_words import gone_in_words
 from dagster_adjunct.orchestration.startpoints.resolving.resolve_handed import Unresolved
 from dagster_adjunct.resources.errors import (

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.versions.advance_report import StageEvent, ignore
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.orchestration.application.advance_units import Unit, advances_alone
 from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.first_error import raise_first
@@ -127,7 +126,7 @@ def _may_go(lake: Lake, dataset: AdjunctDataset) -> bool:
     """Whether a compaction has retired something long ago: a commit of changes alone makes nothing needless."""
     manifest = DatasetLog(lake, dataset.name).read()[1]
     limit = before(lake.now(), dataset.discard.grace)
-    return isinstance(manifest, UnboundedManifest) and any(retired.at <= limit for retired in manifest.retired)
+    return manifest is not None and any(retired.at <= limit for retired in manifest.retired)
 
 
 def discard_after(

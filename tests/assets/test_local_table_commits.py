@@ -22,8 +22,8 @@ from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.assets.unbounded.local_manifest import as_local
 from dagster_adjunct.assets.unbounded.local_table import advance_local, undo_batch
 from dagster_adjunct.assets.unbounded.local_writes import LocalWrites, WritingBatch
+from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
 from dagster_adjunct.assets.versions.stored_declaration import declaration_of
 from dagster_adjunct.assets.writing.generation_writer import ARROW

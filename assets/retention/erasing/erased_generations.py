@@ -22,10 +22,12 @@ from dagster_adjunct.assets.retention.erasing.rewriting import (
     rewrite_generation,
 )
 from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, attempt_key
+from dagster_adjunct.assets.versions.common_manifest import Change
 from dagster_adjunct.assets.versions.kept_history import current_rows
-from dagster_adjunct.assets.versions.manifest import Change, DatasetManifest, UnboundedManifest, as_unbounded
+from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_unbounded
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout_of
 from dagster_adjunct.assets.versions.stored_manifest import manifest_from, stored_body
+from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetNotFoundError, ManifestMismatchError
 
 if TYPE_CHECKING:

@@ -165,14 +165,15 @@ def _materialised(
     A table with a freshness policy is materialised by each look at its stream, because Dagster counts nothing else.
     """
     from dagster_adjunct.assets.unbounded.table_lag import PlaceInStream
-    from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+    from dagster_adjunct.assets.versions.manifest import follower
 
     context = run.context
     metadata = dataset_metadata(report, uri_of(run.lake, member.dataset)) | shown_metadata(run, member, manifest)
-    if isinstance(manifest, UnboundedManifest):
-        metadata |= lag_metadata(PlaceInStream.of(run.systems, manifest).lags(run.lake.now()))
-    elif manifest is not None:
+    if manifest is not None:
         metadata |= version_metadata(manifest)
+        table = follower(manifest)
+        if table is not None:
+            metadata |= lag_metadata(PlaceInStream.of(run.systems, table).lags(run.lake.now()))
     if report.version is None:
         context.log.warning(report.summary())
         context.log_event(AssetObservation(member.key, description=report.summary(), metadata=metadata))
