@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.versions.build_attempts import forget_attempt
+from dagster_adjunct.assets.versions.sealed_version import version_id
 from dagster_adjunct.resources.errors import CommitConflictError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Built:
 
     @property
     def id(self) -> str:
-        return f"v{self.number:06d}-{self.attempt.id}"
+        return version_id(self.number, self.attempt.id)
 
     @property
     def folder(self) -> str:

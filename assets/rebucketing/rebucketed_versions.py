@@ -18,7 +18,7 @@ from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, attem
 from dagster_adjunct.assets.versions.common_manifest import Change
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import store_now
-from dagster_adjunct.assets.versions.sealed_version import VersionRef, layout_of
+from dagster_adjunct.assets.versions.sealed_version import VersionRef, layout_of, version_id
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetNotFoundError,
@@ -138,7 +138,7 @@ def _rewritten(log: DatasetLog, ref: VersionRef, partitions: int, by: str) -> Re
             dataset=log.name,
             version=ref.id,
         )
-    made = sealed.after(id=f"v{sealed.number:06d}-{attempt.id}", partitions=partitions, generations=(new,))
+    made = sealed.after(id=version_id(sealed.number, attempt.id), partitions=partitions, generations=(new,))
     update = {
         "id": made.id,
         "document": log.write_version(made),

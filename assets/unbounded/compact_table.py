@@ -20,7 +20,7 @@ from dagster_adjunct.assets.versions.build_attempts import build_on_record
 from dagster_adjunct.assets.versions.common_manifest import Change
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import as_unbounded
-from dagster_adjunct.assets.versions.sealed_version import SealedVersion
+from dagster_adjunct.assets.versions.sealed_version import SealedVersion, version_id
 from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.assets.writing.write_context import WriteContext
 from dagster_adjunct.resources.errors import (
@@ -207,7 +207,7 @@ def _replaced(
     generations = tuple(sorted((*others, *output), key=lambda generation: generation.id))
     exact = plan.level == "major" and not others
     facts = {
-        "id": f"v{number:06d}-{merged.attempt.id}",
+        "id": version_id(number, merged.attempt.id),
         "number": number,
         "sealed_at": now,
         "generations": generations,

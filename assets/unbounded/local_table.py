@@ -11,6 +11,7 @@ from dagster_adjunct.assets.unbounded.next_served_version import retire
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport, OnStage, Stages, ignore
 from dagster_adjunct.assets.versions.common_manifest import Change
 from dagster_adjunct.assets.versions.manifest import as_unbounded
+from dagster_adjunct.assets.versions.sealed_version import version_id
 from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.unbounded_state import Written
 from dagster_adjunct.resources.errors import DatasetError, VersionDiscardedError
@@ -89,7 +90,7 @@ def undo_batch(
             return lambda: _served(manifest)
         if last is not None and last.batch == batch and last.before != _served(manifest):
             before = _version_before(log, manifest, last, declared, attempt)
-            version = before.after(id=f"v{number:06d}-{attempt.id}", number=number, sealed_at=now, counters={})
+            version = before.after(id=version_id(number, attempt.id), number=number, sealed_at=now, counters={})
             manifest = _serving_again(manifest, version, now)
         undone = manifest.after(
             written=Written(application=application, batch=batch, undone=True),
