@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.dataset_log import DatasetLog
     from dagster_adjunct.assets.versions.deliveries import Awaited, Lost
     from dagster_adjunct.assets.versions.sealed_version import SealedVersion
-    from dagster_adjunct.assets.writing.write_context import WriteContext
+    from dagster_adjunct.assets.writing.runtime import Runtime
     from dagster_adjunct.resources.objects.commit_log import Commit
 
 
@@ -59,7 +59,7 @@ class Member:
     """
 
     spec: AdjunctDataset
-    context: WriteContext
+    context: Runtime
     source: VersionSource
     stages: Stages
     manifest: BoundedManifest

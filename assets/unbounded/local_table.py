@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
     from dagster_adjunct.assets.versions.sealed_version import SealedVersion
-    from dagster_adjunct.assets.writing.write_context import WriteContext
+    from dagster_adjunct.assets.writing.runtime import Runtime
 
 _TRIES = 20
 
 
-def advance_local(context: WriteContext, spec: AdjunctDataset, *, on_stage: OnStage = ignore) -> AdvanceReport:
+def advance_local(context: Runtime, spec: AdjunctDataset, *, on_stage: OnStage = ignore) -> AdvanceReport:
     """Compact a local table where that is due: what is in it only its application's batches change.
 
     Raises DatasetError for a declaration that what is stored can't be read with.
@@ -66,7 +66,7 @@ def _last_written(manifest: UnboundedManifest | None) -> str:
 
 
 def undo_batch(
-    context: WriteContext, name: str, application: str, batch: int, *, declared: AdjunctDataset | None = None
+    context: Runtime, name: str, application: str, batch: int, *, declared: AdjunctDataset | None = None
 ) -> str | None:
     """Take out of an application's table what a batch that was given up has written; return what is served then.
 

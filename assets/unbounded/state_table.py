@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.unbounded.state_spec import StateSpec
     from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
-    from dagster_adjunct.assets.writing.write_context import WriteContext
+    from dagster_adjunct.assets.writing.runtime import Runtime
     from dagster_adjunct.resources.objects.lake import Lake
 
 # Nobody reads an earlier state but the batch that was begun with it, which holds it.
@@ -69,7 +69,7 @@ def check_state(lake: Lake, dataset: AdjunctDataset) -> None:
         as_local(stored, dataset)
 
 
-def begin_state(context: WriteContext, dataset: AdjunctDataset) -> None:
+def begin_state(context: Runtime, dataset: AdjunctDataset) -> None:
     """Store a table of state without rows where there is none yet.
 
     A batch that is given up is noted in it then (`undo_batch`), so that what its dead run commits late is refused.
@@ -112,7 +112,7 @@ def _check_kept_for(dataset: AdjunctDataset, stored: DatasetDeclaration) -> None
         )
 
 
-def tend_state(context: WriteContext, name: str) -> bool:
+def tend_state(context: Runtime, name: str) -> bool:
     """Merge small generations of a table of state where that is due; return whether files wait to be deleted."""
     manifest = context.log(name).read()[1]
     if manifest is None or manifest.declaration.expires is None:  # what is none, under its name, is left alone

@@ -27,7 +27,7 @@ from dagster_adjunct.resources.objects.removal import is_deleted
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-    from dagster_adjunct.assets.writing.write_context import WriteContext
+    from dagster_adjunct.assets.writing.runtime import Runtime
     from dagster_adjunct.resources.objects.commit_log import Commit
 
 ADVANCE_AGAIN = "Nothing of this attempt is visible. Advance again: it goes on from what the other one did."
@@ -81,7 +81,7 @@ class TableContinuity:
     refusal: OffsetOutOfRangeError | None = None
 
 
-def look(context: WriteContext, spec: AdjunctDataset) -> SeenTable:
+def look(context: Runtime, spec: AdjunctDataset) -> SeenTable:
     """Return what is there now.
 
     Raises DatasetError for an input that can't make this dataset, and for another key, spread or input than the table

@@ -137,7 +137,7 @@ def table_version(
     counters: Mapping[str, int],
     history: KeptHistory | None = None,
 ) -> SealedVersion:
-    """Return a version of a table as it is declared: of these generations, oldest first, with a position in each row."""
+    """Return a version of a table as it is declared: of these generations, oldest first, with a position in a row."""
     return SealedVersion(
         id=id,
         number=number,

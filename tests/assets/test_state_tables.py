@@ -21,7 +21,7 @@ from dagster_adjunct.assets.unbounded.state_table import begin_state, check_stat
 from dagster_adjunct.assets.versions.manifest import as_unbounded
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
 from dagster_adjunct.assets.writing.generation_writer import ARROW
-from dagster_adjunct.assets.writing.write_context import WriteContext
+from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
@@ -79,8 +79,8 @@ def generations(lake: Lake) -> list[int]:
     return [] if version is None else [generation.id for generation in version.generations if generation.files]
 
 
-def writing(lake: Lake) -> WriteContext:
-    return WriteContext(lake, {}, IN_PROCESS, "run")
+def writing(lake: Lake) -> Runtime:
+    return Runtime(lake, {}, IN_PROCESS, "run")
 
 
 @pytest.fixture

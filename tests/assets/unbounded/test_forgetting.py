@@ -23,7 +23,7 @@ from dagster_adjunct.assets.versions import dataset_log
 from dagster_adjunct.assets.versions.build_attempts import attempts
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
-from dagster_adjunct.assets.writing.write_context import WriteContext
+from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.resources.errors import CommitConflictError, ManifestMismatchError, VersionDiscardedError
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.objects.lake import lake_in
@@ -194,9 +194,7 @@ def test_a_table_that_is_being_built_forgets_too(quick: World) -> None:
     systems = {"lake": quick.streams}
     crash = Fault("put_if_match", 4, "crash-before")
     with pytest.raises(Crash):
-        advance_unbounded(
-            WriteContext(faulty(quick, crash), systems, IN_PROCESS, "test"), spec, rebuild=f"{SECRET} asked"
-        )
+        advance_unbounded(Runtime(faulty(quick, crash), systems, IN_PROCESS, "test"), spec, rebuild=f"{SECRET} asked")
     building = manifest(quick).bootstrap.building  # type: ignore[union-attr]
     assert len(building) >= 2
     report = forget(quick.lake, NAME, [SECRET], **WHY)
@@ -263,9 +261,7 @@ def test_the_report_names_what_still_holds_the_keys(quick: World) -> None:
 def test_a_rebuild_brings_a_key_back_unless_a_tombstone_was_sent(quick: World) -> None:
     spec = grown(quick)
     forget(quick.lake, NAME, [SECRET], **WHY)
-    again = advance_unbounded(
-        WriteContext(quick.lake, {"lake": quick.streams}, IN_PROCESS, "test"), spec, rebuild="to see"
-    )
+    again = advance_unbounded(Runtime(quick.lake, {"lake": quick.streams}, IN_PROCESS, "test"), spec, rebuild="to see")
     assert again.action == "bootstrapped"
     assert content(current(quick)) == LEFT, "the last change on the stream is a tombstone"
     assert find_keys(quick.lake, NAME, [SECRET]).clean
