@@ -134,6 +134,17 @@ def test_small_generations_are_merged_without_what_has_expired(lake: Lake) -> No
     assert generations(lake) == [], "what is merged still tells when its last row goes"
 
 
+def test_a_table_of_its_name_that_is_no_state_is_left_alone(lake: Lake) -> None:
+    other = replace(dataset(), input=replace(dataset().input, expires=None))
+    for number in range(1, 10):
+        with LocalWrites(lake, other, pinned(lake), WritingBatch("app", number, "run"), ARROW) as writes:
+            writes.send(rows([(f"k{number}", number, 100)]), order_by=(), partitioned=False)
+            writes.commit(None)
+    before = pinned(lake)
+    assert not tend_state(writing(lake), "app-seen")
+    assert pinned(lake) == before and len(generations(lake)) == 9
+
+
 def test_a_batch_that_was_given_up_leaves_what_was_there_before_also_what_it_dropped(lake: Lake) -> None:
     batch(lake, 1, [("a", 1, 10)], 0)
     batch(lake, 2, [("b", 2, 90)], 10)
