@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.inputs_besides_streams import QuerySource
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, UnboundedManifest
 from dagster_adjunct.resources.errors import NoSealedVersionError
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def waiting_for(awaiting: Awaiting | None, manifest: DatasetManifest | None, oth
         )
         return f"one is delivered whole and not sealed yet{lacks}"
     version = f"version {awaiting.version!r}" if awaiting.version else "the first version"
-    begun = manifest.awaited if isinstance(manifest, BoundedManifest) else None
+    begun = manifest.awaited if manifest is not None else None
     since = f" since {begun.since:%Y-%m-%d %H:%M} UTC" if begun else ""
     return f"{version} waits{since} for the end-of-dataset markers of {', '.join(awaiting.missing)}"
 
@@ -85,7 +84,7 @@ def _cause(spec: AdjunctDataset | None, manifest: DatasetManifest | None, waitin
 def _is_followed(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
     """Whether it follows a change stream, and has no versions that are delivered."""
     if manifest is not None:
-        return isinstance(manifest, UnboundedManifest)
+        return manifest.versions_are_commits
     return spec is not None and spec.follows_changes
 
 

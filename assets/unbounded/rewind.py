@@ -29,7 +29,7 @@ from dagster_adjunct.assets.versions.advance_report import OnStage, Stages, igno
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.operator_actions import explained
 from dagster_adjunct.assets.versions.unbounded_state import Decision
-from dagster_adjunct.assets.writing.write_context import WriteContext
+from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError
 from dagster_adjunct.resources.spark.given_session import starter_of
 from dagster_adjunct.resources.spark.spark_errors import unwrapped
@@ -52,7 +52,7 @@ def plan_rewind(
     OffsetOutOfRangeError for a startpoint that the stream does not hold.
     """
     _check_kind(spec)
-    seen = look(WriteContext(lake, systems, _no_session, "plan"), spec)
+    seen = look(Runtime(lake, systems, _no_session, "plan"), spec)
     plan = decide_rewind(seen, positions, force)
     if plan.action != "rewind" or plan.refusal is not None:
         return plan
@@ -87,21 +87,35 @@ def rewind_dataset(
     OffsetOutOfRangeError for a startpoint that the stream does not hold, CommitConflictError when another writer was
     first, and what an advance raises.
     """
-    spark = starter_of(spark)
+    runtime = Runtime(lake, systems, starter_of(spark), by)
+    return rewind(runtime, spec, positions=positions, reason=reason, force=force, on_stage=on_stage)
+
+
+@unwrapped()
+def rewind(
+    runtime: Runtime,
+    spec: AdjunctDataset,
+    *,
+    positions: Positions,
+    reason: str,
+    force: Force = False,
+    on_stage: OnStage = ignore,
+) -> AdvanceReport:
+    """Apply changes of an unbounded dataset again as `rewind_dataset` does."""
     _check_kind(spec)
-    explained("rewind", spec.name, reason, by)
-    context, stages = WriteContext(lake, systems, spark, by), Stages(spec.name, on_stage)
+    explained("rewind", spec.name, reason, runtime.by)
+    stages = Stages(spec.name, on_stage)
     try:
-        return _rewind(context, spec, positions, reason, force, stages)
+        return _rewind(runtime, spec, positions, reason, force, stages)
     except CommitConflictError:
-        seen = look(context, spec)
+        seen = look(runtime, spec)
         if open_startpoints(seen.manifest, positions):
             raise
-        return _applied_before(context, seen, Stages(spec.name, on_stage))
+        return _applied_before(runtime, seen, Stages(spec.name, on_stage))
 
 
 def _rewind(
-    context: WriteContext, spec: AdjunctDataset, positions: Positions, reason: str, force: Force, stages: Stages
+    context: Runtime, spec: AdjunctDataset, positions: Positions, reason: str, force: Force, stages: Stages
 ) -> AdvanceReport:
     with stages("collect"):
         seen = look(context, spec)
@@ -149,7 +163,7 @@ def _ended_what_was_begun(advance: Advance, progress: AdvanceProgress) -> Advanc
     return progress
 
 
-def _applied_before(context: WriteContext, seen: SeenTable, stages: Stages) -> AdvanceReport:
+def _applied_before(context: Runtime, seen: SeenTable, stages: Stages) -> AdvanceReport:
     assert seen.manifest is not None
     reason = "its startpoints were applied already"
     decision = Decision(action="continue", store="valid", reason=reason, at=seen.at)

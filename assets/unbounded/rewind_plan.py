@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.assets.sources.opened_stream import by_partition
 from dagster_adjunct.assets.unbounded.recovery import check_complete
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.streams.interface.startpoint import (
     Startpoint,

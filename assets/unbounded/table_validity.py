@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Literal
 from dagster_adjunct.assets.sources.opened_stream import Offsets, Source, by_partition
 from dagster_adjunct.assets.sources.source_made_anew import made_anew
 from dagster_adjunct.assets.versions.carried_to_rewritten_stream import carried_over
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest, followed
+from dagster_adjunct.assets.versions.manifest import followed
+from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     MalformedDocumentError,
@@ -26,7 +27,7 @@ from dagster_adjunct.resources.objects.removal import is_deleted
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-    from dagster_adjunct.assets.writing.write_context import WriteContext
+    from dagster_adjunct.assets.writing.runtime import Runtime
     from dagster_adjunct.resources.objects.commit_log import Commit
 
 ADVANCE_AGAIN = "Nothing of this attempt is visible. Advance again: it goes on from what the other one did."
@@ -80,7 +81,7 @@ class TableContinuity:
     refusal: OffsetOutOfRangeError | None = None
 
 
-def look(context: WriteContext, spec: AdjunctDataset) -> SeenTable:
+def look(context: Runtime, spec: AdjunctDataset) -> SeenTable:
     """Return what is there now.
 
     Raises DatasetError for an input that can't make this dataset, and for another key, spread or input than the table

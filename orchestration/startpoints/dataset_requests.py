@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
+from dagster_adjunct.assets.unbounded.rewind import rewind
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest, as_unbounded
+from dagster_adjunct.assets.versions.manifest import as_unbounded
+from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.orchestration.startpoints.requests.fan_out_in_words import gone_in_words
 from dagster_adjunct.orchestration.startpoints.resolving.resolve_handed import Unresolved
 from dagster_adjunct.resources.errors import (
@@ -33,8 +34,8 @@ from dagster_adjunct.resources.streams.interface.startpoint import resolve_start
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.versions.advance_report import AdvanceReport
+    from dagster_adjunct.assets.writing.runtime import Runtime
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.application.runtime import Runtime
     from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
     from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut, Requests, Taken
     from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
@@ -162,14 +163,11 @@ def _apply(runtime: Runtime, dataset: AdjunctDataset, requests: Requests) -> Adv
             dataset=dataset.name,
         )
     reasons = [f"{request.reason} (asked for by {request.by})" for request in requests.values()]
-    return rewind_dataset(
-        runtime.lake,
-        runtime.systems,
+    return rewind(
+        runtime,
         dataset,
-        runtime.spark,
         positions={ssp: positioned(request) for ssp, request in requests.items()},
         reason="; ".join(dict.fromkeys(reasons)),
-        by=runtime.by,
         force={ssp for ssp, request in requests.items() if request.force},
     )
 

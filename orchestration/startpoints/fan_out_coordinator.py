@@ -12,8 +12,8 @@ from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager impor
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from dagster_adjunct.assets.writing.runtime import Runtime
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.application.runtime import Runtime
     from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
     from dagster_adjunct.orchestration.planner import ExecutionPlan
     from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager

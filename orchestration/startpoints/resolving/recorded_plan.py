@@ -20,7 +20,6 @@ from pydantic import ValidationError
 from dagster_adjunct.assets.reading.chosen_version import version_of_batch
 from dagster_adjunct.assets.unbounded.transient_version import is_transient
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.leases import check_not_doomed
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog, Range
 from dagster_adjunct.orchestration.batchlog.stored_positions import Partition
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
@@ -179,7 +178,7 @@ def _why_gone(lake: Lake, manifest: DatasetManifest | None, version: str, *, hel
     if manifest is None:
         return "the dataset was deleted"
     try:
-        check_not_doomed(manifest, version)
+        manifest.check_kept(version)
     except VersionDiscardedError:
         if held and is_readable(lake, manifest, version):
             return None
