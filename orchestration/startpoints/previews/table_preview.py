@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.unbounded.rewind import plan_rewind
+from dagster_adjunct.assets.unbounded.rewind_plan import plan_rewind
 from dagster_adjunct.orchestration.startpoints.dataset_requests import dataset_task, positioned
 from dagster_adjunct.orchestration.startpoints.previews.request_preview import Preview
 from dagster_adjunct.resources.errors import PermanentError
