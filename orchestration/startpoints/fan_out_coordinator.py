@@ -37,10 +37,10 @@ def fan_out_requests(
     """
     if not app.startpoints:
         return startpoints.left_alone()
+    taken = taken_in(startpoints.lake, app, offsets)
     readers = readers_of(app, plan, systems)
     if not readers.tasks:
         return FanOut({})
-    taken = taken_in(startpoints.lake, app, offsets)
     return startpoints.fan_out(readers.tasks, named_only=readers.by_name, taken=taken, complete=True)
 
 
