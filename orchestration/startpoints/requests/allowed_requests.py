@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.spec.versions_met import AS_OF, CURRENT, VersionsMet
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Readers:
     """Who reads what: the tasks of an application's plan, and the tasks of its datasets that can be rewound.
 
@@ -38,10 +39,15 @@ class Readers:
     of_datasets: Mapping[str, frozenset[SystemStreamPartition]]
     by_name: frozenset[str] = frozenset()
 
-    @property
+    @cached_property
     def tasks(self) -> dict[str, frozenset[SystemStreamPartition]]:
         """All of them."""
         return {**self.of_plan, **self.of_datasets}
+
+    @cached_property
+    def owners(self) -> dict[SystemStreamPartition, list[str]]:
+        """By partition, those that get its requests for all tasks."""
+        return owners_of(self.tasks, self.by_name)
 
 
 def readers_of(app: Application, plan: ExecutionPlan | None, systems: Mapping[str, StreamSystem]) -> Readers:
@@ -99,21 +105,15 @@ def allow_requests(
     app: Application, readers: Readers, requests: Sequence[StartpointRequest]
 ) -> tuple[AllowedRequest, ...]:
     """Return what the application allows of these requests, in their order."""
-    owners = owners_of(readers.tasks, readers.by_name)
-    return tuple(_allow(app, readers, owners, request) for request in requests)
+    return tuple(_allow(app, readers, request) for request in requests)
 
 
-def _allow(
-    app: Application,
-    readers: Readers,
-    owners: Mapping[SystemStreamPartition, Sequence[str]],
-    request: StartpointRequest,
-) -> AllowedRequest:
+def _allow(app: Application, readers: Readers, request: StartpointRequest) -> AllowedRequest:
     try:
         versions = versions_met(app, request)
     except ConfigurationError as error:
         return AllowedRequest(request, (), request.versions or CURRENT, str(error))
-    tasks = takers_of(request, readers.tasks, owners)
+    tasks = takers_of(request, readers.tasks, readers.owners)
     if request.task in readers.of_plan and is_broadcast(app, request.ssp):
         return AllowedRequest(request, (str(request.task),), versions, str(one_task_of_all(request)))
     if not tasks:
