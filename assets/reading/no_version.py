@@ -47,7 +47,13 @@ def nothing_delivered(
     )
 
 
-def waiting_for(awaiting: Awaiting | None, manifest: DatasetManifest | None, others: Sequence[str]) -> str:
+def nothing_whole(spec: AdjunctDataset, manifest: DatasetManifest | None, awaiting: Awaiting) -> NoSealedVersionError:
+    """Return the error for a declared dataset of which no version is delivered whole; it waits for this."""
+    waiting = waiting_for(awaiting, manifest) if is_delivered(spec, manifest) else None
+    return nothing_computed(spec.name, spec, manifest) or nothing_delivered(spec.name, spec, manifest, waiting)
+
+
+def waiting_for(awaiting: Awaiting | None, manifest: DatasetManifest | None, others: Sequence[str] = ()) -> str:
     """Return what the next version waits for; None stands for one that is delivered whole.
 
     `others` are the markers that the other members of its version set wait for.

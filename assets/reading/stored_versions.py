@@ -100,24 +100,23 @@ class StoredVersions(VersionOperations):
             return computed
         waiting = None
         if self.spec is not None and systems is not None and is_delivered(self.spec, manifest):
-            awaiting = self.awaiting(systems)
+            awaiting = self.awaiting(systems, manifest)
             members = [] if awaiting else self.log.read_all()[1].values()
             waits = [member.awaited for member in members if member.name != self.name and member.awaited]
             others = [marker for awaited in waits for marker in awaited.missing]
             waiting = waiting_for(awaiting, manifest, others)
         return nothing_delivered(self.name, self.spec, manifest, waiting)
 
-    def awaiting(self, systems: Mapping[str, StreamSystem]) -> Awaiting | None:
+    def awaiting(self, systems: Mapping[str, StreamSystem], manifest: DatasetManifest | None) -> Awaiting | None:
         """Return what a bounded dataset's next version waits for, None if one has been delivered whole.
 
-        Builds and commits nothing. Needs the declaration, not only the name.
+        `manifest` is the dataset's. Builds and commits nothing. Needs the declaration, not only the name.
         """
         from dagster_adjunct.assets.sources.open_source import open_source
         from dagster_adjunct.assets.sources.version_source import Awaiting
 
         assert self.spec is not None
         source = open_source(systems, self.spec, self._lake)
-        manifest = self.manifest()
         offered = source.next(source.first_manifest() if manifest is None else as_bounded(manifest))
         return offered if isinstance(offered, Awaiting) else None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.unbounded.advance_table import carry_out, compact, taken_up
 from dagster_adjunct.assets.unbounded.apply_changes import apply_changes, apply_ranges
@@ -19,6 +19,7 @@ from dagster_adjunct.assets.unbounded.rewind_plan import (
     Force,
     Positions,
     RewindPlan,
+    check_goes_back,
     decide_rewind,
     not_valid,
     open_startpoints,
@@ -41,23 +42,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.advance_report import AdvanceReport
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
-
-
-def plan_rewind(
-    lake: Lake, systems: Mapping[str, StreamSystem], spec: AdjunctDataset, *, positions: Positions, force: Force = False
-) -> RewindPlan:
-    """Return what `rewind_dataset` would do with these startpoints, or why it would refuse them; changes nothing.
-
-    Raises DatasetError for a dataset that can't be rewound at all and for partitions that are not of its stream, and
-    OffsetOutOfRangeError for a startpoint that the stream does not hold.
-    """
-    _check_kind(spec)
-    seen = look(Runtime(lake, systems, _no_session, "plan"), spec)
-    plan = decide_rewind(seen, positions, force)
-    if plan.action != "rewind" or plan.refusal is not None:
-        return plan
-    decision = decide(seen).decision
-    return plan if decision.action == "continue" else replace(plan, refusal=not_valid(spec, decision))
 
 
 @unwrapped()
@@ -102,7 +86,7 @@ def rewind(
     on_stage: OnStage = ignore,
 ) -> AdvanceReport:
     """Apply changes of an unbounded dataset again as `rewind_dataset` does."""
-    _check_kind(spec)
+    check_goes_back(spec)
     explained("rewind", spec.name, reason, runtime.by)
     stages = Stages(spec.name, on_stage)
     try:
@@ -133,7 +117,7 @@ def _rewind(
         return carry_out(advance, plan, applied=ids)
     if seen.manifest is None or plan.decision.action != "continue":
         _check(rewind)
-        raise not_valid(spec, plan.decision)
+        raise not_valid(seen, plan.decision)
     progress = taken_up(advance, plan)
     if progress.running or progress.manifest.quarantining is not None:
         progress = _ended_what_was_begun(advance, progress)
@@ -176,23 +160,3 @@ def _applied_before(context: Runtime, seen: SeenTable, stages: Stages) -> Advanc
 def _check(plan: RewindPlan) -> None:
     if plan.refusal is not None:
         raise plan.refusal
-
-
-def _check_kind(spec: AdjunctDataset) -> None:
-    if not spec.follows_changes:
-        raise DatasetError(
-            f"dataset {spec.name!r} is bounded: what it goes back to are versions, and not positions of its stream.",
-            f"Serve an earlier version: adjunct dataset rollback {spec.name} VERSION --reason …; or one that was "
-            f"rejected: adjunct dataset force {spec.name} VERSION --reason …. Other content comes as a new version.",
-            dataset=spec.name,
-        )
-    if not spec.following.persistent:
-        raise DatasetError(
-            f"dataset {spec.name!r} is declared persistent=False: it lives for one run, and has no table to rewind.",
-            "Run the application again: with bootstrap=True it reads the stream from its oldest offset in each run.",
-            dataset=spec.name,
-        )
-
-
-def _no_session() -> NoReturn:
-    raise AssertionError("a plan reads no records")

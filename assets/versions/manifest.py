@@ -39,16 +39,6 @@ def taken_up(stored: DatasetManifest, declared: DatasetDeclaration) -> BoundedMa
     return as_bounded(stored).declared_as(declared)
 
 
-def followed(stored: DatasetManifest, declared: DatasetDeclaration) -> UnboundedManifest:
-    """Return the stored manifest of a table that is declared so now; DatasetError where another would be.
-
-    How many partitions its input has is no matter of the declaration: it is found by looking.
-    """
-    partitions = {"input_partitions": stored.declaration.input_partitions}
-    check_declaration(stored.name, stored.declaration, declared.model_copy(update=partitions))
-    return as_unbounded(stored)
-
-
 def as_unbounded(manifest: DatasetManifest) -> UnboundedManifest:
     """Return the manifest of a dataset that follows a change stream. Raises DatasetError for one that does not."""
     if not isinstance(manifest, UnboundedManifest):

@@ -11,8 +11,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.sources.opened_stream import Source, as_stored
 from dagster_adjunct.assets.unbounded.recovery import decide, recover
-from dagster_adjunct.assets.unbounded.table_validity import SeenTable, state_of
-from dagster_adjunct.assets.versions.manifest import followed
+from dagster_adjunct.assets.unbounded.table_validity import SeenTable, followed, state_of
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
 from dagster_adjunct.assets.versions.stored_declaration import declaration_of
 from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
