@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.seal import SCHEMA, rows
 from dagster_adjunct import Lake, open_dataset, open_lake
+from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, VersionRef, layout_of
 from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
 from dagster_adjunct.resources.bucketing.bucket_files import Generation

@@ -24,8 +24,8 @@ from dagster_adjunct import (
     unbounded_dataset,
 )
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.changes import DeltaCompaction
-from dagster_adjunct.orchestration.application.runtime import Runtime
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs

@@ -11,8 +11,8 @@ from dagster_adjunct.assets.retention.erasing.key_search import KeySearch
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
 from dagster_adjunct.assets.unbounded.rebuild import rebuild_dataset
-from dagster_adjunct.assets.unbounded.rewind import plan_rewind, rewind_dataset
-from dagster_adjunct.assets.unbounded.rewind_plan import RewindPlan
+from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
+from dagster_adjunct.assets.unbounded.rewind_plan import RewindPlan, plan_rewind
 from dagster_adjunct.orchestration.upkeep.delete_unread import DeletionReport, delete_dataset, delete_stream
 from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard, discard_all
 from dagster_adjunct.orchestration.upkeep.metadata_moving import (

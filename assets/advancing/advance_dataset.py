@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.versions.advance_report import OnStage, ignore
-from dagster_adjunct.assets.writing.write_context import WriteContext
+from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.resources.spark.given_session import starter_of
 from dagster_adjunct.resources.spark.spark_errors import unwrapped
 
@@ -39,15 +39,28 @@ def advance_dataset(
     datasets may advance at the same time, in threads of one session. `partition` and `make_current` are for
     bounded datasets with version partitions (see `advance_bounded`); `on_stage` hears of each stage's end.
     """
-    context = WriteContext(lake, systems, starter_of(spark), by)
+    runtime = Runtime(lake, systems, starter_of(spark), by)
+    return advance(runtime, spec, partition=partition, make_current=make_current, on_stage=on_stage)
+
+
+@unwrapped()
+def advance(
+    runtime: Runtime,
+    spec: AdjunctDataset,
+    *,
+    partition: str | None = None,
+    make_current: bool = False,
+    on_stage: OnStage = ignore,
+) -> AdvanceReport:
+    """Bring a dataset up to date as `advance_dataset` does."""
     if not spec.follows_changes:
         from dagster_adjunct.assets.bounded.advance_versions import advance_bounded
 
-        return advance_bounded(context, spec, partition=partition, make_current=make_current, on_stage=on_stage)
+        return advance_bounded(runtime, spec, partition=partition, make_current=make_current, on_stage=on_stage)
     if spec.is_local:
         from dagster_adjunct.assets.unbounded.local_table_upkeep import advance_local
 
-        return advance_local(context, spec, on_stage=on_stage)
+        return advance_local(runtime, spec, on_stage=on_stage)
     from dagster_adjunct.assets.unbounded.advance_table import advance_unbounded
 
-    return advance_unbounded(context, spec, on_stage=on_stage)
+    return advance_unbounded(runtime, spec, on_stage=on_stage)

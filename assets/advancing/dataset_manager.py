@@ -13,7 +13,7 @@ from dagster_adjunct.assets.unbounded.recovery import recover
 from dagster_adjunct.assets.unbounded.table_validity import look
 from dagster_adjunct.assets.unbounded.transient_table import TransientTable
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport
-from dagster_adjunct.assets.writing.write_context import WriteContext
+from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.resources.errors import ConfigurationError, NoSealedVersionError
 from dagster_adjunct.resources.spark.given_session import starter_of
 from dagster_adjunct.resources.spark.spark_errors import unwrapped
@@ -139,7 +139,7 @@ class AdjunctDatasetManager:
         for dataset in self._datasets.values():
             if dataset.follows_changes and not dataset.is_local:
                 if dataset.following.persistent:
-                    seen = look(WriteContext(self._lake, self._systems, _no_session, "manager"), dataset)
+                    seen = look(Runtime(self._lake, self._systems, _no_session, "manager"), dataset)
                     if recover(seen).action == "bootstrap":
                         ssps |= set(seen.source.ssps)
                 elif dataset.bootstrap:

@@ -30,11 +30,12 @@ from dagster_adjunct.assets.bounded.version_set import join_version_set
 from dagster_adjunct.assets.declaration.inputs_besides_streams import QuerySource
 from dagster_adjunct.assets.sources.version_source import Awaiting
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport, OnStage, ignore
+from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
+from dagster_adjunct.assets.versions.common_manifest import Change
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.deliveries import Abandoned
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change
 from dagster_adjunct.assets.versions.operator_actions import explained
-from dagster_adjunct.assets.writing.write_context import WriteContext
+from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.resources.errors import ConfigurationError, MarkerConflictError, ValidatorError
 from dagster_adjunct.resources.spark.given_session import starter_of
 from dagster_adjunct.resources.spark.spark_errors import unwrapped
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 
 def advance_bounded(
-    context: WriteContext,
+    context: Runtime,
     spec: AdjunctDataset,
     *,
     partition: str | None = None,
@@ -90,7 +91,14 @@ def advance_version_set(
     A version that one member refuses is refused for all. Raises what `advance_bounded` raises, and
     MarkerConflictError when the members' next versions have different names.
     """
-    context = WriteContext(lake, systems, starter_of(spark), by)
+    return advance_members(Runtime(lake, systems, starter_of(spark), by), specs, on_stage=on_stage)
+
+
+@unwrapped()
+def advance_members(
+    runtime: Runtime, specs: Sequence[AdjunctDataset], *, on_stage: OnStage = ignore
+) -> list[AdvanceReport]:
+    """Publish what the members of a version set have delivered, as `advance_version_set` does."""
     names = {spec.version_set for spec in specs}
     if len(names) != 1 or None in names or len(specs) < 2:
         raise ConfigurationError(
@@ -98,8 +106,8 @@ def advance_version_set(
             "Declare them with version_set(NAME, …) and pass what it returns.",
             argument="specs",
         )
-    join_version_set(lake, str(names.pop()), [spec.name for spec in specs], by=by)
-    unit = look(context, specs, on_stage)
+    join_version_set(runtime.lake, str(names.pop()), [spec.name for spec in specs], by=runtime.by)
+    unit = look(runtime, specs, on_stage)
     return _advance(unit, once=_has_query(unit), make_current=False)
 
 

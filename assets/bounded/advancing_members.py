@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionSource
     from dagster_adjunct.assets.versions.advance_report import Stages
+    from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
     from dagster_adjunct.assets.versions.dataset_log import DatasetLog
     from dagster_adjunct.assets.versions.deliveries import Awaited, Lost
-    from dagster_adjunct.assets.versions.manifest import BoundedManifest
     from dagster_adjunct.assets.versions.sealed_version import SealedVersion
-    from dagster_adjunct.assets.writing.write_context import WriteContext
+    from dagster_adjunct.assets.writing.runtime import Runtime
     from dagster_adjunct.resources.objects.commit_log import Commit
 
 
@@ -59,7 +59,7 @@ class Member:
     """
 
     spec: AdjunctDataset
-    context: WriteContext
+    context: Runtime
     source: VersionSource
     stages: Stages
     manifest: BoundedManifest

@@ -18,7 +18,7 @@ from dagster_adjunct.assets.declaration.extractors.extractor import Projection
 from dagster_adjunct.assets.declaration.version_times import told_time
 from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, attempts, read_attempt
 from dagster_adjunct.assets.versions.dataset_log import Attempt
-from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout_of
+from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout_of, version_id
 from dagster_adjunct.assets.writing.generation_writer import writer_of
 from dagster_adjunct.assets.writing.rows_without_key import places_without_key
 from dagster_adjunct.assets.writing.write_generation import NAMED, add, listed, write_generation
@@ -35,7 +35,7 @@ from dagster_adjunct.resources.spark.spark_errors import unwrapped
 if TYPE_CHECKING:
     from dagster_adjunct.assets.bounded.advancing_members import Member
     from dagster_adjunct.assets.sources.version_source import Delivery
-    from dagster_adjunct.assets.versions.manifest import BoundedManifest
+    from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
     from dagster_adjunct.assets.versions.sealed_version import VersionRef
 
 _FOOTERS = 1024 * 1024
@@ -112,7 +112,7 @@ def _build(member: Member, delivery: Delivery, attempt: Attempt) -> SealedVersio
     if generation.footer_size > _FOOTERS:
         generation = generation.without_footers()
     return SealedVersion(
-        id=f"v{manifest.next_number:06d}-{attempt.id}",
+        id=version_id(manifest.next_number, attempt.id),
         number=manifest.next_number,
         name=delivery.version,
         sealed_at=member.context.now(),

@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.versions.build_attempts import forget_attempt
+from dagster_adjunct.assets.versions.sealed_version import version_id
 from dagster_adjunct.resources.errors import CommitConflictError
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.bounded.advancing_members import Member, Unit
     from dagster_adjunct.assets.sources.version_source import Delivery
+    from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
     from dagster_adjunct.assets.versions.dataset_log import Attempt
-    from dagster_adjunct.assets.versions.manifest import BoundedManifest
     from dagster_adjunct.assets.versions.sealed_version import SealedVersion
 
 
@@ -40,7 +41,7 @@ class Built:
 
     @property
     def id(self) -> str:
-        return f"v{self.number:06d}-{self.attempt.id}"
+        return version_id(self.number, self.attempt.id)
 
     @property
     def folder(self) -> str:

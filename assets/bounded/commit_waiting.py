@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.bounded.commits_meanwhile import moved
 from dagster_adjunct.assets.bounded.place_in_input import place_in_input, told_by
 from dagster_adjunct.assets.sources.version_source import Awaiting
+from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
+from dagster_adjunct.assets.versions.common_manifest import Change
 from dagster_adjunct.assets.versions.deliveries import Awaited
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change
 from dagster_adjunct.resources.objects.commit_log import commit_upon
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, as_bounded
+from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
+from dagster_adjunct.assets.versions.manifest import as_bounded
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.bounded.advancing_members import Unit

@@ -15,12 +15,10 @@ from dagster_adjunct.resources.errors import DatasetError
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.versions.dataset_log import Manifests
-    from dagster_adjunct.assets.writing.write_context import WriteContext
+    from dagster_adjunct.assets.writing.runtime import Runtime
 
 
-def look(
-    context: WriteContext, specs: Sequence[AdjunctDataset], on_stage: OnStage, partition: str | None = None
-) -> Unit:
+def look(context: Runtime, specs: Sequence[AdjunctDataset], on_stage: OnStage, partition: str | None = None) -> Unit:
     """Return the datasets and their inputs as they are now. Pins that have expired end here."""
     log = context.log(specs[0].name)
     commit, manifests = log.read_all()

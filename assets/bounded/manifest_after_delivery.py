@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.bounded.place_in_input import place_in_input, told_by
+from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
 from dagster_adjunct.assets.versions.choose_version import order_of
+from dagster_adjunct.assets.versions.common_manifest import Change
 from dagster_adjunct.assets.versions.deliveries import Delivered
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change
 from dagster_adjunct.assets.versions.operator_actions import serve
 from dagster_adjunct.assets.versions.sealed_version import VersionRef
 from dagster_adjunct.assets.writing.write_generation import add

@@ -8,7 +8,7 @@ from dagster_adjunct.assets.versions.deliveries import FACTS_KEPT, NAMES_KEPT, D
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
-    from dagster_adjunct.assets.versions.manifest import BoundedManifest
+    from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
 
 
 def place_in_input(

@@ -158,6 +158,11 @@ class AdjunctDataset:
         return self.input if isinstance(self.input, str) else None
 
     @property
+    def system_stream(self) -> tuple[str, str]:
+        """The system and the name of the input stream ("lake", "planes"), of a dataset that is made from one."""
+        return split_stream_name(str(self.input))
+
+    @property
     def broadcast(self) -> bool:
         """Whether every task reads one whole copy."""
         return self.partitions is None

@@ -13,10 +13,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from dagster_adjunct.assets.versions.choose_version import SHORT_ID, readable_version, require_version
-from dagster_adjunct.assets.versions.leases import check_not_doomed
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, version_number
 from dagster_adjunct.assets.versions.stored_manifest import parse_manifest
+from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetError,
@@ -97,7 +96,7 @@ def _of_table(
         return _Past(log, current, manifest).served(as_of)
     assert version is not None, "one of them is given"
     if version_number(version):
-        check_not_doomed(manifest, version)
+        manifest.check_kept(version)
     return _Past(log, current, manifest).begun(version) or committed_version(log, manifest, version)
 
 
@@ -177,7 +176,7 @@ class _Past:
         then = self.before(as_of) if isinstance(as_of, datetime) else self.by_commit(as_of)
         if then is None or then.version is None:
             self.refuse(_told(as_of))
-        check_not_doomed(self.manifest, then.version.id)
+        self.manifest.check_kept(then.version.id)
         return then.version
 
     def begun(self, version: str) -> SealedVersion | None:

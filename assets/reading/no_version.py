@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.inputs_besides_streams import QuerySource
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, UnboundedManifest
 from dagster_adjunct.resources.errors import NoSealedVersionError
 
 if TYPE_CHECKING:
@@ -48,7 +47,13 @@ def nothing_delivered(
     )
 
 
-def waiting_for(awaiting: Awaiting | None, manifest: DatasetManifest | None, others: Sequence[str]) -> str:
+def nothing_whole(spec: AdjunctDataset, manifest: DatasetManifest | None, awaiting: Awaiting) -> NoSealedVersionError:
+    """Return the error for a declared dataset of which no version is delivered whole; it waits for this."""
+    waiting = waiting_for(awaiting, manifest) if is_delivered(spec, manifest) else None
+    return nothing_computed(spec.name, spec, manifest) or nothing_delivered(spec.name, spec, manifest, waiting)
+
+
+def waiting_for(awaiting: Awaiting | None, manifest: DatasetManifest | None, others: Sequence[str] = ()) -> str:
     """Return what the next version waits for; None stands for one that is delivered whole.
 
     `others` are the markers that the other members of its version set wait for.
@@ -61,7 +66,7 @@ def waiting_for(awaiting: Awaiting | None, manifest: DatasetManifest | None, oth
         )
         return f"one is delivered whole and not sealed yet{lacks}"
     version = f"version {awaiting.version!r}" if awaiting.version else "the first version"
-    begun = manifest.awaited if isinstance(manifest, BoundedManifest) else None
+    begun = manifest.awaited if manifest is not None else None
     since = f" since {begun.since:%Y-%m-%d %H:%M} UTC" if begun else ""
     return f"{version} waits{since} for the end-of-dataset markers of {', '.join(awaiting.missing)}"
 
@@ -85,7 +90,7 @@ def _cause(spec: AdjunctDataset | None, manifest: DatasetManifest | None, waitin
 def _is_followed(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
     """Whether it follows a change stream, and has no versions that are delivered."""
     if manifest is not None:
-        return isinstance(manifest, UnboundedManifest)
+        return manifest.versions_are_commits
     return spec is not None and spec.follows_changes
 
 

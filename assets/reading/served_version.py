@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from dagster_adjunct.assets.reading.version_in_use import HeldVersion, Holding
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.reading.versions_over_time import VersionsOverTime, refs_over_time
+from dagster_adjunct.assets.reading.versions_over_time import VersionsOverTime
 from dagster_adjunct.assets.versions.choose_version import previous
 from dagster_adjunct.assets.versions.dataset_log import redirect_of
-from dagster_adjunct.assets.versions.leases import check_not_doomed, check_retained
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest, as_bounded
+from dagster_adjunct.assets.versions.leases import check_retained
+from dagster_adjunct.assets.versions.manifest import as_bounded
 from dagster_adjunct.resources.errors import (
     DatasetError,
     ManifestMismatchError,
@@ -140,10 +140,9 @@ class ServedVersion:
         Versions are held before one of them is opened.
         """
         for tried in range(_TRIES):
-            manifest = self._stored.require_manifest()
-            if isinstance(manifest, UnboundedManifest):
+            versions = self._stored.require_manifest().versions_over_time
+            if versions is None:
                 return self.lend(lambda reader: reader)
-            versions = tuple(ref.id for ref in refs_over_time(manifest))
             try:
                 if versions and versions not in self._over_time:
                     lease = self._holding.hold_all(versions)
@@ -170,7 +169,7 @@ class ServedVersion:
 
     def explain(self, version: str) -> None:
         """Raise VersionDiscardedError where this version was discarded, which is why a file of it is missing."""
-        check_not_doomed(self._stored.require_manifest(), version)
+        self._stored.require_manifest().check_kept(version)
 
     # -- moving on
 
@@ -262,7 +261,7 @@ class ServedVersion:
                 return  # another call has moved on already
             manifest, version = self._stored.require_manifest(), held.reader.version
             if self._fixed is not None:
-                check_not_doomed(manifest, version)  # which says so, where that is why a file is missing
+                manifest.check_kept(version)  # which says so, where that is why a file is missing
                 raise error
             served = self._stored.reader_of(manifest)
             if manifest.ref(version) is None and served is not None and served.version != version:

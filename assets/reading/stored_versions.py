@@ -20,10 +20,9 @@ from dagster_adjunct.assets.reading.no_version import (
 )
 from dagster_adjunct.assets.reading.version_operations import VersionOperations
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.reading.versions_over_time import VersionsOverTime, refs_over_time
+from dagster_adjunct.assets.reading.versions_over_time import VersionsOverTime
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.leases import check_not_doomed
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, UnboundedManifest, as_bounded
+from dagster_adjunct.assets.versions.manifest import as_bounded
 from dagster_adjunct.assets.versions.stored_declaration import check_declaration
 from dagster_adjunct.resources.errors import (
     ManifestMismatchError,
@@ -101,24 +100,23 @@ class StoredVersions(VersionOperations):
             return computed
         waiting = None
         if self.spec is not None and systems is not None and is_delivered(self.spec, manifest):
-            awaiting = self.awaiting(systems)
+            awaiting = self.awaiting(systems, manifest)
             members = [] if awaiting else self.log.read_all()[1].values()
-            waits = [m.awaited for m in members if isinstance(m, BoundedManifest) and m.name != self.name and m.awaited]
+            waits = [member.awaited for member in members if member.name != self.name and member.awaited]
             others = [marker for awaited in waits for marker in awaited.missing]
             waiting = waiting_for(awaiting, manifest, others)
         return nothing_delivered(self.name, self.spec, manifest, waiting)
 
-    def awaiting(self, systems: Mapping[str, StreamSystem]) -> Awaiting | None:
+    def awaiting(self, systems: Mapping[str, StreamSystem], manifest: DatasetManifest | None) -> Awaiting | None:
         """Return what a bounded dataset's next version waits for, None if one has been delivered whole.
 
-        Builds and commits nothing. Needs the declaration, not only the name.
+        `manifest` is the dataset's. Builds and commits nothing. Needs the declaration, not only the name.
         """
         from dagster_adjunct.assets.sources.open_source import open_source
         from dagster_adjunct.assets.sources.version_source import Awaiting
 
         assert self.spec is not None
         source = open_source(systems, self.spec, self._lake)
-        manifest = self.manifest()
         offered = source.next(source.first_manifest() if manifest is None else as_bounded(manifest))
         return offered if isinstance(offered, Awaiting) else None
 
@@ -142,9 +140,10 @@ class StoredVersions(VersionOperations):
         where no version says its time, and as `version_of_batch`.
         """
         manifest = self.require_manifest()
-        if isinstance(manifest, UnboundedManifest):
+        retained = manifest.versions_over_time
+        if retained is None:
             return self.require_current() if versions is None else self.version_of_batch(versions[0])
-        ids = [ref.id for ref in refs_over_time(manifest)] if versions is None else versions
+        ids = retained if versions is None else versions
         sealed = [version_of_batch(self.log, manifest, version) for version in ids]
         return VersionsOverTime(self._lake.store, self.name, sealed)
 
@@ -165,7 +164,7 @@ class StoredVersions(VersionOperations):
         except ManifestMismatchError:
             manifest = self.require_manifest()
             for view in views:
-                check_not_doomed(manifest, view.version)  # which says so, where that is why a file is missing
+                manifest.check_kept(view.version)  # which says so, where that is why a file is missing
             raise
 
     def require_manifest(self) -> DatasetManifest:

@@ -18,6 +18,7 @@ from dagster_adjunct.assets.versions.operator_actions import (
 from dagster_adjunct.assets.versions.stored_manifest import stored_body
 
 if TYPE_CHECKING:
+    from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
     from dagster_adjunct.assets.versions.dataset_log import DatasetLog
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.assets.versions.sealed_version import VersionRef
@@ -86,29 +87,29 @@ class VersionOperations(ABC):
 
     # -- what operators do
 
-    def pin(self, version: str, *, reason: str, by: str, expires_at: datetime | None = None) -> DatasetManifest:
+    def pin(self, version: str, *, reason: str, by: str, expires_at: datetime | None = None) -> BoundedManifest:
         """Serve this version, by id or name, whatever seals meanwhile, until `unpin` or expiry."""
         return pin_version(self._log, version, reason=reason, by=by, expires_at=expires_at)
 
-    def unpin(self, *, reason: str, by: str) -> DatasetManifest:
+    def unpin(self, *, reason: str, by: str) -> BoundedManifest:
         """Serve again what the last switch chose."""
         return unpin_version(self._log, reason=reason, by=by)
 
-    def rollback(self, to: str | None = None, *, reason: str, by: str) -> DatasetManifest:
+    def rollback(self, to: str | None = None, *, reason: str, by: str) -> BoundedManifest:
         """Serve an earlier version, by id or name (None: the one before), until the next one seals."""
         return roll_back(self._log, to, reason=reason, by=by)
 
-    def withdraw(self, version: str, *, reason: str, by: str) -> DatasetManifest:
+    def withdraw(self, version: str, *, reason: str, by: str) -> BoundedManifest:
         """Never serve this version, by id or name, again; what was served before it takes its place."""
         return withdraw_version(self._log, version, reason=reason, by=by)
 
-    def force(self, version: str, *, reason: str, by: str, make_current: bool = False) -> DatasetManifest:
+    def force(self, version: str, *, reason: str, by: str, make_current: bool = False) -> BoundedManifest:
         """Publish a rejected version, by id or name, after all; one that is older than what is served beside it.
 
         `make_current` serves it all the same, as `rollback` to it does later.
         """
         return force_version(self._log, version, reason=reason, by=by, make_current=make_current)
 
-    def drop(self, version: str, *, reason: str, by: str) -> DatasetManifest:
+    def drop(self, version: str, *, reason: str, by: str) -> BoundedManifest:
         """Forget a rejected or withdrawn version, by id or name; the next discard deletes its files."""
         return drop_version(self._log, version, reason=reason, by=by)

@@ -28,8 +28,6 @@ from dagster_adjunct.resources.spark.spark_errors import unwrapped
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_adjunct.assets.versions.manifest import BoundedManifest
-    from dagster_adjunct.assets.versions.sealed_version import VersionRef
     from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout, Generation
     from dagster_adjunct.resources.objects.object_store import ObjectStore
     from dagster_adjunct.resources.schemas.schema import Schema
@@ -157,16 +155,6 @@ def spans_of(sealed: Iterable[SealedVersion]) -> tuple[Span, ...]:
     return tuple(
         Span(by_time[start], start, end) for start, end in zip(starts, [*starts[1:], None][: len(starts)], strict=True)
     )
-
-
-def refs_over_time(manifest: BoundedManifest) -> list[VersionRef]:
-    """Return the sealed versions of a manifest that say since when they are valid; withdrawn ones do not count."""
-    doomed = set(manifest.doomed)
-    return [
-        ref
-        for ref in manifest.versions
-        if ref.state == "sealed" and ref.valid_from is not None and not doomed.intersection(ref.folders)
-    ]
 
 
 def micros(moment: datetime | None) -> int | None:

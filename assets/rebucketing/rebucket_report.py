@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, StillReadError
 
 if TYPE_CHECKING:
@@ -74,10 +73,9 @@ def check(log: DatasetLog, manifest: DatasetManifest, partitions: int, reason: s
             argument="partitions",
             dataset=log.name,
         )
-    bootstrap = manifest.bootstrap if isinstance(manifest, UnboundedManifest) else None
-    if bootstrap is not None and (bootstrap.state == "running" or manifest.version is None):
+    if manifest.unfinished:
         raise DatasetError(
-            f"{what} can't be repartitioned now: its bootstrap is not finished ({bootstrap.why or 'the first one'}).",
+            f"{what} can't be repartitioned now: its bootstrap is not finished ({manifest.unfinished}).",
             f"Advance it until it is: adjunct dataset advance {log.name} MODULE:APP. Then repeat it.",
             dataset=log.name,
         )

@@ -17,11 +17,13 @@ from dagster_adjunct.assets.rebucketing.rebucket_report import RebucketReport, c
 from dagster_adjunct.assets.rebucketing.rebucketed_files import rebucketed
 from dagster_adjunct.assets.unbounded.next_served_version import retire, without_large_footers
 from dagster_adjunct.assets.versions.build_attempts import build_on_record
+from dagster_adjunct.assets.versions.common_manifest import Change
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.kept_history import told
 from dagster_adjunct.assets.versions.leases import Lease
-from dagster_adjunct.assets.versions.manifest import Change, DatasetManifest, UnboundedManifest
-from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout_of
+from dagster_adjunct.assets.versions.manifest import DatasetManifest
+from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout_of, version_id
+from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.resources.bucketing.write_over_time import OverTimeWrite
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.errors import (
@@ -168,7 +170,7 @@ class _Rewriting:
         new = [self.made[generation.folder][1] for generation in version.generations if generation.files]
         slim = tuple(without_large_footers(generation) for generation in new)
         facts = {
-            "id": f"v{number:06d}-{commit_id}",
+            "id": version_id(number, commit_id),
             "number": number,
             "sealed_at": self.log.lake.now(),
             "partitions": self.partitions,

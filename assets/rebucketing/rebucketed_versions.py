@@ -6,7 +6,6 @@ the old copies until they let go, as after an erasure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.stored_files import files_of
@@ -14,11 +13,12 @@ from dagster_adjunct.assets.rebucketing.rebucket_report import RebucketReport, c
 from dagster_adjunct.assets.rebucketing.rebucketed_files import rebucketed
 from dagster_adjunct.assets.retention.discard import delete_doomed
 from dagster_adjunct.assets.retention.erasing.replace_versions import Replacement, replaced
+from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
 from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, attempt_key
+from dagster_adjunct.assets.versions.common_manifest import Change
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import store_now
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change
-from dagster_adjunct.assets.versions.sealed_version import VersionRef, layout_of
+from dagster_adjunct.assets.versions.sealed_version import VersionRef, layout_of, version_id
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetNotFoundError,
@@ -52,7 +52,7 @@ def repartition_versions(
         # A version is rewritten once, however often the commit is tried.
         for document in [document for document, new in made.items() if not _stands(lake, manifest, new)]:
             del made[document]
-        for ref in _documented(manifest):
+        for ref in manifest.built:
             if str(ref.document) not in made:
                 made[str(ref.document)] = _rewritten(log, ref, partitions, by)
         check_unused(dataset, roots())  # once more: writing takes a while
@@ -93,8 +93,8 @@ def _read(log: DatasetLog, partitions: int) -> tuple[Commit | None, BoundedManif
 def _planned(log: DatasetLog, partitions: int, reason: str, roots: Roots) -> RebucketReport:
     manifest = _read(log, partitions)[1]
     before = check(log, manifest, partitions, reason)
-    ids = {ref.id: "" for ref in _documented(manifest)}
-    rows = sum(ref.rows or 0 for ref in _documented(manifest))
+    ids = {ref.id: "" for ref in manifest.built}
+    rows = sum(ref.rows or 0 for ref in manifest.built)
     holding = tuple(sorted(set(roots().values())))
     return RebucketReport(log.name, before, partitions, ids, rows=rows, holding=holding, dry_run=True)
 
@@ -105,13 +105,9 @@ def _stands(lake: Lake, manifest: BoundedManifest, made: Replacement) -> bool:
     return not {*made.new.folders, document} & set(manifest.doomed) and lake.store.head(document) is not None
 
 
-def _documented(manifest: BoundedManifest) -> Iterator[VersionRef]:
-    return (ref for ref in manifest.versions if ref.document is not None)
-
-
 def _after(manifest: BoundedManifest, made: dict[str, Replacement], partitions: int, reason: str) -> BoundedManifest:
     """Return the manifest with the rewritten versions, `made` of all of them."""
-    old = {ref.id: made[str(ref.document)] for ref in _documented(manifest)}
+    old = {ref.id: made[str(ref.document)] for ref in manifest.built}
     after = replaced(manifest, old)
     doomed = [*manifest.doomed]
     doomed += [entry for new in old.values() for entry in (*new.old.folders, str(new.old.document))]
@@ -142,7 +138,7 @@ def _rewritten(log: DatasetLog, ref: VersionRef, partitions: int, by: str) -> Re
             dataset=log.name,
             version=ref.id,
         )
-    made = sealed.after(id=f"v{sealed.number:06d}-{attempt.id}", partitions=partitions, generations=(new,))
+    made = sealed.after(id=version_id(sealed.number, attempt.id), partitions=partitions, generations=(new,))
     update = {
         "id": made.id,
         "document": log.write_version(made),

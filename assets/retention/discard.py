@@ -30,14 +30,10 @@ from dagster_adjunct.assets.retention.discard_plan import (
 )
 from dagster_adjunct.assets.retention.retired_generations import oldest_kept
 from dagster_adjunct.assets.versions.build_attempts import RUNNING, attempts
+from dagster_adjunct.assets.versions.common_manifest import Change
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog, set_log
 from dagster_adjunct.assets.versions.leases import all_leases, store_now
-from dagster_adjunct.assets.versions.manifest import (
-    BoundedManifest,
-    Change,
-    DatasetManifest,
-    UnboundedManifest,
-)
+from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_unbounded
 from dagster_adjunct.assets.versions.operator_actions import expire_pin, expire_pins
 from dagster_adjunct.resources.errors import DatasetNotFoundError
 from dagster_adjunct.resources.times import before
@@ -112,9 +108,10 @@ def discard(
             f"dataset {dataset!r} has no commit in {lake.url}.", "Advance it a first time.", dataset=dataset
         )
     policy = policy or manifests[dataset].declaration.discard
-    listing = _look(log, commits=isinstance(manifests[dataset], UnboundedManifest))
+    listing = _look(log, commits=manifests[dataset].versions_are_commits)
     manifest = expire_pin(log, manifests[dataset], listing.now)
-    unpinned = _pinned(manifests[dataset]) if _pinned(manifest) is None else None
+    pin = manifests[dataset].pin
+    unpinned = pin.version if pin is not None and manifest.pin is None else None
     if dry_run:
         kept_from = _kept_from(log, manifest, policy)
         plan = plan_discard(manifest, policy, all_leases(lake, dataset), roots(), listing, kept_from)
@@ -168,14 +165,9 @@ def delete_doomed(
     return spared, objects
 
 
-def _pinned(manifest: DatasetManifest) -> str | None:
-    pin = manifest.pin if isinstance(manifest, BoundedManifest) else None
-    return pin.version if pin is not None else None
-
-
 def _kept_from(log: DatasetLog, manifest: DatasetManifest, policy: DiscardPolicy) -> int:
     """Return the oldest version that an unbounded dataset keeps for being new; it is looked up where it matters."""
-    return oldest_kept(log, manifest, policy) if isinstance(manifest, UnboundedManifest) and manifest.retired else 0
+    return oldest_kept(log, as_unbounded(manifest), policy) if manifest.retired else 0
 
 
 def _look(log: DatasetLog, *, commits: bool = False) -> Listing:
@@ -225,7 +217,7 @@ def _sweep(
     """Delete records of builds that ended long ago, and commits that are long past."""
     store, limit = log.lake.store, before(listing.now, policy.grace)
     held: Mapping[str, str] = {}
-    if isinstance(manifest, UnboundedManifest):  # a version of which stands nowhere but in its commit
+    if manifest.versions_are_commits:
         held = holders_of(all_leases(log.lake, log.name), roots(), listing.now)
     ended = min(limit, listing.now - RUNNING)
     objects = [item for item in store.list(f"{log.prefix}/attempts/") if item.modified <= ended]
@@ -235,7 +227,7 @@ def _sweep(
         logs.append(set_log(log.lake, set_name))
     for commits in logs:
         past = [item for item in _past(commits, limit) if not any(is_of(version, item.key) for version in held)]
-        if isinstance(manifest, UnboundedManifest):
+        if manifest.retained_from is not None:
             past = [item for item in past if _number_of(item) < manifest.retained_from]
         objects += past
     store.delete_many([item.key for item in objects])

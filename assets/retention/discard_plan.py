@@ -8,13 +8,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.retention.retired_generations import plan_retired
+from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
 from dagster_adjunct.assets.versions.choose_version import order_of
-from dagster_adjunct.assets.versions.manifest import (
-    BoundedManifest,
-    Change,
-    DatasetManifest,
-    UnboundedManifest,
-)
+from dagster_adjunct.assets.versions.manifest import DatasetManifest
+from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.resources.times import before
 
 if TYPE_CHECKING:
@@ -125,23 +122,8 @@ def _judge_versions(
 
 def doomed_by(manifest: DatasetManifest, plan: DiscardPlan) -> DatasetManifest | None:
     """Return the manifest from which what goes is taken out, and named as doomed; None where nothing goes."""
-    gone, garbage = {judged.what for judged in plan.go}, [judged.what for judged in plan.garbage]
-    if not gone and not garbage:
-        return None
-    if isinstance(manifest, UnboundedManifest):
-        return manifest.after(
-            retired=tuple(retired for retired in manifest.retired if retired.folder not in gone),
-            retained_from=plan.retained_from,
-            doomed=tuple(dict.fromkeys([*manifest.doomed, *(judged.what for judged in plan.go), *garbage])),
-            change=Change(action="discard", reason=f"{len(gone)} generations, {len(garbage)} leftovers"),
-        )
-    leaving = [ref for ref in manifest.versions if ref.id in gone]
-    entries = [entry for ref in leaving for entry in (*ref.folders, ref.document) if entry is not None]
-    return manifest.after(
-        versions=tuple(ref for ref in manifest.versions if ref.id not in gone),
-        doomed=tuple(dict.fromkeys([*manifest.doomed, *entries, *garbage])),
-        change=Change(action="discard", reason=f"{len(gone)} versions, {len(garbage)} leftovers"),
-    )
+    gone, garbage = [judged.what for judged in plan.go], [judged.what for judged in plan.garbage]
+    return manifest.without(gone, garbage) if gone or garbage else None
 
 
 def holders_of(leases: Sequence[LeaseInfo], roots: Mapping[str, str], now: datetime) -> dict[str, str]:
@@ -160,9 +142,7 @@ def spared_of(
     """Return what is doomed and still held."""
     held = holders_of(leases, roots, now)
     reached = manifest.reachable()
-    # Of an unbounded dataset nothing says any more which of them an earlier version reads: it holds all.
-    unbounded = isinstance(manifest, UnboundedManifest)
-    earlier = {version for version in held if unbounded and not manifest.retains(version)}
+    earlier = {version for version in held if manifest.may_have_needed(version)}
     spared = []
     for entry in manifest.doomed:
         why = next((reason for version, reason in held.items() if version in earlier or is_of(version, entry)), "")

@@ -27,7 +27,7 @@ from dagster_adjunct.assets.sources.records_in_process import (
 )
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
 from dagster_adjunct.assets.sources.versions_of_no_stream import VersionsOfNoStream
-from dagster_adjunct.assets.versions.manifest import BoundedManifest
+from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
 from dagster_adjunct.resources.errors import DatasetError, MarkerConflictError, SourceChangedError
 from dagster_adjunct.resources.files import DeclaredFiles, open_tree
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS

@@ -16,7 +16,7 @@ from dagster_adjunct.assets.sources.records_in_process import (
 )
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
 from dagster_adjunct.assets.sources.versions_of_no_stream import VersionsOfNoStream
-from dagster_adjunct.assets.versions.manifest import BoundedManifest
+from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.schema import Schema

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dagster_adjunct.assets.sources.end_of_dataset_markers import MarkedSegment
+from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
 from dagster_adjunct.assets.versions.deliveries import MarkerFacts
-from dagster_adjunct.assets.versions.manifest import BoundedManifest
 
 
 def told_again(manifest: BoundedManifest, dropped: Mapping[MarkedSegment, int]) -> tuple[str, ...]:

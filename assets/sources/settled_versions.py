@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dagster_adjunct.assets.sources.end_of_dataset_markers import MarkerSaid, Settled
-from dagster_adjunct.assets.versions.manifest import BoundedManifest
+from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 

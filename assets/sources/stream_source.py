@@ -22,9 +22,10 @@ from dagster_adjunct.assets.sources.redelivery import told_again
 from dagster_adjunct.assets.sources.settled_versions import settled_versions
 from dagster_adjunct.assets.sources.source_made_anew import SameStream
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
+from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
 from dagster_adjunct.assets.versions.carried_to_rewritten_stream import carried_over
 from dagster_adjunct.assets.versions.deliveries import Lost
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, taken_up
+from dagster_adjunct.assets.versions.manifest import taken_up
 from dagster_adjunct.resources.errors import MarkerConflictError, SchemaMismatchError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema

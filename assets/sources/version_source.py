@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest
+    from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
     from dagster_adjunct.resources.schemas.schema import Schema
 

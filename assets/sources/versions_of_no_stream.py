@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.sources.entries_of_records import schema_of_entries
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, taken_up
+from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
+from dagster_adjunct.assets.versions.manifest import taken_up
 from dagster_adjunct.assets.versions.stored_declaration import declaration_of
 
 if TYPE_CHECKING:

@@ -25,14 +25,14 @@ from dagster_adjunct.resources.errors import DatasetError
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.writing.write_context import WriteContext
+    from dagster_adjunct.assets.writing.runtime import Runtime
     from dagster_adjunct.resources.objects.commit_log import Commit
 
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def advance_unbounded(
-    context: WriteContext, spec: AdjunctDataset, *, rebuild: str | None = None, on_stage: OnStage = ignore
+    context: Runtime, spec: AdjunctDataset, *, rebuild: str | None = None, on_stage: OnStage = ignore
 ) -> AdvanceReport:
     """Bootstrap the dataset, or apply the changes since its last commit; nothing new makes no commit.
 

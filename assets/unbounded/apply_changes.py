@@ -17,8 +17,9 @@ from dagster_adjunct.assets.unbounded.next_ranges import next_ranges, reaches_ta
 from dagster_adjunct.assets.unbounded.next_served_version import with_version
 from dagster_adjunct.assets.unbounded.write_changes import write_changes
 from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, forget_attempt
+from dagster_adjunct.assets.versions.common_manifest import Change
 from dagster_adjunct.assets.versions.kept_history import newest_valid_from
-from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
+from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.assets.writing.write_generation import add
 from dagster_adjunct.resources.bucketing.write_over_time import OverTimeWrite
 from dagster_adjunct.resources.errors import CommitConflictError

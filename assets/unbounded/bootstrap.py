@@ -18,7 +18,7 @@ from dagster_adjunct.assets.unbounded.bulk_snapshot import load_snapshot
 from dagster_adjunct.assets.unbounded.commit_table import AdvanceProgress, change_of, commit_manifest
 from dagster_adjunct.assets.unbounded.next_served_version import with_version
 from dagster_adjunct.assets.versions.build_attempts import forget_attempt
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.unbounded_state import Bootstrap
 
 if TYPE_CHECKING:

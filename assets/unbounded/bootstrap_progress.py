@@ -11,7 +11,7 @@ from dagster_adjunct.assets.sources.opened_stream import by_partition
 from dagster_adjunct.resources.names import split_stream_name
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+    from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.initial_load import Snapshot
     from dagster_adjunct.assets.sources.opened_stream import Source
     from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
-    from dagster_adjunct.assets.writing.write_context import WriteContext
+    from dagster_adjunct.assets.writing.runtime import Runtime
     from dagster_adjunct.resources.bucketing.bucket_files import Generation
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.schemas.schema import Schema
@@ -37,7 +37,7 @@ _INITIAL_POSITION = -1
 
 
 def load_snapshot(
-    context: WriteContext, source: Source, attempt: Attempt, number: int
+    context: Runtime, source: Source, attempt: Attempt, number: int
 ) -> tuple[Generation, dict[SystemStreamPartition, str]]:
     """Write the bulk snapshot as a base; return it, with the position from which the stream goes on.
 

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.sources.opened_stream import as_stored
 from dagster_adjunct.assets.unbounded.table_validity import SeenTable, max_age_of
-from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
+from dagster_adjunct.assets.versions.common_manifest import Change
+from dagster_adjunct.assets.versions.manifest import as_unbounded
+from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.unbounded_state import Bootstrap, Decision
 from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.objects.commit_log import commit_upon
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.sources.opened_stream import Offsets, Source
     from dagster_adjunct.assets.versions.advance_report import Stages
     from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-    from dagster_adjunct.assets.writing.write_context import WriteContext
+    from dagster_adjunct.assets.writing.runtime import Runtime
     from dagster_adjunct.resources.objects.commit_log import Commit
 
 _TRIES = 20
@@ -32,7 +34,7 @@ _TRIES = 20
 class Advance:
     """What stays the same during one advance: what was seen before it, and what was decided on that."""
 
-    context: WriteContext
+    context: Runtime
     seen: SeenTable
     decision: Decision
     stages: Stages

@@ -17,10 +17,12 @@ from dagster_adjunct.assets.unbounded.engine import engine_of
 from dagster_adjunct.assets.unbounded.merge_generations import Merged, merge
 from dagster_adjunct.assets.unbounded.next_served_version import retire
 from dagster_adjunct.assets.versions.build_attempts import build_on_record
+from dagster_adjunct.assets.versions.common_manifest import Change
 from dagster_adjunct.assets.versions.leases import Lease
-from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
-from dagster_adjunct.assets.versions.sealed_version import SealedVersion
-from dagster_adjunct.assets.writing.write_context import WriteContext
+from dagster_adjunct.assets.versions.manifest import as_unbounded
+from dagster_adjunct.assets.versions.sealed_version import SealedVersion, version_id
+from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
+from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,
@@ -60,7 +62,7 @@ def compact_dataset(
     something to do, and `by` stands in the commit. A table that is being rebuilt is compacted where it is served.
     Raises DatasetNotFoundError, and DatasetError for a bounded dataset.
     """
-    context = WriteContext(lake, {}, starter_of(spark), by)
+    context = Runtime(lake, {}, starter_of(spark), by)
     if level not in (None, "minor", "major"):
         raise ConfigurationError(
             f"dataset {dataset_name!r} is to be compacted at level {level!r}: expected minor or major.",
@@ -82,7 +84,7 @@ def compact_dataset(
     return _compact(context, manifest, policy or manifest.declaration.compaction, level)[0]
 
 
-def compact_due(context: WriteContext, manifest: UnboundedManifest, policy: DeltaCompaction) -> _Current | None:
+def compact_due(context: Runtime, manifest: UnboundedManifest, policy: DeltaCompaction) -> _Current | None:
     """Compact what the policy finds due; return the commit and its manifest, None where nothing was compacted."""
     return _compact(context, manifest, policy, None)[1]
 
@@ -92,7 +94,7 @@ class _LateChanges(Exception):
 
 
 def _compact(
-    context: WriteContext, manifest: UnboundedManifest, policy: DeltaCompaction, level: Level | None
+    context: Runtime, manifest: UnboundedManifest, policy: DeltaCompaction, level: Level | None
 ) -> tuple[CompactionReport, _Current | None]:
     began = time.perf_counter()
     version = manifest.version
@@ -137,7 +139,7 @@ def _compact(
 
 
 def _merge_and_switch(
-    context: WriteContext, manifest: UnboundedManifest, plan: CompactionPlan, *, forget: bool
+    context: Runtime, manifest: UnboundedManifest, plan: CompactionPlan, *, forget: bool
 ) -> tuple[Merged, _Current] | None:
     name = manifest.name
     attempt = context.log(name).attempt()
@@ -147,9 +149,7 @@ def _merge_and_switch(
     return None if current is None else (merged, current)
 
 
-def _switch(
-    context: WriteContext, manifest: UnboundedManifest, plan: CompactionPlan, merged: Merged
-) -> _Current | None:
+def _switch(context: Runtime, manifest: UnboundedManifest, plan: CompactionPlan, merged: Merged) -> _Current | None:
     """Commit the output in the place of its inputs, whatever was appended; None where these are not there."""
     assert manifest.version is not None
     log, known = context.log(manifest.name), {generation.folder for generation in manifest.version.generations}
@@ -174,7 +174,7 @@ def _switch(
     return switched
 
 
-def _appended_late(context: WriteContext, fresh: UnboundedManifest, known: set[str], horizon: int) -> bool:
+def _appended_late(context: Runtime, fresh: UnboundedManifest, known: set[str], horizon: int) -> bool:
     """Whether generations that were committed meanwhile have changes, or times of a history, at or below it."""
     version = fresh.version
     assert version is not None
@@ -205,7 +205,7 @@ def _replaced(
     generations = tuple(sorted((*others, *output), key=lambda generation: generation.id))
     exact = plan.level == "major" and not others
     facts = {
-        "id": f"v{number:06d}-{merged.attempt.id}",
+        "id": version_id(number, merged.attempt.id),
         "number": number,
         "sealed_at": now,
         "generations": generations,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.unbounded.commit_table import commit_manifest
 from dagster_adjunct.assets.unbounded.next_served_version import with_version
+from dagster_adjunct.assets.versions.common_manifest import Change
 from dagster_adjunct.assets.versions.kept_history import length_of
-from dagster_adjunct.assets.versions.manifest import Change
 from dagster_adjunct.assets.versions.stored_declaration import kept_history
 
 if TYPE_CHECKING:

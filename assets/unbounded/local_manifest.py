@@ -8,9 +8,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.inputs_besides_streams import OwnedBy
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest, as_unbounded
-from dagster_adjunct.assets.versions.sealed_version import SealedVersion
+from dagster_adjunct.assets.versions.manifest import as_unbounded
+from dagster_adjunct.assets.versions.sealed_version import SealedVersion, table_version, version_id
 from dagster_adjunct.assets.versions.stored_declaration import check_declaration, declaration_of
+from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.unbounded_state import Bootstrap
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.evolution import refused_changes
@@ -77,7 +78,7 @@ def empty_table(spec: AdjunctDataset, attempt: Attempt, number: int, now: dateti
     """Return the manifest of a table that serves a version without rows, with the commit of this number."""
     manifest = first_manifest(spec, now)
     rows = [attempt.generation(manifest.next_generation)]
-    version = serving(spec, rows, number=number, id=f"v{number:06d}-{attempt.id}", now=now, counters={})
+    version = serving(spec, rows, number=number, id=version_id(number, attempt.id), now=now, counters={})
     return manifest.after(next_generation=manifest.next_generation + 1, version=version)
 
 
@@ -92,20 +93,9 @@ def serving(
 ) -> SealedVersion:
     """Return the version of these generations, oldest first, with the columns that are declared now."""
     exact = len(generations) == 1 and not keeps_deletions(generations[0])
-    return SealedVersion(
-        id=id,
-        number=number,
-        name=None,
-        sealed_at=now,
-        columns=schema_of(spec),
-        key=spec.key,
-        partition_by=spec.partition_by,
-        partitions=spec.partitions,
-        positioned=True,
-        generations=tuple(generations),
-        rows=generations[0].rows if exact else None,
-        offsets={},
-        counters=dict(counters),
+    rows = generations[0].rows if exact else None
+    return table_version(
+        spec, schema_of(spec), generations, id=id, number=number, now=now, rows=rows, offsets={}, counters=counters
     )
 
 

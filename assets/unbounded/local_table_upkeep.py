@@ -9,7 +9,10 @@ from dagster_adjunct.assets.unbounded.compact_table import compact_due
 from dagster_adjunct.assets.unbounded.local_manifest import as_local, empty_table, schema_of
 from dagster_adjunct.assets.unbounded.next_served_version import retire
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport, OnStage, Stages, ignore
-from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
+from dagster_adjunct.assets.versions.common_manifest import Change
+from dagster_adjunct.assets.versions.manifest import as_unbounded
+from dagster_adjunct.assets.versions.sealed_version import version_id
+from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.unbounded_state import Written
 from dagster_adjunct.resources.errors import DatasetError, VersionDiscardedError
 from dagster_adjunct.resources.objects.commit_log import retry_conflicts
@@ -21,12 +24,12 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
     from dagster_adjunct.assets.versions.sealed_version import SealedVersion
-    from dagster_adjunct.assets.writing.write_context import WriteContext
+    from dagster_adjunct.assets.writing.runtime import Runtime
 
 _TRIES = 20
 
 
-def advance_local(context: WriteContext, spec: AdjunctDataset, *, on_stage: OnStage = ignore) -> AdvanceReport:
+def advance_local(context: Runtime, spec: AdjunctDataset, *, on_stage: OnStage = ignore) -> AdvanceReport:
     """Compact a local table where that is due: what is in it only its application's batches change.
 
     Raises DatasetError for a declaration that what is stored can't be read with.
@@ -63,7 +66,7 @@ def _last_written(manifest: UnboundedManifest | None) -> str:
 
 
 def undo_batch(
-    context: WriteContext, name: str, application: str, batch: int, *, declared: AdjunctDataset | None = None
+    context: Runtime, name: str, application: str, batch: int, *, declared: AdjunctDataset | None = None
 ) -> str | None:
     """Take out of an application's table what a batch that was given up has written; return what is served then.
 
@@ -78,8 +81,8 @@ def undo_batch(
         attempt, number, now = log.attempt(), 1 if commit is None else commit.number + 1, context.now()
         if stored is None and declared is not None:
             manifest = empty_table(declared, attempt, number, now)
-        elif isinstance(stored, UnboundedManifest) and stored.declaration.owner == application:
-            manifest = stored
+        elif stored is not None and stored.declaration.owner == application:
+            manifest = as_unbounded(stored)
         else:
             return lambda: None
         last = manifest.written
@@ -87,7 +90,7 @@ def undo_batch(
             return lambda: _served(manifest)
         if last is not None and last.batch == batch and last.before != _served(manifest):
             before = _version_before(log, manifest, last, declared, attempt)
-            version = before.after(id=f"v{number:06d}-{attempt.id}", number=number, sealed_at=now, counters={})
+            version = before.after(id=version_id(number, attempt.id), number=number, sealed_at=now, counters={})
             manifest = _serving_again(manifest, version, now)
         undone = manifest.after(
             written=Written(application=application, batch=batch, undone=True),

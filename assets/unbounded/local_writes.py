@@ -28,10 +28,11 @@ from dagster_adjunct.assets.unbounded.local_manifest import (
 )
 from dagster_adjunct.assets.unbounded.next_served_version import retire, without_large_footers
 from dagster_adjunct.assets.versions.build_attempts import build_on_record
+from dagster_adjunct.assets.versions.common_manifest import Change
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
-from dagster_adjunct.assets.versions.sealed_version import POSITION, SealedVersion, layout_of
+from dagster_adjunct.assets.versions.sealed_version import POSITION, SealedVersion, layout_of, version_id
 from dagster_adjunct.assets.versions.stored_declaration import declaration_of
+from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.unbounded_state import SentToTable, Written
 from dagster_adjunct.assets.writing.generation_writer import SPARK, GenerationWriter
 from dagster_adjunct.assets.writing.write_generation import add, write_generation
@@ -271,7 +272,9 @@ class LocalWrites:
             generations = (self._log.attempt().generation(after.next_generation),)
             after = after.after(next_generation=after.next_generation + 1)
         number = seen.number + 1
-        version = serving(spec, generations, number=number, id=f"v{number:06d}-{commit_id}", now=now, counters=counters)
+        version = serving(
+            spec, generations, number=number, id=version_id(number, commit_id), now=now, counters=counters
+        )
         return retire(after, version, now)
 
 

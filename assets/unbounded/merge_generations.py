@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.unbounded.compaction_plan import CompactionPlan
     from dagster_adjunct.assets.versions.dataset_log import Attempt
     from dagster_adjunct.assets.versions.kept_history import KeptHistory
-    from dagster_adjunct.assets.versions.manifest import UnboundedManifest
-    from dagster_adjunct.assets.writing.write_context import WriteContext
+    from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
+    from dagster_adjunct.assets.writing.runtime import Runtime
     from dagster_adjunct.resources.bucketing.bucket_files import Generation
 
 
@@ -41,7 +41,7 @@ class Merged:
 
 
 def merge(
-    context: WriteContext, manifest: UnboundedManifest, plan: CompactionPlan, attempt: Attempt, *, forget: bool
+    context: Runtime, manifest: UnboundedManifest, plan: CompactionPlan, attempt: Attempt, *, forget: bool
 ) -> Merged:
     """Write what the generations of the plan come to, as the newest of them: its order to the others stays.
 
@@ -91,7 +91,7 @@ def merge(
 
 
 def _over_time(
-    context: WriteContext,
+    context: Runtime,
     manifest: UnboundedManifest,
     plan: CompactionPlan,
     attempt: Attempt,

@@ -7,9 +7,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.versions.kept_history import current_rows
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest
-from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout_of
+from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout_of, table_version, version_id
 from dagster_adjunct.assets.versions.stored_declaration import kept_history
+from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.unbounded_state import Retired
 
 if TYPE_CHECKING:
@@ -38,22 +38,17 @@ def with_version(
     `parent` is the commit before the one that makes the version.
     """
     number, spec, now = (parent.number if parent else 0) + 1, advance.spec, advance.context.now()
-    version = SealedVersion(
-        id=f"v{number:06d}-{attempt.id}",
+    version = table_version(
+        spec,
+        advance.source.schema,
+        generations,
+        id=version_id(number, attempt.id),
         number=number,
-        name=None,
-        sealed_at=now,
-        columns=advance.source.schema,
-        key=spec.key,
-        partition_by=spec.partition_by,
-        partitions=spec.partitions,
-        positioned=True,
-        order_by=spec.following.order_by,
-        history=_history(spec, manifest, generations),
-        generations=generations,
+        now=now,
         rows=_entries(spec, generations),
         offsets={ssp: (manifest.bootstrap.start[ssp], end) for ssp, end in manifest.offsets.items()},
-        counters=dict(counters),
+        counters=counters,
+        history=_history(spec, manifest, generations),
     )
     return retire(manifest, version, now)
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.following_changes import DeadLetters
 from dagster_adjunct.assets.unbounded.table_rows import Rows, TableRows
-from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
+from dagster_adjunct.assets.versions.common_manifest import Change
+from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.resources.errors import DatasetError
 
 if TYPE_CHECKING:

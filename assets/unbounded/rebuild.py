@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.unbounded.advance_table import advance_unbounded
 from dagster_adjunct.assets.versions.advance_report import OnStage, ignore
 from dagster_adjunct.assets.versions.operator_actions import explained
-from dagster_adjunct.assets.writing.write_context import WriteContext
+from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.spark.given_session import starter_of
 from dagster_adjunct.resources.spark.spark_errors import unwrapped
@@ -47,4 +47,4 @@ def rebuild_dataset(
             dataset=spec.name,
         )
     explained("rebuild", spec.name, reason, by)
-    return advance_unbounded(WriteContext(lake, systems, spark, by), spec, rebuild=reason, on_stage=on_stage)
+    return advance_unbounded(Runtime(lake, systems, spark, by), spec, rebuild=reason, on_stage=on_stage)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.unbounded.advance_table import carry_out, compact, taken_up
 from dagster_adjunct.assets.unbounded.apply_changes import apply_changes, apply_ranges
@@ -19,6 +19,7 @@ from dagster_adjunct.assets.unbounded.rewind_plan import (
     Force,
     Positions,
     RewindPlan,
+    check_goes_back,
     decide_rewind,
     not_valid,
     open_startpoints,
@@ -29,7 +30,7 @@ from dagster_adjunct.assets.versions.advance_report import OnStage, Stages, igno
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.operator_actions import explained
 from dagster_adjunct.assets.versions.unbounded_state import Decision
-from dagster_adjunct.assets.writing.write_context import WriteContext
+from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError
 from dagster_adjunct.resources.spark.given_session import starter_of
 from dagster_adjunct.resources.spark.spark_errors import unwrapped
@@ -41,23 +42,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.advance_report import AdvanceReport
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
-
-
-def plan_rewind(
-    lake: Lake, systems: Mapping[str, StreamSystem], spec: AdjunctDataset, *, positions: Positions, force: Force = False
-) -> RewindPlan:
-    """Return what `rewind_dataset` would do with these startpoints, or why it would refuse them; changes nothing.
-
-    Raises DatasetError for a dataset that can't be rewound at all and for partitions that are not of its stream, and
-    OffsetOutOfRangeError for a startpoint that the stream does not hold.
-    """
-    _check_kind(spec)
-    seen = look(WriteContext(lake, systems, _no_session, "plan"), spec)
-    plan = decide_rewind(seen, positions, force)
-    if plan.action != "rewind" or plan.refusal is not None:
-        return plan
-    decision = decide(seen).decision
-    return plan if decision.action == "continue" else replace(plan, refusal=not_valid(spec, decision))
 
 
 @unwrapped()
@@ -87,21 +71,35 @@ def rewind_dataset(
     OffsetOutOfRangeError for a startpoint that the stream does not hold, CommitConflictError when another writer was
     first, and what an advance raises.
     """
-    spark = starter_of(spark)
-    _check_kind(spec)
-    explained("rewind", spec.name, reason, by)
-    context, stages = WriteContext(lake, systems, spark, by), Stages(spec.name, on_stage)
+    runtime = Runtime(lake, systems, starter_of(spark), by)
+    return rewind(runtime, spec, positions=positions, reason=reason, force=force, on_stage=on_stage)
+
+
+@unwrapped()
+def rewind(
+    runtime: Runtime,
+    spec: AdjunctDataset,
+    *,
+    positions: Positions,
+    reason: str,
+    force: Force = False,
+    on_stage: OnStage = ignore,
+) -> AdvanceReport:
+    """Apply changes of an unbounded dataset again as `rewind_dataset` does."""
+    check_goes_back(spec)
+    explained("rewind", spec.name, reason, runtime.by)
+    stages = Stages(spec.name, on_stage)
     try:
-        return _rewind(context, spec, positions, reason, force, stages)
+        return _rewind(runtime, spec, positions, reason, force, stages)
     except CommitConflictError:
-        seen = look(context, spec)
+        seen = look(runtime, spec)
         if open_startpoints(seen.manifest, positions):
             raise
-        return _applied_before(context, seen, Stages(spec.name, on_stage))
+        return _applied_before(runtime, seen, Stages(spec.name, on_stage))
 
 
 def _rewind(
-    context: WriteContext, spec: AdjunctDataset, positions: Positions, reason: str, force: Force, stages: Stages
+    context: Runtime, spec: AdjunctDataset, positions: Positions, reason: str, force: Force, stages: Stages
 ) -> AdvanceReport:
     with stages("collect"):
         seen = look(context, spec)
@@ -119,7 +117,7 @@ def _rewind(
         return carry_out(advance, plan, applied=ids)
     if seen.manifest is None or plan.decision.action != "continue":
         _check(rewind)
-        raise not_valid(spec, plan.decision)
+        raise not_valid(seen, plan.decision)
     progress = taken_up(advance, plan)
     if progress.running or progress.manifest.quarantining is not None:
         progress = _ended_what_was_begun(advance, progress)
@@ -149,7 +147,7 @@ def _ended_what_was_begun(advance: Advance, progress: AdvanceProgress) -> Advanc
     return progress
 
 
-def _applied_before(context: WriteContext, seen: SeenTable, stages: Stages) -> AdvanceReport:
+def _applied_before(context: Runtime, seen: SeenTable, stages: Stages) -> AdvanceReport:
     assert seen.manifest is not None
     reason = "its startpoints were applied already"
     decision = Decision(action="continue", store="valid", reason=reason, at=seen.at)
@@ -162,23 +160,3 @@ def _applied_before(context: WriteContext, seen: SeenTable, stages: Stages) -> A
 def _check(plan: RewindPlan) -> None:
     if plan.refusal is not None:
         raise plan.refusal
-
-
-def _check_kind(spec: AdjunctDataset) -> None:
-    if not spec.follows_changes:
-        raise DatasetError(
-            f"dataset {spec.name!r} is bounded: what it goes back to are versions, and not positions of its stream.",
-            f"Serve an earlier version: adjunct dataset rollback {spec.name} VERSION --reason …; or one that was "
-            f"rejected: adjunct dataset force {spec.name} VERSION --reason …. Other content comes as a new version.",
-            dataset=spec.name,
-        )
-    if not spec.following.persistent:
-        raise DatasetError(
-            f"dataset {spec.name!r} is declared persistent=False: it lives for one run, and has no table to rewind.",
-            "Run the application again: with bootstrap=True it reads the stream from its oldest offset in each run.",
-            dataset=spec.name,
-        )
-
-
-def _no_session() -> NoReturn:
-    raise AssertionError("a plan reads no records")

@@ -8,12 +8,14 @@ later, or upcoming              the offsets between are passed over: refused, un
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from dagster_adjunct.assets.sources.opened_stream import by_partition
-from dagster_adjunct.assets.unbounded.recovery import check_complete
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+from dagster_adjunct.assets.unbounded.recovery import check_complete, decide
+from dagster_adjunct.assets.unbounded.table_validity import look
+from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
+from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.streams.interface.startpoint import (
     Startpoint,
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.sources.opened_stream import Source
     from dagster_adjunct.assets.unbounded.table_validity import SeenTable
     from dagster_adjunct.assets.versions.unbounded_state import Decision
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 Positions = Mapping[SystemStreamPartition, Startpoint]
 Force = bool | Collection[SystemStreamPartition]
@@ -86,6 +90,40 @@ class RewindPlan:
             "partitions": [values | {"ssp": str(values["ssp"])} for values in partitions],
             "refusal": None if self.refusal is None else str(self.refusal),
         }
+
+
+def plan_rewind(
+    lake: Lake, systems: Mapping[str, StreamSystem], spec: AdjunctDataset, *, positions: Positions, force: Force = False
+) -> RewindPlan:
+    """Return what `rewind_dataset` would do with these startpoints, or why it would refuse them; changes nothing.
+
+    Raises DatasetError for a dataset that can't be rewound at all and for partitions that are not of its stream, and
+    OffsetOutOfRangeError for a startpoint that the stream does not hold.
+    """
+    check_goes_back(spec)
+    seen = look(Runtime(lake, systems, _no_session, "plan"), spec)
+    plan = decide_rewind(seen, positions, force)
+    if plan.action != "rewind" or plan.refusal is not None:
+        return plan
+    decision = decide(seen).decision
+    return plan if decision.action == "continue" else replace(plan, refusal=not_valid(seen, decision))
+
+
+def check_goes_back(spec: AdjunctDataset) -> None:
+    """Refuse a dataset that has no table to be rewound."""
+    if not spec.follows_changes:
+        raise DatasetError(
+            f"dataset {spec.name!r} is bounded: what it goes back to are versions, and not positions of its stream.",
+            f"Serve an earlier version: adjunct dataset rollback {spec.name} VERSION --reason …; or one that was "
+            f"rejected: adjunct dataset force {spec.name} VERSION --reason …. Other content comes as a new version.",
+            dataset=spec.name,
+        )
+    if not spec.following.persistent:
+        raise DatasetError(
+            f"dataset {spec.name!r} is declared persistent=False: it lives for one run, and has no table to rewind.",
+            "Run the application again: with bootstrap=True it reads the stream from its oldest offset in each run.",
+            dataset=spec.name,
+        )
 
 
 def decide_rewind(seen: SeenTable, positions: Positions, force: Force) -> RewindPlan:
@@ -208,8 +246,9 @@ def _refusal(
     return None
 
 
-def not_valid(spec: AdjunctDataset, decision: Decision) -> DatasetError:
+def not_valid(seen: SeenTable, decision: Decision) -> DatasetError:
     """Return the refusal to rewind a table that the next advance would not continue."""
+    spec = seen.spec
     return DatasetError(
         f"dataset {spec.name!r} can't be rewound, for its table is not valid ({decision.reason}): the next advance "
         f"would {_INSTEAD[decision.action]}.",
@@ -224,3 +263,7 @@ _INSTEAD = {
     "recreate": "empty it",
     "serve-stale": "leave it as it is",
 }
+
+
+def _no_session() -> NoReturn:
+    raise AssertionError("a plan reads no records")

@@ -16,8 +16,9 @@ from dagster_adjunct.assets.declaration.inputs_besides_streams import OwnedBy
 from dagster_adjunct.assets.declaration.local_table import local_table
 from dagster_adjunct.assets.unbounded.compact_table import compact_due
 from dagster_adjunct.assets.unbounded.local_manifest import as_local, empty_table
+from dagster_adjunct.assets.versions.common_manifest import Change
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
+from dagster_adjunct.assets.versions.manifest import as_unbounded
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.objects.commit_log import retry_conflicts
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.unbounded.state_spec import StateSpec
     from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
-    from dagster_adjunct.assets.writing.write_context import WriteContext
+    from dagster_adjunct.assets.writing.runtime import Runtime
     from dagster_adjunct.resources.objects.lake import Lake
 
 # Nobody reads an earlier state but the batch that was begun with it, which holds it.
@@ -68,7 +69,7 @@ def check_state(lake: Lake, dataset: AdjunctDataset) -> None:
         as_local(stored, dataset)
 
 
-def begin_state(context: WriteContext, dataset: AdjunctDataset) -> None:
+def begin_state(context: Runtime, dataset: AdjunctDataset) -> None:
     """Store a table of state without rows where there is none yet.
 
     A batch that is given up is noted in it then (`undo_batch`), so that what its dead run commits late is refused.
@@ -111,10 +112,10 @@ def _check_kept_for(dataset: AdjunctDataset, stored: DatasetDeclaration) -> None
         )
 
 
-def tend_state(context: WriteContext, name: str) -> bool:
+def tend_state(context: Runtime, name: str) -> bool:
     """Merge small generations of a table of state where that is due; return whether files wait to be deleted."""
     manifest = context.log(name).read()[1]
-    if not isinstance(manifest, UnboundedManifest):
+    if manifest is None or manifest.declaration.expires is None:  # what is none, under its name, is left alone
         return False
-    compacted = compact_due(context, manifest, _COMPACTION)
+    compacted = compact_due(context, as_unbounded(manifest), _COMPACTION)
     return len((compacted[1] if compacted is not None else manifest).retired) >= _RETIRED

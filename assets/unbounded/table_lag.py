@@ -14,7 +14,7 @@ from dagster_adjunct.resources.times import before
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+    from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Literal
 from dagster_adjunct.assets.sources.opened_stream import Offsets, Source, by_partition
 from dagster_adjunct.assets.sources.source_made_anew import made_anew
 from dagster_adjunct.assets.versions.carried_to_rewritten_stream import carried_over
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest, followed
+from dagster_adjunct.assets.versions.manifest import as_unbounded
+from dagster_adjunct.assets.versions.stored_declaration import check_declaration
+from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     MalformedDocumentError,
@@ -26,7 +28,9 @@ from dagster_adjunct.resources.objects.removal import is_deleted
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-    from dagster_adjunct.assets.writing.write_context import WriteContext
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest
+    from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
+    from dagster_adjunct.assets.writing.runtime import Runtime
     from dagster_adjunct.resources.objects.commit_log import Commit
 
 ADVANCE_AGAIN = "Nothing of this attempt is visible. Advance again: it goes on from what the other one did."
@@ -80,7 +84,7 @@ class TableContinuity:
     refusal: OffsetOutOfRangeError | None = None
 
 
-def look(context: WriteContext, spec: AdjunctDataset) -> SeenTable:
+def look(context: Runtime, spec: AdjunctDataset) -> SeenTable:
     """Return what is there now.
 
     Raises DatasetError for an input that can't make this dataset, and for another key, spread or input than the table
@@ -109,6 +113,16 @@ def look(context: WriteContext, spec: AdjunctDataset) -> SeenTable:
         return replace(seen, refusal=_lost_pointer(log))
     state = state_of(seen)
     return replace(seen, refusal=_overtaken(log, commit)) if state.store == "invalid" else seen
+
+
+def followed(stored: DatasetManifest, declared: DatasetDeclaration) -> UnboundedManifest:
+    """Return the stored manifest of a table that is declared so now; DatasetError where another would be.
+
+    How many partitions its input has is no matter of the declaration: it is found by looking.
+    """
+    partitions = {"input_partitions": stored.declaration.input_partitions}
+    check_declaration(stored.name, stored.declaration, declared.model_copy(update=partitions))
+    return as_unbounded(stored)
 
 
 def state_of(seen: SeenTable) -> TableContinuity:

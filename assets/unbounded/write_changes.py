@@ -14,7 +14,7 @@ from dagster_adjunct.assets.unbounded.commit_table import keep
 from dagster_adjunct.assets.unbounded.engine import engine_of
 from dagster_adjunct.assets.unbounded.next_ranges import offsets_after
 from dagster_adjunct.assets.unbounded.next_served_version import table_layout
-from dagster_adjunct.assets.versions.manifest import Change
+from dagster_adjunct.assets.versions.common_manifest import Change
 from dagster_adjunct.assets.versions.sealed_version import POSITION
 from dagster_adjunct.assets.writing.write_generation import write_generation
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION

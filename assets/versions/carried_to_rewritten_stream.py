@@ -6,16 +6,10 @@ same. A table ordered by offset goes on with positions above all that it holds, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from dagster_adjunct.assets.versions.manifest import (
-    BoundedManifest,
-    Change,
-    CommonManifest,
-    DatasetManifest,
-    UnboundedManifest,
-)
+from dagster_adjunct.assets.versions.common_manifest import Change, CommonManifest
+from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.resources.errors import DatasetNotFoundError
 
 if TYPE_CHECKING:
@@ -44,29 +38,15 @@ def carried_over(manifest: M, info: StreamInfo) -> M | None:
         stream=info.identity,
         positions_from=manifest.positions_from + max(map(int, rewritten.ended), default=0),
         change=Change(action=CARRY, version=manifest.version.id if manifest.version else None, reason=told),
-        **_of_its_kind(manifest, now),
+        **manifest.carried_to(now),
     )
-
-
-def _of_its_kind(manifest: CommonManifest, now: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of the one kind that are another after it."""
-    if isinstance(manifest, UnboundedManifest):
-        return {"bootstrap": manifest.bootstrap.model_copy(update={"start": now, "target": now})}
-    assert isinstance(manifest, BoundedManifest)
-    awaited = manifest.awaited
-    if awaited is not None:  # of its version set: this member has delivered nothing of it
-        awaited = awaited.model_copy(update={"missing": tuple(now)})
-    # The counts of its markers were those of the old partitions: they contradict nothing.
-    delivered = tuple(done.model_copy(update={"markers": {}}) for done in manifest.delivered)
-    return {"awaited": awaited, "delivered": delivered}
 
 
 def has_read_all(manifest: CommonManifest, identity: str, ends: tuple[str, ...]) -> bool:
     """Whether a dataset has read its stream up to these ends, and nothing of it is under way."""
     stream = manifest.declaration.input
-    if isinstance(manifest, UnboundedManifest) and not manifest.is_settled:
-        return False
-    return manifest.stream == identity and manifest.offsets == {f"{stream}.{p}": end for p, end in enumerate(ends)}
+    there = manifest.offsets == {f"{stream}.{p}": end for p, end in enumerate(ends)}
+    return manifest.is_settled and manifest.stream == identity and there
 
 
 def carry_over(log: DatasetLog, stream: str, info: StreamInfo, *, by: str) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration.discard_policy import natural_order
-from dagster_adjunct.assets.versions.manifest import BoundedManifest
+from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
 from dagster_adjunct.assets.versions.sealed_version import VersionRef
 from dagster_adjunct.resources.errors import DatasetError
 

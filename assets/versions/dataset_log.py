@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
-from dagster_adjunct.assets.versions.manifest import KIND, BoundedManifest, DatasetManifest, as_bounded
+from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
+from dagster_adjunct.assets.versions.manifest import KIND, DatasetManifest, as_bounded
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, VersionRef
 from dagster_adjunct.assets.versions.stored_manifest import parse_manifest, problem_with_document, stored_body
 from dagster_adjunct.resources.bucketing.bucket_files import BucketFile, Generation

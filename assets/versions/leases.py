@@ -21,18 +21,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.resources.errors import (
     DatasetNotFoundError,
     LeaseLostError,
     ObjectNotFoundError,
-    VersionDiscardedError,
 )
 from dagster_adjunct.resources.objects.object_store import time_of_store
 from dagster_adjunct.resources.objects.renewed_object import Renewal
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.objects.object_store import ObjectInfo
 
@@ -157,30 +154,6 @@ def store_now(lake: Lake, dataset: str) -> datetime:
     return time_of_store(lake.store, f"{lake.dataset_prefix(dataset)}/clock")
 
 
-def check_not_doomed(manifest: DatasetManifest, version: str) -> None:
-    """Refuse a version that is not retained, or that is being deleted."""
-    if isinstance(manifest, UnboundedManifest):
-        if manifest.retains(version):
-            return
-        raise VersionDiscardedError(
-            f"dataset {manifest.name!r}: version {version} has been discarded; those from number "
-            f"{manifest.retained_from} on can be read.",
-            f"See adjunct dataset history {manifest.name}. A policy that keeps more keeps earlier versions longer: "
-            "discard=DiscardPolicy(keep=…, grace=…).",
-            dataset=manifest.name,
-            version=version,
-        )
-    ref = manifest.ref(version)
-    if ref is None or set(ref.folders) & set(manifest.doomed):
-        served = manifest.version.id if manifest.version else "none"
-        raise VersionDiscardedError(
-            f"dataset {manifest.name!r}: version {version} has been discarded; the one served is {served}.",
-            "Open the dataset again, or pin the versions that must stay: adjunct dataset pin.",
-            dataset=manifest.name,
-            version=version,
-        )
-
-
 def check_retained(lake: Lake, dataset: str, versions: Sequence[str]) -> None:
     """Refuse versions that are not retained any more, with VersionDiscardedError. To be asked once they are held."""
     manifest = DatasetLog(lake, dataset).read()[1]
@@ -189,4 +162,4 @@ def check_retained(lake: Lake, dataset: str, versions: Sequence[str]) -> None:
             f"dataset {dataset!r} has no commit in {lake.url}.", "Advance it a first time.", dataset=dataset
         )
     for version in versions:
-        check_not_doomed(manifest, version)
+        manifest.check_kept(version)

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest, Pin
 from dagster_adjunct.assets.versions.choose_version import (
     choose_versions,
     comes_after_head,
     heads_without,
     names_of,
 )
+from dagster_adjunct.assets.versions.common_manifest import Change
 from dagster_adjunct.assets.versions.deliveries import Delivered
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, Pin, as_bounded
+from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_bounded
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, VersionRef
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 
@@ -187,12 +189,10 @@ def force_version(
     return log.transact_versions(force_all, by=by)
 
 
-def kept_beside(after: DatasetManifest) -> str:
+def kept_beside(after: BoundedManifest) -> str:
     """Return what to know of a version that was forced and is not served, with the next step; "" for all else."""
     change = after.change
-    if not isinstance(after, BoundedManifest) or change is None or change.action != "force":
-        return ""
-    if change.version in (None, after.head):
+    if change is None or change.action != "force" or change.version in (None, after.head):
         return ""
     forced, head = after.ref(change.version or ""), after.ref(after.head or "")
     if forced is None or head is None:
@@ -273,8 +273,7 @@ def _on_each(
 
 
 def _expired(manifest: DatasetManifest, now: datetime) -> bool:
-    pin = manifest.pin if isinstance(manifest, BoundedManifest) else None
-    return pin is not None and pin.expires_at is not None and pin.expires_at <= now
+    return manifest.pin is not None and manifest.pin.has_expired(now)
 
 
 def _unpinned(log: DatasetLog, manifest: BoundedManifest, reason: str) -> BoundedManifest:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import AwareDatetime, Field, model_validator
 
@@ -10,6 +12,10 @@ from dagster_adjunct.assets.versions.document_base import ManifestPart, Offset, 
 from dagster_adjunct.assets.versions.kept_history import HISTORY, TOLD, VALID_FROM, KeptHistory, newest_valid_from
 from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout
 from dagster_adjunct.resources.schemas.schema import Schema
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.resources.bucketing.bucket_files import Generation
 
 POSITION = "__position"
 TOMBSTONE = "__tombstone"
@@ -118,6 +124,39 @@ def layout_of(
     return BucketLayout(columns, partition_by, partitions or 1, key, hidden)
 
 
+def table_version(
+    spec: AdjunctDataset,
+    columns: Schema,
+    generations: Sequence[Generation],
+    *,
+    id: str,
+    number: int,
+    now: datetime,
+    rows: int | None,
+    offsets: Mapping[str, tuple[str, str]],
+    counters: Mapping[str, int],
+    history: KeptHistory | None = None,
+) -> SealedVersion:
+    """Return a version of a table as it is declared: of these generations, oldest first, with a position in a row."""
+    return SealedVersion(
+        id=id,
+        number=number,
+        name=None,
+        sealed_at=now,
+        columns=columns,
+        key=spec.key,
+        partition_by=spec.partition_by,
+        partitions=spec.partitions,
+        positioned=True,
+        order_by=spec.following.order_by,
+        history=history,
+        generations=tuple(generations),
+        rows=rows,
+        offsets=dict(offsets),
+        counters=dict(counters),
+    )
+
+
 class VersionRef(ManifestPart):
     """A version that is retained: enough to list it, to find its document, and to know which files it needs.
 
@@ -140,6 +179,11 @@ class VersionRef(ManifestPart):
     verdicts: tuple[Verdict, ...] = ()
     replaced: str | None = None
     valid_from: AwareDatetime | None = None
+
+
+def version_id(number: int, attempt: str) -> str:
+    """Return the id of a version: its number, and the attempt that made it; of a table these are its commit's."""
+    return f"v{number:06d}-{attempt}"
 
 
 def version_number(version: str) -> int:

@@ -7,12 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from dagster_adjunct.assets.versions.manifest import (
-    MANIFEST_OF,
-    BoundedManifest,
-    DatasetManifest,
-    UnboundedManifest,
-)
+from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
+from dagster_adjunct.assets.versions.manifest import MANIFEST_OF, DatasetManifest
+from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.resources.errors import AdjunctError, MalformedDocumentError
 from dagster_adjunct.resources.stored_documents import first_problem
 

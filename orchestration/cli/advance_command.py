@@ -12,6 +12,7 @@ from dagster_adjunct.orchestration.application.load_application import load_appl
 from dagster_adjunct.orchestration.cli.common_options import who
 from dagster_adjunct.orchestration.cli.output import as_json, fail_if_rejected, lake_url, show_json, show_line
 from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.spark.given_session import starter_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,7 +50,7 @@ def advance(
     was refused.
     """
     from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
-    from dagster_adjunct.orchestration.application.runtime import Runtime
+    from dagster_adjunct.assets.writing.runtime import Runtime
     from dagster_adjunct.orchestration.planner.lake_catalog import systems_for, systems_of
     from dagster_adjunct.orchestration.step.advancing import advance_together
     from dagster_adjunct.orchestration.step.run_application import apply_startpoints
@@ -70,7 +71,7 @@ def advance(
     with session_scope(master=master, lake_url=lake.url) as spark:
         if partition is None:
             shown = bootstraps_shown(json_output)
-            runtime = Runtime(lake, systems_for(app, lake), spark, by=person)
+            runtime = Runtime(lake, systems_for(app, lake), starter_of(spark), by=person)
             applied = apply_startpoints(runtime, app, only={member.name for member in unit})
             applied.raise_failed()
             reports = list(applied.reports)
@@ -105,13 +106,15 @@ def advance_all(
     on_stage: OnStage = ignore,
 ) -> tuple[list[AdvanceReport], list[str]]:
     """Bring the datasets of an application up to date; their reports, and the names of those made by partitions."""
+    from dagster_adjunct.assets.writing.runtime import Runtime
     from dagster_adjunct.orchestration.application.advance_units import made_by_partition
-    from dagster_adjunct.orchestration.application.runtime import Runtime
     from dagster_adjunct.orchestration.planner.lake_catalog import systems_for
     from dagster_adjunct.orchestration.step.run_application import advance_datasets
 
     systems = systems_for(app, lake)
-    advanced = advance_datasets(Runtime(lake, systems, spark, by), app, on_report=on_report, on_stage=on_stage)
+    advanced = advance_datasets(
+        Runtime(lake, systems, starter_of(spark), by), app, on_report=on_report, on_stage=on_stage
+    )
     return list(advanced.reports), [dataset.name for dataset in app.datasets if made_by_partition(dataset)]
 
 

@@ -94,7 +94,7 @@ _as_of = click.option(
 def show(name: str, version: str | None, as_of: str | None, lake_url: str | None, json_output: bool) -> None:
     """Show a dataset: declaration, current version, retained versions, offsets. With VERSION: that version."""
     from dagster_adjunct.assets.reading.stored_versions import stored_versions
-    from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+    from dagster_adjunct.assets.versions.manifest import follower
     from dagster_adjunct.resources.lakes import open_lake
 
     lake = open_lake(lake_url, create=False)
@@ -104,8 +104,9 @@ def show(name: str, version: str | None, as_of: str | None, lake_url: str | None
         return
     facts = store.describe()
     manifest = store.require_manifest()
-    if isinstance(manifest, UnboundedManifest) and manifest.declaration.owner is None:
-        facts["lag"] = followed.lag_facts(lake, manifest)
+    table = follower(manifest)
+    if table is not None:
+        facts["lag"] = followed.lag_facts(lake, table)
     if json_output:
         show_json(facts)
         return
@@ -120,7 +121,7 @@ def show(name: str, version: str | None, as_of: str | None, lake_url: str | None
         show_facts("waiting", facts["awaited"])
     if facts["offsets"]:
         show_facts("next offsets", facts["offsets"])
-    for lost in () if isinstance(manifest, UnboundedManifest) else manifest.lost[-3:]:
+    for lost in manifest.lost[-3:]:
         show_line(f"{lost.at:%Y-%m-%d %H:%M} UTC: {lost.summary()}.")
     if facts.get("lag"):
         followed.show_lag(facts["lag"])

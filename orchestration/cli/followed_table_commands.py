@@ -24,7 +24,7 @@ from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.names import split_stream_name
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+    from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
     from dagster_adjunct.resources.objects import Lake
 
 _MASTER = "Spark master, such as local[4] or spark://host:7077. Default: all cores here."
@@ -37,28 +37,33 @@ _MASTER = "Spark master, such as local[4] or spark://host:7077. Default: all cor
 def lag(name: str, lake_url: str | None, json_output: bool) -> None:
     """Show how far an unbounded dataset is behind its stream, by partition, and how far its bootstrap is."""
     from dagster_adjunct.assets.reading.stored_versions import stored_versions
-    from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+    from dagster_adjunct.assets.versions.manifest import follower
     from dagster_adjunct.resources.lakes import open_lake
 
     lake = open_lake(lake_url, create=False)
     manifest = stored_versions(lake, name).require_manifest()
-    if not isinstance(manifest, UnboundedManifest):
-        raise ConfigurationError(
-            f"dataset {name!r} is bounded: it arrives in versions and follows no stream.",
-            f"See what its next version waits for: adjunct dataset show {name}.",
-            dataset=name,
-        )
-    if manifest.declaration.owner is not None:
-        raise ConfigurationError(
-            f"dataset {name!r} is a local table of application {manifest.declaration.owner!r}: it follows no stream.",
-            f"See how far the application is: adjunct checkpoint show {manifest.declaration.owner}.",
-            dataset=name,
-        )
-    facts = _facts(lake, manifest)
+    table = follower(manifest)
+    if table is None:
+        raise _follows_nothing(name, manifest.declaration.owner)
+    facts = _facts(lake, table)
     if json_output:
         show_json({"dataset": name, **facts})
     else:
         show_lag(facts)
+
+
+def _follows_nothing(name: str, owner: str | None) -> ConfigurationError:
+    if owner is not None:
+        return ConfigurationError(
+            f"dataset {name!r} is a local table of application {owner!r}: it follows no stream.",
+            f"See how far the application is: adjunct checkpoint show {owner}.",
+            dataset=name,
+        )
+    return ConfigurationError(
+        f"dataset {name!r} is bounded: it arrives in versions and follows no stream.",
+        f"See what its next version waits for: adjunct dataset show {name}.",
+        dataset=name,
+    )
 
 
 def lag_facts(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def plan(
 
 def proof_of(app: Application, lake: Lake, planned: ExecutionPlan, master: str | None) -> PhysicalProof:
     """Return what Spark would do with the application; a session is started for that."""
-    from dagster_adjunct.orchestration.application.runtime import Runtime
+    from dagster_adjunct.assets.writing.runtime import Runtime
     from dagster_adjunct.orchestration.planner.lake_catalog import systems_for
     from dagster_adjunct.orchestration.step.session_scope import session_scope
     from dagster_adjunct.orchestration.step.spark_proof.verify_plan import verify_plan

@@ -17,8 +17,7 @@ from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.startpoints.application_startpoints import Startpoints
-    from dagster_adjunct.orchestration.startpoints.ask_startpoints import AskedStartpoints
+    from dagster_adjunct.orchestration.startpoints.application_startpoints import AskedStartpoints, Startpoints
     from dagster_adjunct.resources.streams.interface.startpoint import Startpoint
 
 _TASKS_SHOWN = 3

@@ -89,15 +89,13 @@ def verify(name: str, version: str | None, deep: bool, lake_url: str | None, jso
     """
     from dagster_adjunct.assets.reading.stored_versions import stored_versions
     from dagster_adjunct.assets.reading.verify_version import verify_version
-    from dagster_adjunct.assets.versions.leases import check_not_doomed
-    from dagster_adjunct.assets.versions.manifest import UnboundedManifest
     from dagster_adjunct.resources.errors import VersionDiscardedError
     from dagster_adjunct.resources.lakes import open_lake
 
     store = stored_versions(open_lake(lake_url, create=False), name)
     if version is not None:
         views = [store.version(version)]
-    elif isinstance(store.require_manifest(), UnboundedManifest):
+    elif store.require_manifest().versions_are_commits:
         views = [store.require_current()]
     else:
         views = [store.version(ref.id) for ref in store.versions() if ref.state == "sealed"]
@@ -106,7 +104,7 @@ def verify(name: str, version: str | None, deep: bool, lake_url: str | None, jso
         report = verify_version(view, deep=deep)
         try:
             if not report.ok:
-                check_not_doomed(store.require_manifest(), view.version)
+                store.require_manifest().check_kept(view.version)
         except VersionDiscardedError:
             if version is not None:
                 raise
@@ -153,7 +151,6 @@ def forget(
     from dagster_adjunct.assets.reading.entry_keys import key_from_text
     from dagster_adjunct.assets.reading.stored_versions import stored_versions
     from dagster_adjunct.assets.retention.erasing.erasure import forget as erase
-    from dagster_adjunct.assets.versions.manifest import BoundedManifest
     from dagster_adjunct.resources.lakes import open_lake
     from dagster_adjunct.resources.schemas.schema import Field
 
@@ -172,9 +169,8 @@ def forget(
     texts = keys_in_file(name, declared.key, keys_from) if keys_from else entry_keys(name, declared.key, key)
     keys = [key_from_text(f"dataset {name!r}", fields, values) for values in texts]
     if not yes:
-        versions = isinstance(manifest, BoundedManifest)
-        where = f"{len(store.versions())} version(s)" if versions else "every generation"
-        click.confirm(f"Erase {len(keys)} key(s) from {where} of {name}, for good?", abort=True, err=True)
+        asked = f"Erase {len(keys)} key(s) from {manifest.stored_in_words} of {name}, for good?"
+        click.confirm(asked, abort=True, err=True)
     report = erase(lake, name, keys, reason=reason, by=person, roots=partial(_needed, lake, name))
     show_report(report, json_output=json_output)
     if not json_output:

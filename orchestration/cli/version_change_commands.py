@@ -14,7 +14,8 @@ from dagster_adjunct.resources.times import utc_now
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-    from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest
+    from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest
 
 _VERSION = click.argument("version")
 
@@ -28,13 +29,13 @@ class Why(TypedDict):
 
 def _change_command(
     *options: Callable[[Any], Any],
-) -> Callable[[Callable[..., DatasetManifest]], click.Command]:
+) -> Callable[[Callable[..., BoundedManifest]], click.Command]:
     """Make a change of a dataset's versions a command with these arguments and options, and show what stands after it.
 
     The change gets the dataset's stored versions, who does it and why, and the options by their names.
     """
 
-    def command_of(change: Callable[..., DatasetManifest]) -> click.Command:
+    def command_of(change: Callable[..., BoundedManifest]) -> click.Command:
         action = change.__name__
 
         @explained
@@ -43,11 +44,9 @@ def _change_command(
         def command(
             name: str, reason: str, by: str | None, lake_url: str | None, json_output: bool, **given: Any
         ) -> None:
-            from dagster_adjunct.assets.versions.manifest import as_bounded
-
             store, why = store_of(lake_url, name), Why(reason=reason, by=who(by))
             before = store.require_manifest()
-            after = as_bounded(change(store, why, **given))
+            after = change(store, why, **given)
             _show_change(store, action, before, after, json_output=json_output)
 
         for option in reversed((click.argument("name"), *options)):
@@ -63,25 +62,25 @@ def _change_command(
         "--expires", metavar="TIME", help="When the pin ends: a duration (2h, 7d) or an ISO time with its zone."
     ),
 )
-def pin(store: StoredVersions, why: Why, version: str, expires: str | None) -> DatasetManifest:
+def pin(store: StoredVersions, why: Why, version: str, expires: str | None) -> BoundedManifest:
     """Serve VERSION, whatever is published meanwhile, until it is unpinned or the pin expires."""
     return store.pin(version, **why, expires_at=expiry(expires, utc_now()))
 
 
 @_change_command()
-def unpin(store: StoredVersions, why: Why) -> DatasetManifest:
+def unpin(store: StoredVersions, why: Why) -> BoundedManifest:
     """Serve again what the last publication or rollback chose."""
     return store.unpin(**why)
 
 
 @_change_command(click.argument("version", required=False))
-def rollback(store: StoredVersions, why: Why, version: str | None) -> DatasetManifest:
+def rollback(store: StoredVersions, why: Why, version: str | None) -> BoundedManifest:
     """Serve VERSION (without it: the one before) until the next one is published."""
     return store.rollback(version, **why)
 
 
 @_change_command(_VERSION)
-def withdraw(store: StoredVersions, why: Why, version: str) -> DatasetManifest:
+def withdraw(store: StoredVersions, why: Why, version: str) -> BoundedManifest:
     """Never serve VERSION again; what was served before it takes its place."""
     return store.withdraw(version, **why)
 
@@ -90,24 +89,25 @@ def withdraw(store: StoredVersions, why: Why, version: str) -> DatasetManifest:
     _VERSION,
     click.option("--make-current", is_flag=True, help="Serve it, also where it does not come after what is served."),
 )
-def force(store: StoredVersions, why: Why, version: str, make_current: bool) -> DatasetManifest:
+def force(store: StoredVersions, why: Why, version: str, make_current: bool) -> BoundedManifest:
     """Publish a rejected VERSION after all; one that is older than what is served is kept beside it."""
     return store.force(version, **why, make_current=make_current)
 
 
 @_change_command(_VERSION)
-def drop(store: StoredVersions, why: Why, version: str) -> DatasetManifest:
+def drop(store: StoredVersions, why: Why, version: str) -> BoundedManifest:
     """Forget a rejected or withdrawn VERSION; the next discard deletes its files."""
     return store.drop(version, **why)
 
 
 @_change_command(_VERSION)
-def abandon(store: StoredVersions, why: Why, version: str) -> DatasetManifest:
+def abandon(store: StoredVersions, why: Why, version: str) -> BoundedManifest:
     """End VERSION, which can't be completed: its markers close nothing from now on, and the next one can follow."""
     from dagster_adjunct.assets.bounded.advance_versions import abandon_version
+    from dagster_adjunct.assets.versions.manifest import as_bounded
 
     abandon_version(store.log.lake, store.name, version, **why)
-    return store.require_manifest()
+    return as_bounded(store.require_manifest())
 
 
 COMMANDS = (pin, unpin, rollback, withdraw, force, drop, abandon)

@@ -21,7 +21,7 @@ from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-    from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.assets.versions.sealed_version import VersionRef
 
 
@@ -52,16 +52,13 @@ def show_versions(store: StoredVersions) -> None:
 
 def show_version(store: StoredVersions, version: str, *, json_output: bool) -> None:
     """Print one version: what it holds, where it came from, and what the validators said."""
-    from dagster_adjunct.assets.versions.choose_version import require_version
-    from dagster_adjunct.assets.versions.manifest import UnboundedManifest
-
     manifest = store.require_manifest()
-    if isinstance(manifest, UnboundedManifest):
+    ref = manifest.ref(version)
+    if ref is None:  # of a table, whose versions nothing lists
         view = store.version(version)
         facts: dict[str, Any] = {"id": view.version, "columns": view.schema.to_json(), "offsets": view.sealed.offsets}
         verdicts: list[dict[str, Any]] = []
     else:
-        ref = require_version(manifest, version)
         facts = _facts(manifest, ref)
         verdicts = [verdict.model_dump(mode="json") for verdict in ref.verdicts]
         if ref.document is not None:
@@ -180,20 +177,14 @@ def store_of(lake_url: str | None, name: str) -> StoredVersions:
 
 
 def _listed(manifest: DatasetManifest) -> list[dict[str, Any]]:
-    from dagster_adjunct.assets.versions.manifest import BoundedManifest
-
-    return [_facts(manifest, ref) for ref in manifest.versions] if isinstance(manifest, BoundedManifest) else []
+    return [_facts(manifest, ref) for ref in manifest.listed]
 
 
-def _facts(manifest: BoundedManifest, ref: VersionRef) -> dict[str, Any]:
+def _facts(manifest: DatasetManifest, ref: VersionRef) -> dict[str, Any]:
     """Return a version as the commands show it; `marks` say which one is served, pinned, or would be served."""
-    served = manifest.version.id if manifest.version else None
-    marks = ["served"] if ref.id == served else []
-    marks += ["pinned"] if manifest.pin is not None and manifest.pin.version == ref.id else []
-    marks += ["next when unpinned"] if manifest.head == ref.id and ref.id != served else []
     facts = ref.model_dump(
         mode="json", include={"id", "number", "name", "rows", "bytes", "sealed_at", "state", "reason"}
     )
     if ref.valid_from is not None:
         facts["valid_from"] = ref.valid_from.isoformat()
-    return facts | {"marks": marks}
+    return facts | {"marks": manifest.marks(ref.id)}

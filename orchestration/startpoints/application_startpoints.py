@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batchlog.batch_log import application_state
 from dagster_adjunct.orchestration.batchlog.known_applications import list_applications, nearest
-from dagster_adjunct.orchestration.planner.lake_catalog import systems_for
-from dagster_adjunct.orchestration.startpoints.ask_startpoints import AskedStartpoints, ask
-from dagster_adjunct.orchestration.startpoints.requests.request_parsing import expand_partitions, startpoint_requests
+from dagster_adjunct.orchestration.planner.lake_catalog import plan_application, systems_for
+from dagster_adjunct.orchestration.startpoints.positions.stream_snapshots import look_at_stream
+from dagster_adjunct.orchestration.startpoints.previews.plan_recorded import plan_recorded
+from dagster_adjunct.orchestration.startpoints.previews.preview_requests import (
+    preview_requests,
+    remote_tables,
+    what_keeps_state,
+)
+from dagster_adjunct.orchestration.startpoints.previews.refused_requests import (
+    behind_unreadable,
+    check_followed,
+    check_kinds,
+    replaced_by,
+)
+from dagster_adjunct.orchestration.startpoints.previews.table_preview import preview_tables
+from dagster_adjunct.orchestration.startpoints.requests.allowed_requests import (
+    allow_requests,
+    readers_of,
+    versions_in_words,
+)
+from dagster_adjunct.orchestration.startpoints.requests.request_parsing import expand_partitions
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_listing import list_startpoints
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import OnUnresolved, StartpointRequest
+from dagster_adjunct.orchestration.startpoints.requests.startpoints_not_applied import Held, not_applied
+from dagster_adjunct.orchestration.startpoints.resolving.recorded_plan import write_plan
 from dagster_adjunct.orchestration.startpoints.take_back_startpoints import TakenBack, take_back
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
@@ -20,15 +43,38 @@ from dagster_adjunct.resources.streams.interface.startpoint import Startpoint
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from dagster_adjunct.orchestration.operators.spec.versions_met import VersionsMet
-    from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import OnUnresolved
+    from dagster_adjunct.orchestration.startpoints.previews.preview_requests import Preview
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 # "lake.flights.3", "lake.flights.0-3,7", "lake.flights" for all, a partition, or several of these.
 Partitions: TypeAlias = str | SystemStreamPartition | Iterable[str | SystemStreamPartition]
 Rows: TypeAlias = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class AskedStartpoints:
+    """What was asked for: what each request would do now, what it takes the place of, and whether it is written.
+
+    `tables` says of each remote table that is made of what is read again what becomes of it, by the table's name.
+    `notes` say which versions replays meet, and what keeps state and leaves records out that are read again.
+    """
+
+    previews: tuple[Preview, ...]
+    replaced: tuple[Held, ...]
+    written: bool
+    tables: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON-able values."""
+        return {
+            "written": self.written,
+            "partitions": [preview.to_json() for preview in self.previews],
+            "replaced": [held.summary() for held in self.replaced],
+            "tables": dict(self.tables),
+            "notes": list(self.notes),
+        }
 
 
 @dataclass(frozen=True)
@@ -74,9 +120,8 @@ class Startpoints:
 
         What can't be followed has an `error` in its preview.
         """
-        ssps = self._expanded(partitions)
         requests = startpoint_requests(
-            ssps,
+            self._expanded(partitions),
             position,
             until,
             task=task,
@@ -117,9 +162,8 @@ class Startpoints:
         without `replace`, where a bounded replay would take the place of a startpoint, or the other way round; also
         where versions were recorded that are gone.
         """
-        ssps = self._expanded(partitions)
         requests = startpoint_requests(
-            ssps,
+            self._expanded(partitions),
             position,
             until,
             task=task,
@@ -173,3 +217,91 @@ class Startpoints:
                 argument="partitions",
             )
         return tuple(expand_partitions(self.app, self._systems, map(str, named)))
+
+
+def startpoint_requests(
+    ssps: Iterable[SystemStreamPartition],
+    position: Startpoint,
+    until: Startpoint | None = None,
+    *,
+    task: str | None = None,
+    by: str,
+    reason: str,
+    on_unresolved: OnUnresolved = "fail",
+    force: bool = False,
+    versions: VersionsMet | None = None,
+) -> list[StartpointRequest]:
+    """Return a request for each partition, each a wish of its own that is made now. Raises ConfigurationError."""
+    for name, value in (("position", position), ("until", until)):
+        if not isinstance(value, Startpoint) and not (name == "until" and value is None):
+            raise ConfigurationError(
+                f"{name} is {value!r}: expected a startpoint.",
+                "Write StartpointOldest(), StartpointUpcoming(), StartpointTimestamp(timestamp_ms=…) or "
+                "StartpointSpecific(offset=…).",
+                argument=name,
+            )
+    return [
+        StartpointRequest(
+            ssp=ssp,
+            startpoint=position.again(),
+            until=until,
+            task=task,
+            by=by,
+            reason=reason,
+            on_unresolved=on_unresolved,
+            force=force,
+            versions=versions,
+        )
+        for ssp in ssps
+    ]
+
+
+def ask(
+    lake: Lake,
+    systems: Mapping[str, StreamSystem],
+    app: Application,
+    requests: Sequence[StartpointRequest],
+    *,
+    replace: bool = False,
+    dry_run: bool = False,
+) -> AskedStartpoints:
+    """Write these requests, all or none; return what they would do if a run started now.
+
+    Each takes the place of what is not applied yet at the same partition and task. Raises ConfigurationError where no
+    task reads a partition; where what waits or was handed out there can't be read; where a startpoint has no offset
+    now, and the request does not go on from the checkpoint then; and, without `replace`, where a bounded replay would
+    take the place of a startpoint, or the other way round. With `dry_run` nothing is written, and nothing is refused:
+    the previews say what is wrong. Where the application has startpoints switched off, both are refused.
+    """
+    if not requests:
+        raise ConfigurationError(
+            "a startpoint is asked for at no partition.",
+            "Name one, as in lake.flights.3, or a stream: lake.flights.",
+            argument="partitions",
+        )
+    startpoints = startpoints_of(lake, app)
+    startpoints.check_on()
+    stored, state = startpoints.read(), application_state(lake, app.name)
+    plan = plan_application(app, systems) if app.inputs else None
+    readers = readers_of(app, plan, systems)
+    allowed = allow_requests(app, readers, requests)
+    versions = versions_in_words(app, requests)
+
+    look = cache(partial(look_at_stream, systems))  # each stream is looked at once
+    tables, keeping_state = remote_tables(plan, requests), what_keeps_state(app)
+    previews = preview_requests(look, state, allowed, stored.at)
+    previews = preview_tables(lake, systems, app, previews)
+    recorded = plan_recorded(lake, app, plan, look, behind_unreadable(stored.unreadable, previews), stored.at)
+    there = [*map(Held, stored.waiting), *not_applied(stored.handed, state)]
+    replaced = replaced_by(requests, there, readers.by_name)
+    if not dry_run:
+        check_followed(recorded.previews)
+        if not replace:
+            check_kinds(replaced)
+        if recorded.plan is not None:
+            write_plan(lake, recorded.plan)  # from here on its versions are held
+            requests = recorded.named_in(requests)
+        startpoints.write_startpoints(requests)
+    taken_over = tuple(dict.fromkeys(old for old, _ in replaced))
+    notes = (*versions, *recorded.told, *keeping_state)
+    return AskedStartpoints(tuple(recorded.previews), taken_over, not dry_run, tables, notes)

@@ -1,22 +1,18 @@
-"""Startpoints on the streams of datasets: what is asked of a dataset's table, and applied before it advances.
-
-To a fan-out a dataset is a task, "dataset NAME", that reads the partitions of its stream. A request for all tasks that
-read a partition is for the dataset where the application does not read the stream itself; where it does, only requests
-that name the dataset's task are.
-"""
+"""Startpoints on the streams of datasets: what was handed to a dataset is applied to its table before it advances."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
+from dagster_adjunct.assets.unbounded.rewind import rewind
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest, as_unbounded
+from dagster_adjunct.assets.versions.manifest import as_unbounded
+from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
+from dagster_adjunct.orchestration.startpoints.requests.allowed_requests import dataset_task, rewindable
 from dagster_adjunct.orchestration.startpoints.requests.fan_out_in_words import gone_in_words
 from dagster_adjunct.orchestration.startpoints.resolving.resolve_handed import Unresolved
 from dagster_adjunct.resources.errors import (
@@ -24,17 +20,15 @@ from dagster_adjunct.resources.errors import (
     DatasetError,
     MalformedDocumentError,
     PermanentError,
-    StreamNotFoundError,
 )
 from dagster_adjunct.resources.first_error import raise_first
-from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.streams.interface.startpoint import resolve_startpoint_to_offset
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.versions.advance_report import AdvanceReport
+    from dagster_adjunct.assets.writing.runtime import Runtime
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.application.runtime import Runtime
     from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
     from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut, Requests, Taken
     from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
@@ -64,30 +58,6 @@ class DatasetOutcome:
     def raise_failed(self) -> None:
         """Raise the first error, if there is one, with the others as its notes."""
         raise_first(tuple(self.failed.values()))
-
-
-def dataset_task(name: str) -> str:
-    """Return the name of a dataset's task, for requests that name it."""
-    return f"dataset {name}"
-
-
-def dataset_tasks(app: Application, systems: Mapping[str, StreamSystem]) -> dict[str, frozenset[SystemStreamPartition]]:
-    """Return the partitions of the stream of each unbounded dataset, by the dataset's task, as a fan-out wants them.
-
-    Bounded datasets go back by versions, and tables of one run have nothing to go back in: they have no task, so that
-    requests for their streams alone are unknown to the fan-out.
-    """
-    tasks = {}
-    for dataset in rewindable(app):
-        system, stream = split_stream_name(str(dataset.stream))
-        with suppress(StreamNotFoundError):  # the application itself may write it, from its first batch on
-            tasks[dataset_task(dataset.name)] = frozenset(systems[system].partitions(stream))
-    return tasks
-
-
-def named_only(app: Application) -> frozenset[str]:
-    """Return the tasks of datasets whose stream the application reads too: they get requests only by their name."""
-    return frozenset(dataset_task(dataset.name) for dataset in rewindable(app) if dataset.stream in app.inputs)
 
 
 def taken_in(lake: Lake, app: Application, offsets: OffsetState) -> Taken:
@@ -162,14 +132,11 @@ def _apply(runtime: Runtime, dataset: AdjunctDataset, requests: Requests) -> Adv
             dataset=dataset.name,
         )
     reasons = [f"{request.reason} (asked for by {request.by})" for request in requests.values()]
-    return rewind_dataset(
-        runtime.lake,
-        runtime.systems,
+    return rewind(
+        runtime,
         dataset,
-        runtime.spark,
         positions={ssp: positioned(request) for ssp, request in requests.items()},
         reason="; ".join(dict.fromkeys(reasons)),
-        by=runtime.by,
         force={ssp for ssp, request in requests.items() if request.force},
     )
 
@@ -208,10 +175,3 @@ def _resolvable(
         else:
             resolvable[ssp] = request
     return resolvable, without
-
-
-def rewindable(app: Application, only: Collection[str] | None = None) -> list[AdjunctDataset]:
-    """Return the datasets that startpoints can rewind: stored tables of change streams, of these names if any."""
-    followed = [dataset for dataset in app.datasets if dataset.follows_changes and dataset.stream is not None]
-    tables = [dataset for dataset in followed if dataset.following.persistent]
-    return [dataset for dataset in tables if only is None or dataset.name in only]

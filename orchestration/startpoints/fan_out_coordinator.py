@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.batch_log import application_state
-from dagster_adjunct.orchestration.startpoints.dataset_requests import dataset_tasks, named_only, taken_in
+from dagster_adjunct.orchestration.startpoints.dataset_requests import taken_in
+from dagster_adjunct.orchestration.startpoints.requests.allowed_requests import readers_of
 from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from dagster_adjunct.assets.writing.runtime import Runtime
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.application.runtime import Runtime
     from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
     from dagster_adjunct.orchestration.planner import ExecutionPlan
     from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
@@ -36,12 +37,11 @@ def fan_out_requests(
     """
     if not app.startpoints:
         return startpoints.left_alone()
-    only_by_name = named_only(app)
-    tasks = {**(plan.partitions_by_task() if plan else {}), **dataset_tasks(app, systems)}
-    if not tasks:
-        return FanOut({})
     taken = taken_in(startpoints.lake, app, offsets)
-    return startpoints.fan_out(tasks, named_only=only_by_name, taken=taken, complete=True)
+    readers = readers_of(app, plan, systems)
+    if not readers.tasks:
+        return FanOut({})
+    return startpoints.fan_out(readers.tasks, named_only=readers.by_name, taken=taken, complete=True)
 
 
 def hand_out(runtime: Runtime, app: Application, plan: ExecutionPlan | None) -> FanOut:

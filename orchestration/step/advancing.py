@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.versions.advance_report import StageEvent, ignore
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.orchestration.application.advance_units import Unit, advances_alone
 from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.first_error import raise_first
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.versions.advance_report import AdvanceReport, OnStage
+    from dagster_adjunct.assets.writing.runtime import Runtime
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.application.runtime import Runtime
     from dagster_adjunct.resources.objects import Lake
 
 # More at once would share the same cores, and hold more of the cluster's memory.
@@ -112,22 +111,22 @@ def advance_together(
 
     Where a version was published, what the policy lets go by then is discarded: the last stage of its cycle.
     """
-    from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
-    from dagster_adjunct.assets.bounded.advance_versions import advance_version_set
+    from dagster_adjunct.assets.advancing.advance_dataset import advance
+    from dagster_adjunct.assets.bounded.advance_versions import advance_members
 
-    lake, systems, spark, by = runtime.lake, runtime.systems, runtime.spark, runtime.by
     if unit[0].version_set is not None:
-        reports = advance_version_set(lake, systems, unit, spark, by=by, on_stage=on_stage)
+        reports = advance_members(runtime, unit, on_stage=on_stage)
     else:
-        reports = [advance_dataset(lake, systems, unit[0], spark, by=by, on_stage=on_stage)]
-    return [discard_after(lake, dataset, report, by, on_stage) for dataset, report in zip(unit, reports, strict=True)]
+        reports = [advance(runtime, unit[0], on_stage=on_stage)]
+    told = zip(unit, reports, strict=True)
+    return [discard_after(runtime.lake, dataset, report, runtime.by, on_stage) for dataset, report in told]
 
 
 def _may_go(lake: Lake, dataset: AdjunctDataset) -> bool:
     """Whether a compaction has retired something long ago: a commit of changes alone makes nothing needless."""
     manifest = DatasetLog(lake, dataset.name).read()[1]
     limit = before(lake.now(), dataset.discard.grace)
-    return isinstance(manifest, UnboundedManifest) and any(retired.at <= limit for retired in manifest.retired)
+    return manifest is not None and any(retired.at <= limit for retired in manifest.retired)
 
 
 def discard_after(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.reading.versions_over_time import VersionsOverTime, refs_over_time
+from dagster_adjunct.assets.reading.versions_over_time import VersionsOverTime
 from dagster_adjunct.assets.unbounded.transient_table import TransientTable
 from dagster_adjunct.assets.unbounded.transient_version import is_transient
 from dagster_adjunct.assets.versions.manifest import as_bounded
@@ -67,8 +67,7 @@ class OpenedVersions:
 
     def retained_over_time(self, name: str) -> tuple[str, ...]:
         """Return the versions of a bounded dataset that say their time and are retained now; they are not opened."""
-        manifest = as_bounded(self.stored(name).require_manifest())
-        return tuple(ref.id for ref in refs_over_time(manifest))
+        return as_bounded(self.stored(name).require_manifest()).versions_over_time
 
     def over_time(self, name: str, versions: Sequence[str]) -> VersionsOverTime:
         """Return these versions of a bounded dataset as joins by time read them."""

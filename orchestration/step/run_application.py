@@ -9,18 +9,15 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport, OnStage, ignore
+from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.orchestration.application.advance_units import advances_alone, units_of
 from dagster_adjunct.orchestration.application.remembered_tables import remember_tables
-from dagster_adjunct.orchestration.application.runtime import Runtime
 from dagster_adjunct.orchestration.batchlog.run_lease import WAIT, Claim, RunLease, checked_wait
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.planner.table_order import order_notes
-from dagster_adjunct.orchestration.startpoints.dataset_requests import (
-    DatasetOutcome,
-    apply_dataset_startpoints,
-    rewindable,
-)
+from dagster_adjunct.orchestration.startpoints.dataset_requests import DatasetOutcome, apply_dataset_startpoints
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
+from dagster_adjunct.orchestration.startpoints.requests.allowed_requests import rewindable
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
 from dagster_adjunct.orchestration.step.advancing import advance_units, follow_meanwhile
 from dagster_adjunct.orchestration.step.step import run_step

@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.writing.write_context import WriteContext
+from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.orchestration.step.answers.table_answers import OpenTables
 from dagster_adjunct.resources.names import split_stream_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from dagster_adjunct.assets.writing.runtime import Runtime
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.application.runtime import Runtime
     from dagster_adjunct.orchestration.planner import ExecutionPlan
     from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
     from dagster_adjunct.orchestration.step.step_report import StepEvent
@@ -62,11 +62,6 @@ class StepContext:
     @property
     def run(self) -> str:
         return self.runtime.by
-
-    @property
-    def writing(self) -> WriteContext:
-        """What writes to a dataset in the name of this run."""
-        return WriteContext(self.lake, self.systems, self.spark, self.run)
 
     @property
     def unit(self) -> str:

@@ -11,7 +11,6 @@ from dagster_adjunct.assets.retention.discard import DiscardReport
 from dagster_adjunct.assets.retention.discard import discard as discard_sparing
 from dagster_adjunct.assets.unbounded.transient_version import is_transient
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.batchlog.known_applications import list_applications
 from dagster_adjunct.orchestration.startpoints.resolving.recorded_plan import forget_plans, versions_held
@@ -103,7 +102,7 @@ def _before(lake: Lake, application: str, batch: int) -> Iterator[tuple[str, str
     """Yield the local tables that a batch has written, each with the version from before it."""
     for dataset in list_datasets(lake):
         manifest = DatasetLog(lake, dataset).read()[1]
-        written = manifest.written if isinstance(manifest, UnboundedManifest) else None
+        written = manifest.written if manifest is not None else None
         if written is not None and (written.application, written.batch) == (application, batch) and written.before:
             yield dataset, written.before
 

@@ -12,7 +12,7 @@ from dagster_adjunct.assets.rebucketing.rebucketed_table import repartition_tabl
 from dagster_adjunct.assets.rebucketing.rebucketed_versions import repartition_versions
 from dagster_adjunct.assets.versions.carried_to_rewritten_stream import carry_over, has_read_all
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.batchlog.known_applications import list_applications
 from dagster_adjunct.orchestration.startpoints.positions.repartitioned_positions import (

@@ -18,11 +18,13 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention import discard as discard_module
 from dagster_adjunct.assets.retention.discard import DiscardReport, discard
 from dagster_adjunct.assets.retention.discard_plan import Listing, plan_discard
+from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest, Pin
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import Lease, LeaseInfo
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, Pin, UnboundedManifest
+from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, Verdict, VersionRef
 from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
+from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.unbounded_state import Bootstrap
 from dagster_adjunct.resources.bucketing.bucket_files import Generation
 from dagster_adjunct.resources.errors import (

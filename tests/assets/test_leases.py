@@ -14,8 +14,8 @@ from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions import leases
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import Lease, all_leases, live_leases, store_now
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
+from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.unbounded_state import Bootstrap
 from dagster_adjunct.resources.errors import (
     DatasetNotFoundError,

@@ -22,12 +22,12 @@ from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.assets.unbounded.local_manifest import as_local
 from dagster_adjunct.assets.unbounded.local_table_upkeep import advance_local, undo_batch
 from dagster_adjunct.assets.unbounded.local_writes import LocalWrites, WritingBatch
+from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
 from dagster_adjunct.assets.versions.stored_declaration import declaration_of
 from dagster_adjunct.assets.writing.generation_writer import ARROW
-from dagster_adjunct.assets.writing.write_context import WriteContext
+from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.resources.bucketing.bucket_files import BucketFile
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -254,7 +254,7 @@ def test_a_compaction_while_a_batch_works_is_gone_on_from(lake: Lake) -> None:
 
 def test_advancing_compacts_when_it_is_due_and_changes_nothing_else(lake: Lake) -> None:
     spec = counts(compaction=DeltaCompaction(deltas=2, fraction=0.1))
-    context = WriteContext(lake, {}, IN_PROCESS, "me")
+    context = Runtime(lake, {}, IN_PROCESS, "me")
     assert advance_local(context, spec).version is None
     for number in range(1, 4):
         batch(lake, number, [("a", number), ("b", number)], spec=spec)
@@ -283,7 +283,7 @@ def test_what_an_open_batch_was_begun_with_survives_compaction_and_discard(lake:
 
 
 def test_a_batch_that_was_given_up_is_taken_out_and_comes_under_another_number(lake: Lake) -> None:
-    context = WriteContext(lake, {}, IN_PROCESS, "me")
+    context = Runtime(lake, {}, IN_PROCESS, "me")
     batch(lake, 1, [("a", 1)])
     begun = pinned(lake, counts())
     batch(lake, 2, [("a", 2), ("b", 2)])
@@ -302,7 +302,7 @@ def test_a_batch_that_was_given_up_is_taken_out_and_comes_under_another_number(l
 
 
 def test_the_first_batch_can_be_given_up_and_one_that_has_written_nothing(lake: Lake) -> None:
-    context = WriteContext(lake, {}, IN_PROCESS, "me")
+    context = Runtime(lake, {}, IN_PROCESS, "me")
     undo_batch(context, "counts", "app", 1, declared=counts())
     with pytest.raises(CommitConflictError, match="given up"):
         do(lake, 1, [("a", 1)], begun=None)
@@ -314,7 +314,7 @@ def test_the_first_batch_can_be_given_up_and_one_that_has_written_nothing(lake: 
 
 
 def test_a_batch_of_newer_code_can_be_given_up_and_the_columns_are_those_of_before(lake: Lake) -> None:
-    context = WriteContext(lake, {}, IN_PROCESS, "me")
+    context = Runtime(lake, {}, IN_PROCESS, "me")
     wider = counts(Schema.of(k="string", v="bigint", w="bigint"))
     for number, before in ((1, {}), (3, {"a": 2})):
         sent = rows(("a", number), ("b", number)).append_column("w", pa.array([0, 0], pa.int64()))
@@ -330,7 +330,7 @@ def test_a_batch_of_newer_code_can_be_given_up_and_the_columns_are_those_of_befo
 
 
 def test_what_another_application_keeps_under_the_name_is_left_alone(lake: Lake) -> None:
-    context = WriteContext(lake, {}, IN_PROCESS, "me")
+    context = Runtime(lake, {}, IN_PROCESS, "me")
     theirs = local_table("counts", application="other", key=("k",), schema=COLUMNS, partitions=2)
     with LocalWrites(lake, theirs, None, WritingBatch("other", 7, "run"), ARROW) as writes:
         writes.send(rows(("a", 1)), order_by=("__offset",), partitioned=False)
@@ -356,7 +356,7 @@ def test_added_and_widened_columns_are_read_over_what_was_there(lake: Lake) -> N
         writes.commit()
     assert StoredVersions(lake, wide).require_current().get("b") == {"k": "b", "v": 2, "more": "new"}
     with pytest.raises(DatasetError, match=r"more \(string\) is removed"):
-        advance_local(WriteContext(lake, {}, IN_PROCESS, "me"), narrow)
+        advance_local(Runtime(lake, {}, IN_PROCESS, "me"), narrow)
 
 
 def test_a_batch_that_was_begun_without_a_table_adds_nothing_to_one_that_has_entries(lake: Lake) -> None:
@@ -410,7 +410,7 @@ def test_on_a_real_s3_server_batches_that_die_are_in_once(versitygw: S3Server, m
 @pytest.mark.parametrize("seed", range(6))
 def test_any_history_with_crashes_is_what_a_dictionary_says(seed: int) -> None:
     chance, lake = random.Random(seed), lake_in(InMemoryStore())
-    context = WriteContext(lake, {}, IN_PROCESS, "me")
+    context = Runtime(lake, {}, IN_PROCESS, "me")
     expected: dict[str, int] = {}
     for number in range(1, 26):
         begun = pinned(lake, counts())

@@ -21,7 +21,7 @@ from dagster_adjunct.assets.unbounded.state_table import begin_state, check_stat
 from dagster_adjunct.assets.versions.manifest import as_unbounded
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
 from dagster_adjunct.assets.writing.generation_writer import ARROW
-from dagster_adjunct.assets.writing.write_context import WriteContext
+from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError
 from dagster_adjunct.resources.lakes import lake_in
 from dagster_adjunct.resources.objects.lake import Lake
@@ -80,8 +80,8 @@ def generations(lake: Lake) -> list[int]:
     return [] if version is None else [generation.id for generation in version.generations if generation.files]
 
 
-def writing(lake: Lake) -> WriteContext:
-    return WriteContext(lake, {}, IN_PROCESS, "run")
+def writing(lake: Lake) -> Runtime:
+    return Runtime(lake, {}, IN_PROCESS, "run")
 
 
 @pytest.fixture
@@ -133,6 +133,18 @@ def test_small_generations_are_merged_without_what_has_expired(lake: Lake) -> No
     assert rows_there == 15  # k1 was gone at 8
     batch(lake, 9, [], 100)
     assert generations(lake) == [], "what is merged still tells when its last row goes"
+
+
+def test_a_table_of_its_name_that_is_no_state_is_left_alone(lake: Lake) -> None:
+    other = replace(dataset(), input=replace(dataset().input, expires=None))
+    for number in range(1, 10):
+        with LocalWrites(lake, other, pinned(lake), WritingBatch("app", number, "run"), ARROW) as writes:
+            writes.send(rows([(f"k{number}", number, 100)]), order_by=(), partitioned=False)
+            writes.commit(None)
+    before = pinned(lake)
+    assert not tend_state(writing(lake), "app-seen")
+    assert pinned(lake) == before
+    assert len(generations(lake)) == 9
 
 
 def test_a_batch_that_was_given_up_leaves_what_was_there_before_also_what_it_dropped(lake: Lake) -> None:

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.runtime import Runtime
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out

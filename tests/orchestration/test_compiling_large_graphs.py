@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.runtime import Runtime
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
 from dagster_adjunct.orchestration.step.batch_compiler import compile_batch as compiling

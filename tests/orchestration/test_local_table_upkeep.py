@@ -20,7 +20,7 @@ from dagster_adjunct.assets.unbounded.local_table_upkeep import undo_batch
 from dagster_adjunct.assets.unbounded.local_writes import LocalWrites, WritingBatch
 from dagster_adjunct.assets.unbounded.rebuild import rebuild_dataset
 from dagster_adjunct.assets.writing.generation_writer import ARROW
-from dagster_adjunct.assets.writing.write_context import WriteContext
+from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog, Intent
 from dagster_adjunct.orchestration.upkeep.delete_unread import delete_dataset
 from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard, open_batches
@@ -127,7 +127,7 @@ def test_what_a_batch_that_was_given_up_is_taken_out_to_stays_until_then(world: 
     discard(world.lake, "counts", DiscardPolicy(1, timedelta(0)), by="me")
     with pytest.raises(StillReadError, match="batch 3 of application app, which was given up"):
         repartition_dataset(world.lake, "counts", 5, reason="more", by="me")
-    context = WriteContext(world.lake, {}, IN_PROCESS, "run")
+    context = Runtime(world.lake, {}, IN_PROCESS, "run")
     undo_batch(context, "counts", "app", 3, declared=world.spec())
     assert world.held() == {"a": 2, "b": 1, "c": 2}
     discard(world.lake, "counts", DiscardPolicy(1, timedelta(0)), by="me")
@@ -143,7 +143,7 @@ def test_where_an_erasure_has_taken_what_a_batch_that_was_given_up_began_with_th
     world.batch(3, ("a", 3), begun=begun)
     assert not forget(world.lake, "counts", ["a"], reason="asked", by="me", roots=_roots(world)).complete
     BatchLog(world.lake, "app").abandon(reason="a test", by="me", skip=False)
-    context = WriteContext(world.lake, {}, IN_PROCESS, "run")
+    context = Runtime(world.lake, {}, IN_PROCESS, "run")
     with pytest.raises(VersionDiscardedError, match=r"was given up.*gone, as after an erasure") as caught:
         undo_batch(context, "counts", "app", 3, declared=world.spec())
     assert "adjunct dataset delete counts" in caught.value.next_step
@@ -154,7 +154,7 @@ def test_where_an_erasure_has_taken_what_a_batch_that_was_given_up_began_with_th
 
 
 def test_a_batch_can_not_be_taken_out_over_a_change_of_partitions_and_the_error_says_the_way_on(world: World) -> None:
-    context = WriteContext(world.lake, {}, IN_PROCESS, "run")
+    context = Runtime(world.lake, {}, IN_PROCESS, "run")
     repartition_dataset(world.lake, "counts", 3, reason="more", by="me")  # nobody knows yet that batch 2 is given up
     with pytest.raises(DatasetError, match="into 3 from 2, after batch 2 of application app") as caught:
         undo_batch(context, "counts", "app", 2, declared=world.spec(3))

@@ -14,14 +14,17 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.retention.discard import discard as discard_sparing
+from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.runtime import Runtime
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.startpoints.application_startpoints import Startpoints
-from dagster_adjunct.orchestration.startpoints.ask_startpoints import AskedStartpoints, ask
+from dagster_adjunct.orchestration.startpoints.application_startpoints import (
+    AskedStartpoints,
+    Startpoints,
+    ask,
+    startpoint_requests,
+)
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
-from dagster_adjunct.orchestration.startpoints.requests.request_parsing import startpoint_requests
 from dagster_adjunct.orchestration.startpoints.resolving import recorded_plan as plan_module
 from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import Counted
 from dagster_adjunct.orchestration.step.step import run_step

@@ -14,7 +14,7 @@ from dagster_adjunct.assets.unbounded.local_writes import LocalWrites, WritingBa
 from dagster_adjunct.assets.unbounded.state_spec import StateSpec
 from dagster_adjunct.assets.unbounded.state_table import state_dataset
 from dagster_adjunct.assets.writing.generation_writer import ARROW
-from dagster_adjunct.assets.writing.write_context import WriteContext
+from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog, Intent
 from dagster_adjunct.orchestration.step.next_batch.own_tables import tend_states
 from dagster_adjunct.resources.lakes import lake_in
@@ -59,7 +59,7 @@ class World:
         return version
 
     def tend(self) -> None:
-        context = SimpleNamespace(lake=self.lake, run="run", writing=WriteContext(self.lake, {}, IN_PROCESS, "run"))
+        context = SimpleNamespace(lake=self.lake, run="run", runtime=Runtime(self.lake, {}, IN_PROCESS, "run"))
         step: Any = SimpleNamespace(states=("app-seen",), context=context)
         tend_states(step)
 

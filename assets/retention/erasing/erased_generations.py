@@ -22,10 +22,12 @@ from dagster_adjunct.assets.retention.erasing.rewriting import (
     rewrite_generation,
 )
 from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, attempt_key
+from dagster_adjunct.assets.versions.common_manifest import Change
 from dagster_adjunct.assets.versions.kept_history import current_rows
-from dagster_adjunct.assets.versions.manifest import Change, DatasetManifest, UnboundedManifest, as_unbounded
-from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout_of
+from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_unbounded
+from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout_of, version_id
 from dagster_adjunct.assets.versions.stored_manifest import manifest_from, stored_body
+from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetNotFoundError, ManifestMismatchError
 
 if TYPE_CHECKING:
@@ -204,7 +206,7 @@ class Regenerating:
         elif len(version.generations) > 1 and version.order_by is None and not any(g.files for g in new[1:]):
             rows = new[0].rows  # a base alone, which has no tombstones
         facts = {
-            "id": f"v{number:06d}-{commit_id}",
+            "id": version_id(number, commit_id),
             "number": number,
             "sealed_at": self.log.lake.now(),
             "generations": tuple(g for g in new if g.files) or (new[0],),

@@ -29,7 +29,7 @@ from dagster_adjunct.assets.retention.erasing.replace_versions import Replacing
 from dagster_adjunct.assets.retention.erasing.rewriting import RewrittenVersion
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import store_now
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetNotFoundError
 from dagster_adjunct.resources.schemas.schema import Field
 
@@ -120,7 +120,7 @@ def forget(
         pending=tuple(judged for judged in (*spared, *work.leftovers.builds) if _explains(judged, proof)),
         proof=proof,
         not_erased=_not_erased(lake, manifest),
-        retained_from=manifest.retained_from if isinstance(manifest, UnboundedManifest) else None,
+        retained_from=manifest.retained_from,
     )
 
 
@@ -173,20 +173,7 @@ def _explains(held: Judged, proof: KeySearch) -> bool:
 
 
 def _not_erased(lake: Lake, manifest: DatasetManifest) -> tuple[str, ...]:
-    source = manifest.declaration.input
-    left = [f"the input: {source}", "outputs of applications that joined this dataset"]
-    owner = manifest.declaration.owner
-    if owner is not None:
-        left[0] = f"the input streams of application {owner}: records of these keys that are read later bring them back"
-    elif isinstance(manifest, UnboundedManifest):
-        left[0] += (
-            ", whose records hold the keys until its retention drops them; a rebuild brings the keys back, unless "
-            "tombstones for them were sent or their records are gone"
-        )
-        if manifest.bootstrap.loaded:
-            left.append("the bulk snapshot that the dataset was loaded from")
-        if manifest.counters.get("quarantined"):
-            left.append(f"dead letters: {manifest.counters['quarantined']:,} changes were sent there")
+    left = manifest.kept_elsewhere()
     if lake.url.startswith("s3://"):
         left.append(f"older object versions in {lake.url}, if the bucket keeps them")
     return tuple(left)

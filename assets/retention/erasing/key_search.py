@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.retention.erasing.redaction import redacted
 from dagster_adjunct.assets.versions.dataset_log import SETS
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.resources.errors import ObjectNotFoundError
 from dagster_adjunct.resources.objects.object_file import open_object
 
@@ -157,13 +156,9 @@ def _unlisted_files(log: DatasetLog, there: set[str]) -> list[Sighting]:
     listed = [
         (f"version {ref.id}", log.read_version(ref).generations) for ref in manifest.listed if ref.document is not None
     ]
-    if isinstance(manifest, UnboundedManifest):
-        if manifest.version is not None:
-            listed.append((f"version {manifest.version.id}", manifest.version.generations))
-        listed.append(("the table that is being built", manifest.bootstrap.building))
     return [
         Sighting(key, f"{what} lists it, and it is missing")
-        for what, generations in listed
+        for what, generations in [*listed, *manifest.generations_without_document()]
         for generation in generations
         for file in generation.files
         if (key := f"{generation.folder}/{file.name}") not in there

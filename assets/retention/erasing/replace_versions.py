@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,8 +11,10 @@ from dagster_adjunct.assets.reading.stored_files import files_of
 from dagster_adjunct.assets.retention.erasing.clear_leftovers import Leftovers, find_leftovers
 from dagster_adjunct.assets.retention.erasing.redaction import FORGET, redacted
 from dagster_adjunct.assets.retention.erasing.rewriting import RewrittenVersion, files_with, rewrite_without
+from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest, Pin
 from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, attempt_key
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, Pin, as_bounded
+from dagster_adjunct.assets.versions.common_manifest import Change
+from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_bounded
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, VersionRef
 from dagster_adjunct.assets.versions.stored_manifest import manifest_from, stored_body
 from dagster_adjunct.resources.errors import DatasetError, ManifestMismatchError
@@ -66,7 +68,7 @@ class Replacing:
         assert current is not None
         manifest = as_bounded(current)
         self.replacements = {old: new for old, new in self.replacements.items() if self._stands(manifest, new)}
-        for ref in _documented(manifest):
+        for ref in manifest.built:
             self._look_at(ref)
         self.leftovers = find_leftovers(self.log, manifest, self.keys)
         after = self._after(manifest, reason)
@@ -144,9 +146,7 @@ class Replacing:
     def _after(self, manifest: BoundedManifest, reason: str) -> BoundedManifest | None:
         """Return the manifest without the keys; None when there is nothing to do."""
         old = {
-            ref.id: self.replacements[str(ref.document)]
-            for ref in _documented(manifest)
-            if ref.document in self.replacements
+            ref.id: self.replacements[str(ref.document)] for ref in manifest.built if ref.document in self.replacements
         }
         after = replaced(manifest, old)
         after = as_bounded(manifest_from(redacted(stored_body(after), self.keys)))
@@ -183,11 +183,6 @@ class Replacing:
                     self.log.drop(replacement.sealed.generations[0])
             if replacement.attempt is not None:
                 store.delete(attempt_key(self.log.lake, self.log.name, replacement.attempt.id))
-
-
-def _documented(manifest: BoundedManifest) -> Iterator[VersionRef]:
-    """Yield the versions that were built; of others there is nothing but their reason."""
-    return (ref for ref in manifest.versions if ref.document is not None)
 
 
 def replaced(manifest: BoundedManifest, old: Mapping[str, Replacement]) -> BoundedManifest:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from dagster_adjunct.assets.reading.stored_files import StoredFile, files_of
-from dagster_adjunct.assets.versions.sealed_version import TOMBSTONE, SealedVersion
+from dagster_adjunct.assets.versions.sealed_version import TOMBSTONE, SealedVersion, version_id
 from dagster_adjunct.resources.bucketing.bucket_files import (
     BucketFile,
     BucketLayout,
@@ -110,7 +110,7 @@ def rewrite_without(
     stored = files_of(log.lake.store, log.name, sealed)
     new = rewrite_generation(stored, sealed.layout, generation.id, keys, affected, attempt)
     changes = {
-        "id": f"v{sealed.number:06d}-{attempt.id}",
+        "id": version_id(sealed.number, attempt.id),
         "generations": (new,),
         "rows": new.rows,
         "digest": new.digest,

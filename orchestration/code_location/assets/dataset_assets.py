@@ -53,6 +53,7 @@ from dagster_adjunct.orchestration.code_location.shared.row_preview import datas
 from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage import dataset_columns
 from dagster_adjunct.resources.errors import CommitConflictError, TransientError
 from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.spark.given_session import starter_of
 from dagster_adjunct.resources.spark.resource import SparkResource
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
         pool=f"adjunct/{kind.replace('_', '-')}/{name}",
     )
     def advance(context: AssetExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource) -> Results:
-        from dagster_adjunct.orchestration.application.runtime import Runtime
+        from dagster_adjunct.assets.writing.runtime import Runtime
         from dagster_adjunct.orchestration.planner.lake_catalog import systems_for, systems_of
         from dagster_adjunct.orchestration.step.advancing import advance_together
         from dagster_adjunct.orchestration.step.run_application import apply_startpoints
@@ -126,7 +127,7 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
             if context.selected_asset_keys:
                 observe(run, {name: key for member in unit for name, key in member.streams.items()})
                 with unfinished_reported(run, [(member.dataset, member.key) for member in unit]):
-                    runtime = Runtime(lake, run.systems, adjunct_spark.starter, by=context.run.run_id)
+                    runtime = Runtime(lake, run.systems, starter_of(adjunct_spark.starter), by=context.run.run_id)
                     for app in applications:
                         apply_startpoints(
                             replace(runtime, systems=systems_for(app, lake)),
@@ -165,14 +166,15 @@ def _materialised(
     A table with a freshness policy is materialised by each look at its stream, because Dagster counts nothing else.
     """
     from dagster_adjunct.assets.unbounded.table_lag import PlaceInStream
-    from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+    from dagster_adjunct.assets.versions.manifest import follower
 
     context = run.context
     metadata = dataset_metadata(report, uri_of(run.lake, member.dataset)) | shown_metadata(run, member, manifest)
-    if isinstance(manifest, UnboundedManifest):
-        metadata |= lag_metadata(PlaceInStream.of(run.systems, manifest).lags(run.lake.now()))
-    elif manifest is not None:
+    if manifest is not None:
         metadata |= version_metadata(manifest)
+        table = follower(manifest)
+        if table is not None:
+            metadata |= lag_metadata(PlaceInStream.of(run.systems, table).lags(run.lake.now()))
     if report.version is None:
         context.log.warning(report.summary())
         context.log_event(AssetObservation(member.key, description=report.summary(), metadata=metadata))

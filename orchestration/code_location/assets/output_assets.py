@@ -49,6 +49,7 @@ from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage imp
     output_columns,
 )
 from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode
+from dagster_adjunct.resources.spark.given_session import starter_of
 from dagster_adjunct.resources.spark.resource import SparkResource
 
 if TYPE_CHECKING:
@@ -162,8 +163,8 @@ def _run_batches(
     op: OpRun, app: "Application", config: StepConfig, spark: SparkResource, run_step: StepRunner
 ) -> "tuple[StepReport, ExecutionPlan]":
     """Run the application's step while nobody else runs it; return what it did, and the plan that it had."""
+    from dagster_adjunct.assets.writing.runtime import Runtime
     from dagster_adjunct.orchestration.application.remembered_tables import remember_tables
-    from dagster_adjunct.orchestration.application.runtime import Runtime
     from dagster_adjunct.orchestration.batchlog.run_lease import Claim, RunLease, checked_wait
     from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
     from dagster_adjunct.orchestration.planner.table_order import order_notes
@@ -177,7 +178,7 @@ def _run_batches(
         log.info(event.summary())
         _log.info(event.summary(), extra={"adjunct_event": event})
 
-    runtime = Runtime(op.lake, op.systems, spark.starter, by=run)
+    runtime = Runtime(op.lake, op.systems, starter_of(spark.starter), by=run)
     follow = partial(follow_meanwhile, runtime, app, on_report=lambda done: log.info(done.summary()))
     claim = Claim(
         wait=checked_wait(config.wait_seconds),

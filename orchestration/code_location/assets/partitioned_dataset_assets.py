@@ -223,12 +223,8 @@ class _Build:
     def _materialised(
         self, name: str, report: "AdvanceReport", manifest: "DatasetManifest", *, alone: bool
     ) -> MaterializeResult[Any] | AssetMaterialization | None:
-        from dagster_adjunct.assets.versions.manifest import as_bounded
-
         ref = _sealed(manifest, name)
-        metadata = dataset_metadata(report, uri_of(self.op.lake, self.member.dataset)) | version_metadata(
-            as_bounded(manifest)
-        )
+        metadata = dataset_metadata(report, uri_of(self.op.lake, self.member.dataset)) | version_metadata(manifest)
         metadata |= shown_metadata(self.op, self.member, manifest)
         refused = {rejected.name for rejected in map(manifest.ref, report.rejected) if rejected is not None}
         if ref is None or (name in refused and ref.id not in report.sealed):

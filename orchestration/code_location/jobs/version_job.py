@@ -28,6 +28,7 @@ from dagster_adjunct.resources.times import utc_now
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+    from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
 
 
@@ -135,7 +136,7 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
     )
 
 
-def _apply(store: "StoredVersions", config: VersionActionConfig, *, by: str) -> "DatasetManifest":
+def _apply(store: "StoredVersions", config: VersionActionConfig, *, by: str) -> "BoundedManifest":
     from dagster_adjunct.resources.errors import ConfigurationError
 
     action, version, why = config.action, config.version or None, {"reason": config.reason, "by": by}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.unbounded.table_lag import PartitionLag
     from dagster_adjunct.assets.versions.advance_report import AdvanceReport
-    from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.orchestration.application.declared_handles import OutputStream
     from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode, Made
     from dagster_adjunct.orchestration.operators.spec.declared_sinks import KeyedTable
@@ -80,10 +80,12 @@ def dataset_metadata(report: AdvanceReport, uri: str) -> dict[str, Any]:
     return metadata
 
 
-def version_metadata(manifest: BoundedManifest) -> dict[str, Any]:
-    """Return what stands about a bounded dataset's versions: kept, pinned, rejected, and which one would be served."""
-    sealed = [ref for ref in manifest.versions if ref.state == "sealed"]
-    rejected = [ref for ref in manifest.versions if ref.state == "rejected"]
+def version_metadata(manifest: DatasetManifest) -> dict[str, Any]:
+    """Return what stands about versions that are listed: kept, pinned, rejected, and which one would be served."""
+    if manifest.versions_are_commits:
+        return {}
+    sealed = [ref for ref in manifest.listed if ref.state == "sealed"]
+    rejected = [ref for ref in manifest.listed if ref.state == "rejected"]
     metadata: dict[str, Any] = {"adjunct/retained": len(sealed)}
     served = manifest.ref(manifest.version.id) if manifest.version else None
     if served is not None and served.name is not None:
@@ -112,7 +114,6 @@ def lag_metadata(lags: Mapping[SystemStreamPartition, PartitionLag]) -> dict[str
 
 def served_metadata(manifest: DatasetManifest, uri: str) -> dict[str, Any]:
     """Return the metadata of the version that a dataset serves now, for whoever did not advance it."""
-    from dagster_adjunct.assets.versions.manifest import BoundedManifest
 
     version = manifest.version
     metadata: dict[str, Any] = {"adjunct/version": version.id if version else "none", "dagster/uri": uri}
@@ -122,7 +123,7 @@ def served_metadata(manifest: DatasetManifest, uri: str) -> dict[str, Any]:
             metadata["dagster/row_count"] = version.rows
     if manifest.change is not None:
         metadata["adjunct/change"] = MetadataValue.json(manifest.change.model_dump(mode="json"))
-    return metadata | (version_metadata(manifest) if isinstance(manifest, BoundedManifest) else {})
+    return metadata | version_metadata(manifest)
 
 
 def stream_metadata(

@@ -1,100 +1,144 @@
-"""What requests for startpoints would do, before they are written: who reads each partition, and what comes of it."""
+"""What requests for startpoints would do to inputs, before they are written: where each starts, how much it reads."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.orchestration.startpoints.dataset_requests import dataset_tasks, named_only
-from dagster_adjunct.orchestration.startpoints.positions.stream_snapshots import look_at_stream
-from dagster_adjunct.orchestration.startpoints.previews.plan_recorded import plan_recorded
-from dagster_adjunct.orchestration.startpoints.previews.refused_requests import behind_unreadable
-from dagster_adjunct.orchestration.startpoints.previews.request_preview import Preview, preview_request
-from dagster_adjunct.orchestration.startpoints.previews.table_preview import preview_tables
-from dagster_adjunct.orchestration.startpoints.requests.allowed_requests import (
-    is_broadcast,
-    not_read,
-    one_task_of_all,
-    owners_of,
-    takers_of,
-    versions_in_words,
-    versions_met,
-)
-from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.orchestration.batchlog.stored_positions import Replay
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
+from dagster_adjunct.orchestration.startpoints.resolving.resolve_request import resolve_request
+from dagster_adjunct.resources.errors import PermanentError
+from dagster_adjunct.resources.streams.interface.startpoint import describe_startpoint
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from datetime import datetime
+
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
+    from dagster_adjunct.orchestration.operators.spec.versions_met import VersionsMet
     from dagster_adjunct.orchestration.planner import ExecutionPlan
-    from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
-    from dagster_adjunct.orchestration.startpoints.requests.unreadable_requests import Unreadable
-    from dagster_adjunct.orchestration.startpoints.resolving.recorded_plan import RecordedPlan
-    from dagster_adjunct.resources.objects import Lake
-    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+    from dagster_adjunct.orchestration.startpoints.positions.stream_snapshots import StreamSnapshot
+    from dagster_adjunct.orchestration.startpoints.requests.allowed_requests import AllowedRequest
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 
 @dataclass(frozen=True, slots=True)
-class PreviewedRequests:
-    """What requests would do if a run started now: each by itself, and all of them together.
+class Preview:
+    """What one request would do if a run started now.
 
-    `recorded` is the plan that those for recorded versions share, not written yet; None where there are none, or they
-    can't be followed. `tables` says of each remote table that is made of what is read again what becomes of it.
-    `notes` say which versions replays meet, and what keeps state and leaves records out that are read again.
+    `tasks` are those that it is for: of the plan, or `dataset NAME`. It reads `offsets` offsets, from `start` up to
+    `end`: that of the bounded replay, else the stream's end as it is now. `checkpoint` is where reading would go on
+    without it, once a batch that is open has ended, and `moved` by how many offsets it moves that, below 0 for
+    backwards; None for a replay, which moves nothing, and where there is nothing to compare. With an `error` it can't
+    be followed: the run would fail, unless the request says to go on from the checkpoint then (`falls_back`).
+    `versions` are those that a replay meets; None where it is none.
     """
 
-    previews: tuple[Preview, ...]
-    recorded: RecordedPlan | None
-    tables: Mapping[str, str]
-    notes: tuple[str, ...]
+    request: StartpointRequest
+    tasks: tuple[str, ...]
+    checkpoint: str | None = None
+    start: str | None = None
+    end: str | None = None
+    offsets: int | None = None
+    moved: int | None = None
+    error: str | None = None
+    falls_back: bool = False
+    versions: VersionsMet | None = None
+
+    @property
+    def move(self) -> str:
+        """What happens to the position, in a few words; where it can't be followed, why."""
+        if self.error is not None:
+            return f"goes on from its checkpoint: {self.error}" if self.falls_back else self.error
+        if self.request.until is not None:
+            return "the position stays"
+        if self.moved is None:
+            return "begins here"
+        if self.moved == 0:
+            return "stays where it is"
+        return f"goes back by {-self.moved:,}" if self.moved < 0 else f"passes over {self.moved:,}"
+
+    @property
+    def effect(self) -> str:
+        """The same as a sentence, with how many offsets there are to read."""
+        if self.error is not None:
+            return self.move
+        again = "" if self.request.until is None else " again"
+        return f"{self.offsets:,} offsets to read{again}: {self.move}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the preview as JSON-able values."""
+        asked, until = self.request, self.request.until
+        names = ("checkpoint", "start", "end", "offsets", "moved", "error", "falls_back", "effect", "versions")
+        return {
+            "partition": str(asked.ssp),
+            "tasks": list(self.tasks),
+            "position": describe_startpoint(asked.startpoint),
+            "until": None if until is None else describe_startpoint(until),
+            **{name: getattr(self, name) for name in names},
+        }
 
 
 def preview_requests(
-    lake: Lake,
-    systems: Mapping[str, StreamSystem],
-    app: Application,
-    plan: ExecutionPlan | None,
-    requests: Sequence[StartpointRequest],
+    look: Callable[[str], StreamSnapshot],
     state: ApplicationState,
-    unreadable: Sequence[Unreadable] = (),
-) -> PreviewedRequests:
-    """Return what these requests would do from this state; what can't be followed has an `error` in its preview.
+    requests: Sequence[AllowedRequest],
+    now: datetime,
+) -> list[Preview]:
+    """Return what each of these requests would do from this state; what can't be followed has an `error`.
 
-    `plan` is the application's; None where it has no inputs. What is `unreadable` of what is stored may be in the way.
-    Looks once at each stream.
+    Of one for datasets, it is what can be said before their tables are looked at.
     """
-    remote_tables, keeping_state = _remote_tables(plan, requests), _what_keeps_state(app)
-    now, look = lake.now(), cache(partial(look_at_stream, systems))
-    reading = {} if plan is None else plan.partitions_by_task()
-    by_name, rewindable = named_only(app), dataset_tasks(app, systems)
-    tasks = {**reading, **rewindable}
-    owners = owners_of(tasks, by_name)
-    versions = versions_in_words(app, requests)
-    previews: list[Preview] = []
-    for request in requests:
-        takers = takers_of(request, tasks, owners)
-        try:
-            met = versions_met(app, request)
-        except ConfigurationError as error:
-            shown = Preview(request, (), error=str(error))
-            previews.append(shown if request.until is None else replace(shown, versions=request.versions))
-            continue
-        if request.task in reading and is_broadcast(app, request.ssp):
-            shown = Preview(request, (str(request.task),), error=str(one_task_of_all(request)))
-        elif not takers:
-            shown = Preview(request, (), error=not_read(request, tasks))
-        else:
-            of_table = any(task in rewindable for task in takers)
-            shown = preview_request(look, None if of_table else state, request, takers, met, now)
-        previews.append(shown if request.until is None else replace(shown, versions=met))
-    previews = preview_tables(lake, systems, app, previews)
-    recorded = plan_recorded(lake, app, plan, look, behind_unreadable(unreadable, previews), now)
-    notes = (*versions, *recorded.told, *keeping_state)
-    return PreviewedRequests(tuple(recorded.previews), recorded.plan, remote_tables, notes)
+    return [_preview(look, state, asked, now) for asked in requests]
 
 
-def _remote_tables(plan: ExecutionPlan | None, requests: Sequence[StartpointRequest]) -> dict[str, str]:
+def _preview(
+    look: Callable[[str], StreamSnapshot], state: ApplicationState, asked: AllowedRequest, now: datetime
+) -> Preview:
+    """Return what a request would do.
+
+    Of recorded `versions` it says what it does of others: which batches met them is looked for in the next place.
+    """
+    request, ssp = asked.request, asked.request.ssp
+    shown = Preview(request, asked.tasks, versions=None if request.until is None else asked.versions)
+    if asked.refusal:
+        return replace(shown, error=asked.refusal)
+    if not asked.rewinds:
+        shown = replace(shown, checkpoint=_goes_on_at(state, ssp))
+    try:
+        stream = look(ssp.qualified_stream)
+        start = resolve_request(stream, request, versions=asked.versions, now=now)
+    except PermanentError as error:
+        return replace(shown, error=str(error), falls_back=request.on_unresolved == "checkpoint")
+    if isinstance(start, Replay):
+        offsets = stream.system.distance(ssp, start.start, start.until)
+        return replace(shown, start=start.start, end=start.until, offsets=offsets)
+    return replace(shown, start=start.offset) if asked.rewinds else _moved(shown, state, stream, start.offset)
+
+
+def _moved(shown: Preview, state: ApplicationState, stream: StreamSnapshot, start: str) -> Preview:
+    """Return the preview of a request that moves the position to this offset of its stream."""
+    ssp, checkpoint = shown.request.ssp, shown.checkpoint
+    distance, end = partial(stream.system.distance, ssp), stream.upcoming[ssp]
+    moved = None
+    # Of a stream that was made anew, the checkpoint is in the one before.
+    if checkpoint is not None and not stream.info.is_another(state.offsets.streams.get(stream.name)):
+        moved = distance(checkpoint, start) - distance(start, checkpoint)
+    return replace(shown, start=start, end=end, offsets=distance(start, end), moved=moved)
+
+
+def _goes_on_at(state: ApplicationState, ssp: SystemStreamPartition) -> str | None:
+    """Return where reading goes on without a request: a batch that is open is ended before any request is followed."""
+    batch = state.open
+    if batch is not None and not batch.replays and ssp in batch.ranges:
+        return batch.ranges[ssp].end
+    return state.checkpoint.get(ssp)
+
+
+def remote_tables(plan: ExecutionPlan | None, requests: Sequence[StartpointRequest]) -> dict[str, str]:
     """Return what becomes of the remote tables that are made of what is read again."""
     streams = {request.ssp.qualified_stream for request in requests}
     told: dict[str, str] = {}
@@ -105,7 +149,7 @@ def _remote_tables(plan: ExecutionPlan | None, requests: Sequence[StartpointRequ
     return told
 
 
-def _what_keeps_state(app: Application) -> tuple[str, ...]:
+def what_keeps_state(app: Application) -> tuple[str, ...]:
     """Return in words what the application's stateful operators do with records that are read again, a line each."""
     return tuple(
         f"{operator.id} keeps state: records that the application has read before are left out there, and counted "

@@ -10,7 +10,7 @@ from dagster_adjunct.orchestration.startpoints.requests.stored_requests import r
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.startpoints.previews.request_preview import Preview
+    from dagster_adjunct.orchestration.startpoints.previews.preview_requests import Preview
     from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
     from dagster_adjunct.orchestration.startpoints.requests.startpoints_not_applied import Held
     from dagster_adjunct.orchestration.startpoints.requests.unreadable_requests import Unreadable

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.unbounded.rewind import plan_rewind
-from dagster_adjunct.orchestration.startpoints.dataset_requests import dataset_task, positioned
-from dagster_adjunct.orchestration.startpoints.previews.request_preview import Preview
+from dagster_adjunct.assets.unbounded.rewind_plan import plan_rewind
+from dagster_adjunct.orchestration.startpoints.dataset_requests import positioned
+from dagster_adjunct.orchestration.startpoints.previews.preview_requests import Preview
+from dagster_adjunct.orchestration.startpoints.requests.allowed_requests import dataset_task
 from dagster_adjunct.resources.errors import PermanentError
 
 if TYPE_CHECKING:

@@ -1,21 +1,126 @@
 """What an application allows a request to ask for: the tasks that it is for, and the versions that its replay meets.
 
-Looked at twice: when somebody asks, and when a run has been handed what was asked for. Pure functions.
+Looked at twice: when somebody asks, and when a run has been handed what was asked for.
+
+A dataset whose table can be rewound is a task, too: "dataset NAME", which reads the partitions of its stream. A request
+for all tasks that read a partition is for the dataset where the application does not read the stream itself; where it
+does, only requests that name the dataset's task are.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.spec.versions_met import AS_OF, CURRENT, VersionsMet
-from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.planner import ExecutionPlan
     from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+
+
+@dataclass(frozen=True)
+class Readers:
+    """Who reads what: the tasks of an application's plan, and the tasks of its datasets that can be rewound.
+
+    Both by their names, with all partitions that each reads. Those of `by_name` get only requests that name them.
+    """
+
+    of_plan: Mapping[str, frozenset[SystemStreamPartition]]
+    of_datasets: Mapping[str, frozenset[SystemStreamPartition]]
+    by_name: frozenset[str] = frozenset()
+
+    @cached_property
+    def tasks(self) -> dict[str, frozenset[SystemStreamPartition]]:
+        """All of them."""
+        return {**self.of_plan, **self.of_datasets}
+
+    @cached_property
+    def owners(self) -> dict[SystemStreamPartition, list[str]]:
+        """By partition, those that get its requests for all tasks."""
+        return owners_of(self.tasks, self.by_name)
+
+
+def readers_of(app: Application, plan: ExecutionPlan | None, systems: Mapping[str, StreamSystem]) -> Readers:
+    """Return who reads what; `plan` is the application's, None where it has datasets only."""
+    by_name, tasks = named_only(app), {} if plan is None else plan.partitions_by_task()
+    return Readers(tasks, dataset_tasks(app, systems), by_name)
+
+
+def dataset_task(name: str) -> str:
+    """Return the name of a dataset's task, for requests that name it."""
+    return f"dataset {name}"
+
+
+def dataset_tasks(app: Application, systems: Mapping[str, StreamSystem]) -> dict[str, frozenset[SystemStreamPartition]]:
+    """Return the partitions of the stream of each unbounded dataset, by the dataset's task, as a fan-out wants them.
+
+    Bounded datasets go back by versions, and tables of one run have nothing to go back in: they have no task, so that
+    requests for their streams alone are unknown to the fan-out.
+    """
+    tasks = {}
+    for dataset in rewindable(app):
+        system, stream = dataset.system_stream
+        with suppress(StreamNotFoundError):  # the application itself may write it, from its first batch on
+            tasks[dataset_task(dataset.name)] = frozenset(systems[system].partitions(stream))
+    return tasks
+
+
+def named_only(app: Application) -> frozenset[str]:
+    """Return the tasks of datasets whose stream the application reads too: they get requests only by their name."""
+    return frozenset(dataset_task(dataset.name) for dataset in rewindable(app) if dataset.stream in app.inputs)
+
+
+def rewindable(app: Application, only: Collection[str] | None = None) -> list[AdjunctDataset]:
+    """Return the datasets that startpoints can rewind: stored tables of change streams, of these names if any."""
+    followed = [dataset for dataset in app.datasets if dataset.follows_changes and dataset.stream is not None]
+    tables = [dataset for dataset in followed if dataset.following.persistent]
+    return [dataset for dataset in tables if only is None or dataset.name in only]
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedRequest:
+    """A request, the tasks that it is for, and the versions that what it reads meets.
+
+    `refusal` says why the application does not allow it; "" where it does. `rewinds` says that it is for datasets.
+    """
+
+    request: StartpointRequest
+    tasks: tuple[str, ...]
+    versions: VersionsMet
+    refusal: str = ""
+    rewinds: bool = False
+
+
+def allow_requests(
+    app: Application, readers: Readers, requests: Sequence[StartpointRequest]
+) -> tuple[AllowedRequest, ...]:
+    """Return what the application allows of these requests, in their order."""
+    return tuple(_allow(app, readers, request) for request in requests)
+
+
+def _allow(app: Application, readers: Readers, request: StartpointRequest) -> AllowedRequest:
+    try:
+        versions = versions_met(app, request)
+    except ConfigurationError as error:
+        return AllowedRequest(request, (), request.versions or CURRENT, str(error))
+    tasks = takers_of(request, readers.tasks, readers.owners)
+    if request.task in readers.of_plan and is_broadcast(app, request.ssp):
+        return AllowedRequest(request, (str(request.task),), versions, str(one_task_of_all(request)))
+    if not tasks:
+        return AllowedRequest(request, (), versions, not_read(request, readers.tasks))
+    rewinds = any(task in readers.of_datasets for task in tasks)
+    refusal = _no_replay(request, tasks) if rewinds and request.until is not None else ""
+    return AllowedRequest(request, tasks, versions, refusal, rewinds)
 
 
 def owners_of(
@@ -50,6 +155,14 @@ def not_read(request: StartpointRequest, tasks: Mapping[str, frozenset[SystemStr
     readers = [task for task, ssps in tasks.items() if request.ssp in ssps]
     instead = f"; {', '.join(map(repr, readers[:3]))} does" if readers else ""
     return f"{request.task!r} is no task that reads {request.ssp}{instead}."
+
+
+def _no_replay(request: StartpointRequest, tasks: Sequence[str]) -> str:
+    """Return in words that a request with an end is for datasets."""
+    return (
+        f"{request.ssp} is read by {', '.join(tasks)}, and a table has no replay beside it: it is what its stream says "
+        "up to where it has read. Leave the end (until) out."
+    )
 
 
 def joins_as_of(app: Application) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What people ask of startpoints, in their words: positions, partitions and the requests for them.
+"""What people ask of startpoints, in their words: positions and partitions.
 
 Shared by the command line and the job in Dagster. Nothing here writes.
 """
@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import OnUnresolved, StartpointRequest
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.names import split_partitions, split_stream_name
 from dagster_adjunct.resources.streams.interface.startpoint import (
@@ -26,7 +25,6 @@ from dagster_adjunct.resources.streams.interface.system_stream_partition import 
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.spec.versions_met import VersionsMet
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 POSITIONS = ("oldest", "upcoming", "timestamp", "offset")
@@ -87,43 +85,6 @@ def expand_partitions(
         for number in range(counts[qualified]) if numbers is None else _numbers(text, numbers, counts[qualified]):
             partitions[SystemStreamPartition(system, stream, number)] = None
     return list(partitions)
-
-
-def startpoint_requests(
-    ssps: Iterable[SystemStreamPartition],
-    position: Startpoint,
-    until: Startpoint | None = None,
-    *,
-    task: str | None = None,
-    by: str,
-    reason: str,
-    on_unresolved: OnUnresolved = "fail",
-    force: bool = False,
-    versions: VersionsMet | None = None,
-) -> list[StartpointRequest]:
-    """Return a request for each partition, each a wish of its own that is made now. Raises ConfigurationError."""
-    for name, value in (("position", position), ("until", until)):
-        if not isinstance(value, Startpoint) and not (name == "until" and value is None):
-            raise ConfigurationError(
-                f"{name} is {value!r}: expected a startpoint.",
-                "Write StartpointOldest(), StartpointUpcoming(), StartpointTimestamp(timestamp_ms=…) or "
-                "StartpointSpecific(offset=…).",
-                argument=name,
-            )
-    return [
-        StartpointRequest(
-            ssp=ssp,
-            startpoint=position.again(),
-            until=until,
-            task=task,
-            by=by,
-            reason=reason,
-            on_unresolved=on_unresolved,
-            force=force,
-            versions=versions,
-        )
-        for ssp in ssps
-    ]
 
 
 def _ms(text: str) -> int:

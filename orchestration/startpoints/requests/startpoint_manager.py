@@ -10,8 +10,8 @@ there then. If it dies in between, the next one finds the requests settled and o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,6 +29,7 @@ from dagster_adjunct.orchestration.startpoints.requests.startpoint_request impor
     check_partition,
     check_task,
 )
+from dagster_adjunct.orchestration.startpoints.requests.startpoints_not_applied import StoredStartpoints
 from dagster_adjunct.orchestration.startpoints.requests.stored_requests import (
     RequestReader,
     difference,
@@ -51,21 +52,6 @@ FAN_OUTS = "startpoints-fan-out"
 EXPIRES_AFTER = timedelta(hours=12)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
-
-
-@dataclass(frozen=True, slots=True)
-class StoredStartpoints:
-    """What is stored of an application's startpoints, as it stood at one look.
-
-    `waiting` are the requests that no fan-out has taken up, in the order in which the store took them; those that are
-    too old to be followed are `expired`: the next fan-out deletes them. `handed` is what each task has to apply.
-    `unreadable` is what this release of Adjunct can't read, of both: it is left alone until it is taken back.
-    """
-
-    waiting: Sequence[StartpointRequest]
-    expired: Sequence[StartpointRequest]
-    handed: Mapping[str, Requests]
-    unreadable: Sequence[Unreadable]
 
 
 class StartpointManager:
@@ -155,7 +141,8 @@ class StartpointManager:
 
     def read(self) -> StoredStartpoints:
         """Return all that is asked for and handed to tasks, in one look."""
-        now = self._now_ms()
+        at = self.lake.now()
+        now = (at - _EPOCH) // _MS
         # Requests first: what a fan-out moves meanwhile is then in one of both, or in both.
         asked, handed = self._checked(self._requests.read()), self._fan_outs.read()
         requests, unread = self._stored.requests(asked.items())
@@ -166,6 +153,7 @@ class StartpointManager:
             expired=[request for request in requests if request.expired(now, self._expiry_ms)],
             handed={task: held.pending for task, held in state.tasks.items() if held.pending},
             unreadable=[*unread, *state.all_unreadable()],
+            at=at,
         )
 
     def left_alone(self) -> FanOut:

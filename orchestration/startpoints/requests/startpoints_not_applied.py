@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.streams.interface.startpoint import describe_startpoint
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
     from dagster_adjunct.orchestration.startpoints.requests.fan_out import Requests
     from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
+    from dagster_adjunct.orchestration.startpoints.requests.unreadable_requests import Unreadable
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStartpoints:
+    """What is stored of an application's startpoints, as it stood at one look, `at` this time by the lake's clock.
+
+    `waiting` are the requests that no fan-out has taken up, in the order in which the store took them; those that are
+    too old to be followed are `expired`: the next fan-out deletes them. `handed` is what each task has to apply.
+    `unreadable` is what this release of Adjunct can't read, of both: it is left alone until it is taken back.
+    """
+
+    waiting: Sequence[StartpointRequest]
+    expired: Sequence[StartpointRequest]
+    handed: Mapping[str, Requests]
+    unreadable: Sequence[Unreadable]
+    at: datetime
 
 
 @dataclass(frozen=True, slots=True)

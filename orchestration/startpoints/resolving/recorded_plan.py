@@ -9,8 +9,8 @@ young, while a request or a fan-out names it, and while one of its replays is un
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,6 @@ from pydantic import ValidationError
 from dagster_adjunct.assets.reading.chosen_version import version_of_batch
 from dagster_adjunct.assets.unbounded.transient_version import is_transient
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.leases import check_not_doomed
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog, Range
 from dagster_adjunct.orchestration.batchlog.stored_positions import Partition
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
@@ -37,12 +36,9 @@ from dagster_adjunct.resources.stored_documents import StoredDocument, first_pro
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
-    from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
-    from dagster_adjunct.orchestration.startpoints.resolving.recorded_batches import AskedOffsets, FirstReads
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.objects.object_store import ObjectInfo
-    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 # From the plan to the requests that name it: a few requests to the store.
 _YOUNG = timedelta(minutes=10)
@@ -98,32 +94,6 @@ class RecordedPlan(StoredDocument):
         return tuple(told)
 
 
-def new_plan(app: Application, asked: AskedOffsets, reads: FirstReads, now: datetime) -> RecordedPlan:
-    """Return the plan of what is asked for, as batches have read it first; it holds nothing until it is written."""
-    pieces: dict[SystemStreamPartition, tuple[RecordedPiece, ...]] = {}
-    spans: dict[SystemStreamPartition, Range] = {}
-    for ssp, (start, end) in asked.spans.items():
-        read_pieces = [RecordedPiece(end=upto, batch=batch) for upto, batch in reads.pieces[ssp]]
-        if read_pieces:  # offsets without records behind them may follow: the last piece ends where the replay does
-            read_pieces[-1] = read_pieces[-1].model_copy(update={"end": end})
-        pieces[ssp] = tuple(read_pieces)
-        spans[ssp] = Range(start=start, end=end if read_pieces else start)
-    joined = {dataset.name for dataset in app.datasets}
-    return RecordedPlan(
-        id=uuid.uuid4().hex,
-        application=app.name,
-        expires_at=now + app.startpoints_expire_after,
-        streams={name: identity for name, identity in asked.identities.items() if identity is not None},
-        spans=spans,
-        pieces=pieces,
-        versions={
-            batch: {name: version for name, version in met.items() if name in joined}
-            for batch, met in reads.versions.items()
-        },
-        over_time={batch: dict(met) for batch, met in reads.over_time.items()},
-    )
-
-
 def write_plan(lake: Lake, plan: RecordedPlan) -> None:
     """Write it, and hold its versions by that. Raises VersionDiscardedError, and leaves nothing, where one is gone."""
     key = _key(lake, plan.application, plan.id)
@@ -148,20 +118,43 @@ def read_plan(lake: Lake, application: str, plan: str) -> RecordedPlan:
         ) from error
 
 
-def check_all_retained(lake: Lake, plan: RecordedPlan, *, held: bool = False) -> None:
-    """Raise VersionDiscardedError where a version that batches met can't be read any more; the first one is named.
+def check_all_retained(lake: Lake, plan: RecordedPlan) -> None:
+    """Raise VersionDiscardedError where a version that batches met can't be read any more; the first one is named."""
+    for gone in _gone(lake, plan):
+        raise gone.error
 
-    What a plan has `held` since before may be doomed: a discard that was under way then has spared it.
+
+def _check_all_held(lake: Lake, plan: RecordedPlan) -> None:
+    """The same of a plan that holds them since before: what a discard that was under way then has spared is there."""
+    for gone in _gone(lake, plan):
+        if gone.doomed_in is None or not is_readable(lake, gone.doomed_in, gone.version):
+            raise gone.error
+
+
+@dataclass(frozen=True, slots=True)
+class _GoneVersion:
+    """A version that is not retained any more.
+
+    `doomed_in` is the dataset's manifest where that says so: the files may be there all the same.
     """
+
+    version: str
+    error: VersionDiscardedError
+    doomed_in: DatasetManifest | None
+
+
+def _gone(lake: Lake, plan: RecordedPlan) -> Iterator[_GoneVersion]:
+    """Yield the versions of a plan that are not retained any more."""
     manifests: dict[str, DatasetManifest | None] = {}
     for dataset, version, batches in plan.met():
         if dataset not in manifests and not is_transient(version):
             manifests[dataset] = DatasetLog(lake, dataset).read()[1]
-        why = _why_gone(lake, manifests.get(dataset), version, held=held)
+        manifest = manifests.get(dataset)
+        why = _why_gone(manifest, version)
         if why is None:
             continue
         met = f"batch {batches[0]}" if len(batches) == 1 else f"batches {batches[0]} to {batches[-1]}"
-        raise VersionDiscardedError(
+        error = VersionDiscardedError(
             f"dataset {dataset!r}: version {version}, which {met} of application {plan.application!r} met, is gone: "
             f"{why}.",
             "Nothing can meet it again. Replay with versions=as-of, where joins are as-of, or with versions=current "
@@ -170,19 +163,18 @@ def check_all_retained(lake: Lake, plan: RecordedPlan, *, held: bool = False) ->
             dataset=dataset,
             version=version,
         )
+        yield _GoneVersion(version, error, None if is_transient(version) else manifest)
 
 
-def _why_gone(lake: Lake, manifest: DatasetManifest | None, version: str, *, held: bool) -> str | None:
-    """Return why a version can't be read any more, as a sentence may end; None where it can."""
+def _why_gone(manifest: DatasetManifest | None, version: str) -> str | None:
+    """Return why a version is not retained any more, as a sentence may end; None where it is."""
     if is_transient(version):
         return "its table lived for one run"
     if manifest is None:
         return "the dataset was deleted"
     try:
-        check_not_doomed(manifest, version)
+        manifest.check_kept(version)
     except VersionDiscardedError:
-        if held and is_readable(lake, manifest, version):
-            return None
         return "it was discarded"
     return None
 
@@ -205,7 +197,7 @@ def plans_of(lake: Lake, application: str, fan_out: FanOut) -> dict[str, Recorde
             if request.recorded is not None and request.recorded not in plans:
                 try:
                     plan = read_plan(lake, application, request.recorded)
-                    check_all_retained(lake, plan, held=True)
+                    _check_all_held(lake, plan)
                     plans[plan.id] = plan
                 except ObjectNotFoundError:
                     continue

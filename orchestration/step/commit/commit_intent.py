@@ -48,7 +48,7 @@ def commit_intent(step: OpenedStep, run: StepRun, batch: HeldBatch, began: float
     shapes = {**batch.records, **{name: _shape(view) for name, view in views.items() if name not in own}}
     if shapes != run.shapes:  # once a run, and for datasets or inputs of other columns or buckets
         starts = {ssp: span.start for ssp, span in intent.ranges.items()}
-        step.engine.rehearse(context, views, starts, partial(begin_state, context.writing)).tell()
+        step.engine.rehearse(context, views, starts, partial(begin_state, context.runtime)).tell()
     run = replace(run, shapes=shapes, logged=step.log.open(run.logged, intent))
     spans = intent.ranges.items()
     records = sum(context.systems[ssp.system].distance(ssp, span.start, span.end) for ssp, span in spans)

@@ -24,16 +24,16 @@ def undo_given_up(step: OpenedStep, batch: int) -> None:
 
     A table of state is begun before the first batch that writes it: where there is none, no batch has.
     """
-    app, write = step.context.app, step.context.writing
+    app, runtime = step.context.app, step.context.runtime
     for dataset in app.datasets:
         if dataset.is_owned_by(app.name):
-            undo_batch(write, dataset.name, app.name, batch, declared=dataset)
+            undo_batch(runtime, dataset.name, app.name, batch, declared=dataset)
     for name in step.states:
-        undo_batch(write, name, app.name, batch)
+        undo_batch(runtime, name, app.name, batch)
 
 
 def tend_states(step: OpenedStep) -> None:
     """Merge small generations of the tables of state where there are many, and delete what nobody reads."""
     for name in step.states:
-        if tend_state(step.context.writing, name):
+        if tend_state(step.context.runtime, name):
             discard(step.context.lake, name, by=step.context.run)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.startpoints.positions.first_positions import default_offset
-from dagster_adjunct.resources.errors import MalformedDocumentError, NoSealedVersionError, StreamNotFoundError
+from dagster_adjunct.resources.errors import MalformedDocumentError, StreamNotFoundError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
@@ -129,6 +129,7 @@ def waiting_datasets(lake: Lake, systems: Mapping[str, StreamSystem], app: Appli
 
     A dataset that has a version, or whose first one is delivered, holds nothing back: a run seals it.
     """
+    from dagster_adjunct.assets.reading.no_version import nothing_whole
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 
     waiting = []
@@ -147,13 +148,13 @@ def waiting_datasets(lake: Lake, systems: Mapping[str, StreamSystem], app: Appli
         try:
             # What is delivered whole is sealed by the run, and an unbounded dataset bootstraps in it.
             if dataset.follows_changes:
-                system, stream = split_stream_name(str(dataset.stream))
+                system, stream = dataset.system_stream
                 systems[system].info(stream)
             elif dataset.versions is not None:
                 waiting.append(f"dataset {dataset.name!r} has no version yet: materialise a partition of its asset")
-            elif store.awaiting(systems) is not None:
-                store.require_current(systems)
-        except (NoSealedVersionError, StreamNotFoundError) as error:
+            elif (awaiting := store.awaiting(systems, manifest)) is not None:
+                waiting.append(nothing_whole(dataset, manifest, awaiting).problem)
+        except StreamNotFoundError as error:
             waiting.append(error.problem)
     return tuple(waiting)
 

@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.orchestration.batchlog.stored_times import PartitionTimes, TimeState
 from dagster_adjunct.orchestration.operators.spec.watermark_inputs import watermark_inputs
 from dagster_adjunct.orchestration.step.progress.watermarks import event_times, is_idle, lowest_source
@@ -96,7 +95,7 @@ def state_sizes(lake: Lake, names: Iterable[str]) -> dict[str, StateSize]:
     sizes = {}
     for name in names:
         manifest = DatasetLog(lake, name).read()[1]
-        if not isinstance(manifest, UnboundedManifest) or manifest.declaration.expires is None:
+        if manifest is None or manifest.declaration.expires is None:
             continue
         stored = () if manifest.version is None else manifest.version.generations
         files = [file for generation in stored for file in generation.files]

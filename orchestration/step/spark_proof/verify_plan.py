@@ -13,8 +13,8 @@ from dagster_adjunct.orchestration.step.step_context import StepContext
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.reading.version_reader import VersionReader
+    from dagster_adjunct.assets.writing.runtime import Runtime
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.application.runtime import Runtime
     from dagster_adjunct.orchestration.planner import ExecutionPlan
     from dagster_adjunct.orchestration.step.spark_proof.physical_proof import PhysicalProof
 

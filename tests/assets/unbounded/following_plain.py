@@ -12,7 +12,7 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.advance_table import advance_unbounded
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport, OnStage, ignore
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
-from dagster_adjunct.assets.writing.write_context import WriteContext
+from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
@@ -77,7 +77,7 @@ class Table:
         on_stage: OnStage = ignore,
     ) -> AdvanceReport:
         """Advance, at a time that is `later` than now."""
-        context = WriteContext(
+        context = Runtime(
             on_clock(lake or self.world.lake, lambda: datetime.now(UTC) + later), {"lake": self.streams}, spark, "test"
         )
         return advance_unbounded(context, spec or self.spec, rebuild=rebuild, on_stage=on_stage)

@@ -13,7 +13,7 @@ from dagster_adjunct.assets.unbounded.compaction_plan import plan_compaction
 from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
 from dagster_adjunct.assets.unbounded.engine import engine_of
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
-from dagster_adjunct.assets.writing.write_context import WriteContext
+from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.resources.bucketing.bucket_files import BucketFile, Generation
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -338,9 +338,7 @@ def test_a_rebuild_goes_on_beside_a_compaction_of_the_table_that_is_served(quick
 
     # The first swap begins the rebuild, the second is its first chunk.
     lake = faulty(quick, Fault("put_if_match", 2, "meanwhile", compact_once))
-    report = advance_unbounded(
-        WriteContext(lake, quick.systems, quick.spark, "test"), spec, rebuild="a test of two at once"
-    )
+    report = advance_unbounded(Runtime(lake, quick.systems, quick.spark, "test"), spec, rebuild="a test of two at once")
     assert report.action == "bootstrapped"
     assert entries(quick, spec) == {"a": 1, "b": 1, "c": 2}
     assert left_over(quick, spec) == set()
@@ -448,7 +446,7 @@ def test_a_rebuild_takes_in_what_is_below_the_horizon_of_the_table_before(quick:
     change(quick, spec, ("a", 10, False))
     change(quick, spec, ("c", 1000, False))
     assert compact(quick, spec, "major").horizon == 900
-    context = WriteContext(quick.lake, quick.systems, quick.spark, "test")
+    context = Runtime(quick.lake, quick.systems, quick.spark, "test")
     advance_unbounded(context, spec, rebuild="a test")
     assert entries(quick, spec) == {"a": 10, "c": 1000}
     assert StoredVersions(quick.lake, spec).require_manifest().horizon is None

@@ -19,7 +19,7 @@ from dagster_adjunct.assets.reading.verify_version import verify_version
 from dagster_adjunct.assets.unbounded.advance_table import advance_unbounded
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.assets.unbounded.recovery import check_evolution
-from dagster_adjunct.assets.writing.write_context import WriteContext
+from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.schema import Schema, widens
 from tests.assets.conftest import World
@@ -204,7 +204,7 @@ def test_refused_columns_change_nothing_and_a_rebuild_may_have_any(sparkling: Wo
         world.advance(other)
     assert read(world)["a"]["t"] == 1
     report = advance_unbounded(
-        WriteContext(world.lake, world.systems, world.spark, "test"), other, rebuild="t was never a number"
+        Runtime(world.lake, world.systems, world.spark, "test"), other, rebuild="t was never a number"
     )
     assert (report.action, read(world)) == ("bootstrapped", {"a": {"t": "1"}})
     assert world.advance(other).action == "up-to-date"

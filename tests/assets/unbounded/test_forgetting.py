@@ -22,8 +22,8 @@ from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.assets.versions import dataset_log
 from dagster_adjunct.assets.versions.build_attempts import attempts
 from dagster_adjunct.assets.versions.leases import Lease
-from dagster_adjunct.assets.versions.manifest import DatasetManifest
-from dagster_adjunct.assets.writing.write_context import WriteContext
+from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_unbounded
+from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.resources.errors import CommitConflictError, ManifestMismatchError, VersionDiscardedError
 from dagster_adjunct.resources.lakes import lake_in
 from dagster_adjunct.resources.objects import Lake
@@ -194,9 +194,7 @@ def test_a_table_that_is_being_built_forgets_too(quick: World) -> None:
     systems = {"lake": quick.streams}
     crash = Fault("put_if_match", 4, "crash-before")
     with pytest.raises(Crash):
-        advance_unbounded(
-            WriteContext(faulty(quick, crash), systems, IN_PROCESS, "test"), spec, rebuild=f"{SECRET} asked"
-        )
+        advance_unbounded(Runtime(faulty(quick, crash), systems, IN_PROCESS, "test"), spec, rebuild=f"{SECRET} asked")
     building = manifest(quick).bootstrap.building  # type: ignore[union-attr]
     assert len(building) >= 2
     report = forget(quick.lake, NAME, [SECRET], **WHY)
@@ -212,6 +210,27 @@ def test_a_table_that_is_being_built_forgets_too(quick: World) -> None:
     quick.advance(spec)
     values = {key: entry["n"] for key, entry in current(quick).items() if key != SECRET}
     assert values == {"a": 1, "b": 2, "c": 4, "d": 6, "e": 7, "f": 8}
+
+
+def test_a_file_that_is_missing_of_what_is_served_or_built_is_named_by_the_search(quick: World) -> None:
+    spec = table(quick, NAME, chunk=2)
+    send(quick, spec, {"a": 1, "b": 2})
+    quick.send(NAME, [("c", 4), ("d", 6), ("e", 7), ("f", 8)])
+    crash = Fault("put_if_match", 4, "crash-before")
+    with pytest.raises(Crash):
+        advance_unbounded(Runtime(faulty(quick, crash), {"lake": quick.streams}, IN_PROCESS, "test"), spec, rebuild="x")
+    assert find_keys(quick.lake, NAME, [SECRET]).clean
+    now = as_unbounded(manifest(quick))
+    assert now.version is not None
+    for what, generations in (
+        (f"version {now.version.id}", now.version.generations),
+        ("the table that is being built", now.bootstrap.building),
+    ):
+        lost = f"{generations[-1].folder}/{generations[-1].files[0].name}"
+        quick.lake.store.delete(lost)
+        search = find_keys(quick.lake, NAME, [SECRET])
+        assert f"{lost}: {what} lists it, and it is missing" in map(str, search.unsearched)
+        assert not search.clean
 
 
 def test_files_from_before_a_column_was_added_are_rewritten(quick: World) -> None:
@@ -263,9 +282,7 @@ def test_the_report_names_what_still_holds_the_keys(quick: World) -> None:
 def test_a_rebuild_brings_a_key_back_unless_a_tombstone_was_sent(quick: World) -> None:
     spec = grown(quick)
     forget(quick.lake, NAME, [SECRET], **WHY)
-    again = advance_unbounded(
-        WriteContext(quick.lake, {"lake": quick.streams}, IN_PROCESS, "test"), spec, rebuild="to see"
-    )
+    again = advance_unbounded(Runtime(quick.lake, {"lake": quick.streams}, IN_PROCESS, "test"), spec, rebuild="to see")
     assert again.action == "bootstrapped"
     assert content(current(quick)) == LEFT, "the last change on the stream is a tombstone"
     assert find_keys(quick.lake, NAME, [SECRET]).clean

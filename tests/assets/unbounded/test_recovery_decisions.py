@@ -11,10 +11,10 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.sources.opened_stream import Source, as_stored
 from dagster_adjunct.assets.unbounded.recovery import decide, recover
-from dagster_adjunct.assets.unbounded.table_validity import SeenTable, state_of
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest, followed
+from dagster_adjunct.assets.unbounded.table_validity import SeenTable, followed, state_of
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
 from dagster_adjunct.assets.versions.stored_declaration import declaration_of
+from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.unbounded_state import Bootstrap
 from dagster_adjunct.resources.bucketing.bucket_files import Generation
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError, OffsetOutOfRangeError

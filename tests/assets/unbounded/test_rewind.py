@@ -19,7 +19,8 @@ from dagster_adjunct.assets.declaration.following_changes import DeadLetters
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
-from dagster_adjunct.assets.unbounded.rewind import plan_rewind, rewind_dataset
+from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
+from dagster_adjunct.assets.unbounded.rewind_plan import plan_rewind
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
 from dagster_adjunct.resources.errors import (

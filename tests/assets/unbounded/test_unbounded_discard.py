@@ -18,9 +18,9 @@ from dagster_adjunct.assets.retention.retired_generations import oldest_kept, pl
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
 from dagster_adjunct.assets.versions.leases import Lease
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.sealed_version import version_number
 from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
+from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.unbounded_state import Bootstrap, Retired
 from dagster_adjunct.resources.errors import DatasetError, ManifestMismatchError, VersionDiscardedError
 from dagster_adjunct.resources.objects import Lake

@@ -23,7 +23,7 @@ from dagster_adjunct.assets.retention.erasing.erasure import forget
 from dagster_adjunct.assets.unbounded.advance_table import advance_unbounded
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
-from dagster_adjunct.assets.writing.write_context import WriteContext
+from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, NoSealedVersionError
 from dagster_adjunct.resources.lakes import open_lake
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
@@ -119,7 +119,7 @@ def test_files_from_before_a_column_was_added_are_read_as_they_are_now(quick: Wo
     assert second.files == first.files
     assert in_iceberg(catalog) == {"a": None, "b": None}
     systems = {"lake": quick.streams}
-    context = WriteContext(quick.lake, systems, IN_PROCESS, "test")
+    context = Runtime(quick.lake, systems, IN_PROCESS, "test")
     advance_unbounded(context, table(quick, NAME), rebuild="for the new column")
     publish_to_iceberg(quick.lake, NAME, TABLE, IN_PROCESS, by="test")
     assert in_iceberg(catalog) == everywhere(quick) == {"a": 1, "b": 1}

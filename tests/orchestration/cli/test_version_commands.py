@@ -93,6 +93,8 @@ def test_pin_rollback_and_unpin_are_in_the_history_with_who_and_why(world: World
     left = datetime.fromisoformat(pinned["pin"]["expires_at"]) - datetime.now(UTC)
     assert timedelta(minutes=119) < left < timedelta(minutes=121)
     assert served(world) == "v1"
+    marks = [(version["name"], version["marks"]) for version in document(world, "versions", "planes")]
+    assert marks == [("v1", ["served", "pinned"]), ("v2", ["next when unpinned"]), ("v3", [])]
     assert "Unpin it first" in refused(world, "rollback", "planes", *WHY)
     assert "unpin" in printed(world, "unpin", "planes", *WHY)
     assert document(world, "unpin", "planes", *WHY)["changed"] is False

@@ -13,6 +13,7 @@ from dagster import AssetKey, DagsterInstance, ExecuteInProcessResult
 
 from dagster_adjunct import Application, Lake, LakeStreams, SparkResource, build_definitions, open_lake
 from dagster_adjunct.assets.advancing import advance_dataset as advancing
+from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.errors import PermanentError, TransientError
 from dagster_adjunct.plans import ExecutionPlan
 from dagster_adjunct.resources.errors import NullKeyError, StoreUnavailableError
@@ -171,16 +172,15 @@ def test_a_missing_stream_is_a_failure_that_is_not_retried(tmp_path: Path) -> No
 def test_a_transient_failure_is_tried_again_in_the_same_run(
     lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    advance, calls = advancing.advance, []
 
-    advance, calls = advancing.advance_dataset, []
-
-    def busy(lake: Lake, systems: Any, spec: Any, spark: Any, **more: Any) -> Any:
+    def busy(runtime: Runtime, spec: Any, **more: Any) -> Any:
         calls.append(spec.name)
         if calls.count("rates") == 1 and spec.name == "rates":
             raise StoreUnavailableError("the store asked to slow down.", "Wait.")
-        return advance(lake, systems, spec, spark, **more)
+        return advance(runtime, spec, **more)
 
-    monkeypatch.setattr(advancing, "advance_dataset", busy)
+    monkeypatch.setattr(advancing, "advance", busy)
     monkeypatch.setattr("dagster_adjunct.orchestration.code_location.shared.failures._SECONDS", 0.01)
     result = run(lake, small.order_totals(tmp_path / "t.sqlite"), Unwanted())
     assert result.success

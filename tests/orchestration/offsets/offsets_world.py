@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 import pytest
 
+from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.runtime import Runtime
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog
 from dagster_adjunct.orchestration.planner import Task
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application

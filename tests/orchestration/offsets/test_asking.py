@@ -13,14 +13,9 @@ from hypothesis import strategies as st
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import application_state
-from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.startpoints.previews.preview_requests import preview_requests
-from dagster_adjunct.orchestration.startpoints.previews.request_preview import Preview
-from dagster_adjunct.orchestration.startpoints.requests.request_parsing import (
-    expand_partitions,
-    parse_position,
-    startpoint_requests,
-)
+from dagster_adjunct.orchestration.startpoints.application_startpoints import ask, startpoint_requests
+from dagster_adjunct.orchestration.startpoints.previews.preview_requests import Preview
+from dagster_adjunct.orchestration.startpoints.requests.request_parsing import expand_partitions, parse_position
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -64,8 +59,7 @@ def app() -> Application:
 def preview(
     lake: Lake, systems: Mapping[str, StreamSystem], app: Application, requests: Sequence[StartpointRequest]
 ) -> list[Preview]:
-    plan = plan_application(app, systems) if app.inputs else None
-    return list(preview_requests(lake, systems, app, plan, requests, application_state(lake, app.name)).previews)
+    return list(ask(lake, systems, app, requests, dry_run=True).previews)
 
 
 def ssps(stream: str, *numbers: int) -> list[SystemStreamPartition]:

@@ -10,17 +10,16 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport
+from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.runtime import Runtime
 from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
-from dagster_adjunct.orchestration.startpoints.dataset_requests import (
-    DatasetOutcome,
-    apply_dataset_startpoints,
+from dagster_adjunct.orchestration.startpoints.dataset_requests import DatasetOutcome, apply_dataset_startpoints
+from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import fan_out_requests
+from dagster_adjunct.orchestration.startpoints.requests.allowed_requests import (
     dataset_task,
     dataset_tasks,
     named_only,
 )
-from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import fan_out_requests
 from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest

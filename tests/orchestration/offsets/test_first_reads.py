@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, ClosedBatch, Intent, Range
 from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
-from dagster_adjunct.orchestration.startpoints.resolving.recorded_batches import AskedOffsets, first_reads, main_batches
+from dagster_adjunct.orchestration.startpoints.previews.plan_recorded import AskedOffsets, first_reads, main_batches
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)

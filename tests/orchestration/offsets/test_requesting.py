@@ -9,8 +9,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.startpoints.ask_startpoints import AskedStartpoints, ask
-from dagster_adjunct.orchestration.startpoints.requests.request_parsing import startpoint_requests
+from dagster_adjunct.orchestration.startpoints.application_startpoints import AskedStartpoints, ask, startpoint_requests
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_listing import list_startpoints
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager, startpoints_of
 from dagster_adjunct.orchestration.startpoints.take_back_startpoints import TakenBack, take_back

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.startpoints.ask_startpoints import ask
-from dagster_adjunct.orchestration.startpoints.requests.request_parsing import startpoint_requests
+from dagster_adjunct.orchestration.startpoints.application_startpoints import ask, startpoint_requests
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_listing import list_startpoints
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
 from dagster_adjunct.orchestration.startpoints.take_back_startpoints import TakenBack, take_back

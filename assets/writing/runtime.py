@@ -1,4 +1,4 @@
-"""What everything that writes a dataset needs, as one value: where, from which streams, with what, and who asks."""
+"""Where datasets and batches are written, from which streams, with what, and in whose name: what travels together."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class WriteContext:
-    """Where datasets are written and with what.
+class Runtime:
+    """The lake, the stream systems by name, and Spark, whose session starts when it is first asked for.
 
-    `systems` are the stream systems by name. `spark` is called only where there are rows to work on. `by` says in the
-    commits who did it. `spark` may be IN_PROCESS: then all that is worked on is held in this process.
+    `spark` is called only where there are rows to work on. It may be IN_PROCESS: then all that is worked on is held in
+    this process. `by` is the run or the person whom commits name.
     """
 
     lake: Lake
