@@ -326,11 +326,9 @@ class MessageStream(StreamOverTime):
         self._check_ours(target, target.name)
         if marks_as is not None:
             check_name("marks", marks_as)
-        remove = () if update is None else update.remove
-        typed = update is not None
         letters = None if dead_letters is None else bound
-        send = TableSend(target.name, contract, on_null_key, typed, remove, tuple(args), letters, marks_as)
-        sent = self.apply(SendToTable(send, update), name=target.name)
+        send = TableSend(target.name, contract, on_null_key, update, tuple(args), letters, marks_as)
+        sent = self.apply(SendToTable(send), name=target.name)
         if dead_letters is not None:
             if not isinstance(dead_letters, OutputStream):
                 raise self._not_declared(dead_letters, f"{method}(dead_letters=)", "output stream")

@@ -204,7 +204,8 @@ class CompiledBatch(OverTime):
         return self._positions[operator]
 
     def sensitive(self, operator: str) -> frozenset[str]:
-        dataset = getattr(self.app.operator(operator).spec, "dataset", None)
+        match = self.app.operator(operator).spec.match
+        dataset = None if match is None else match.dataset
         names = frozenset() if dataset is None else sensitive_entries(self._context, dataset)
         for source in self.app.operator(operator).inputs:
             own = [name for name in self._frames[source].columns if not name.startswith("__")]
@@ -351,8 +352,8 @@ class CompiledBatch(OverTime):
                 self._writers[operator],
                 made_of_one=self._sources(operator) is not None,
             ),
-            send.typed,
-            send.remove,
+            send.update is not None,
+            () if send.update is None else send.update.remove,
             send.args,
             send.dead_letters,
         )

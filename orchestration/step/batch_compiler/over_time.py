@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.event_times.late_records import LateRecords
 from dagster_adjunct.orchestration.step.batch_compiler.state_tables import StateTables
 from dagster_adjunct.orchestration.step.batch_records.left_out_records import LeftOut
 from dagster_adjunct.orchestration.step.record_times.batch_times import BatchTimes
@@ -44,7 +43,7 @@ class OverTime:
         return self._left_out.of(before)
 
     def late_wanted(self, operator: str) -> bool:
-        return any(other.kind == LateRecords.kind and operator in other.inputs for other in self._context.app.operators)
+        return any(other.spec.takes_left_out and operator in other.inputs for other in self._context.app.operators)
 
     @property
     def clock(self) -> datetime:
