@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class OfApplication(Protocol):
-    """What an application has declared, or the records of an operator of its."""
+    """What an application has declared, or the records of one of its operators."""
 
     @property
     def graph(self) -> OperatorGraph: ...
