@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -13,8 +14,9 @@ from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
-from dagster_adjunct.orchestration.step.batch_compiler import compile_batch as compiling
-from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import CompiledBatch
+from dagster_adjunct.orchestration.step.batch_compiler import table_outputs
+from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import run_batch
+from dagster_adjunct.orchestration.step.batch_compiler.known_batch import known_batch
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.record_times import batch_times
 from dagster_adjunct.orchestration.step.spark_proof import rehearsal as rehearsing
@@ -27,6 +29,8 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.tables import RemoteTable
 from dagster_adjunct.resources.tables.spark_write import WriteResult
+
+Compiled = Callable[[StepContext, BatchInputs], None]
 
 
 class Frame:
@@ -44,7 +48,7 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(operator: str, frame: Any, joins: Any) -> SparkPlan:
         return SparkPlan(frozenset({operator}), {}, (), "UnknownPartitioning(0)")
 
-    monkeypatch.setattr(compiling, "write_table", lambda *args, **options: WriteResult({}))
+    monkeypatch.setattr(table_outputs, "write_table", lambda *args, **options: WriteResult({}))
     monkeypatch.setattr(batch_times, "with_epochs", lambda records, epochs: records)
     monkeypatch.setattr(rehearsing, "marked", lambda operator, frame: frame)
     monkeypatch.setattr(rehearsing, "plan_of", asked)
@@ -52,13 +56,21 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LakeStreams, "read", lambda self, spark, ranges: Frame())
 
 
-@pytest.mark.parametrize("kind", [CompiledBatch, Rehearsal])
-def test_twice_the_operators_take_twice_the_steps(tmp_path: Path, kind: type[CompiledBatch]) -> None:
-    few, many = (steps(tmp_path / str(count), kind, count) for count in (40, 160))
+def run(context: StepContext, inputs: BatchInputs) -> None:
+    run_batch(context, inputs, lambda name: None)
+
+
+def rehearsed(context: StepContext, inputs: BatchInputs) -> None:
+    Rehearsal(known_batch(context, inputs)).run()
+
+
+@pytest.mark.parametrize("compiled", [run, rehearsed])
+def test_twice_the_operators_take_twice_the_steps(tmp_path: Path, compiled: Compiled) -> None:
+    few, many = (steps(tmp_path / str(count), compiled, count) for count in (40, 160))
     assert many / few < 5, (few, many)  # 16 times as many, if each operator looked at all the others
 
 
-def steps(folder: Path, kind: type[CompiledBatch], count: int) -> int:
+def steps(folder: Path, compiled: Compiled, count: int) -> int:
     """Compile an application; return how many bytecodes Python has worked on for that."""
     context, inputs = described(folder, count)
     seen = 0
@@ -72,7 +84,7 @@ def steps(folder: Path, kind: type[CompiledBatch], count: int) -> int:
     before = sys.gettrace()
     sys.settrace(count_opcodes)
     try:
-        kind(context, inputs, lambda name: None).run()
+        compiled(context, inputs)
     finally:
         sys.settrace(before)
     return seen

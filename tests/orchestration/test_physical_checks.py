@@ -9,7 +9,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step.batch_compiler import compile_batch as compiling
+from dagster_adjunct.orchestration.step.batch_compiler.batch_context import BatchContext
 from dagster_adjunct.orchestration.step.spark_proof import rehearsal
 from dagster_adjunct.orchestration.step.spark_proof.spark_plan import SparkPlan, plan_of
 from dagster_adjunct.resources.errors import PlanningError
@@ -99,17 +99,17 @@ def test_a_shuffled_dataset_is_told_with_the_join_that_it_is_of(
 ) -> None:
     """Any join's dataset is moved, as it would be if Spark saw no buckets."""
 
-    def shuffled(batch: compiling.CompiledBatch, name: str) -> tuple[DataFrame, object]:
+    def shuffled(batch: BatchContext, name: str) -> tuple[DataFrame, object]:
         frame, schema = entries(batch, name)
         return moved(frame) if name == dataset else frame, schema
 
-    entries = compiling.CompiledBatch.entries
+    entries = BatchContext.entries
     world.stream("crews", "tailnum", 2, tailnum="string", pilot="string")
     world.send("crews", ("N1", "Ada"), version="v1")
     app = Application("app")
     enriched = app.input_stream("lake.trips").join(app.table(PLANES), on="tailnum").join(app.table(CREWS), on="tailnum")
     enriched.send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
-    monkeypatch.setattr(compiling.CompiledBatch, "entries", shuffled)
+    monkeypatch.setattr(BatchContext, "entries", shuffled)
     with pytest.raises(PlanningError, match=message):
         world.run(app)
     assert "out" not in world.streams.list_streams()

@@ -116,7 +116,7 @@ def test_a_batch_that_is_run_again_meets_the_answers_that_were_recorded_first(
     """Wherever it died: before its output had anything, and then before it was closed."""
     flights(step_world, *FLIGHTS)
     app = application(step_world, table(AskedTable(PLANES, COLUMNS)), how="left")
-    killed_at(step_world, app, monkeypatch, "batch_compiler.compile_batch.CompiledBatch.send")
+    killed_at(step_world, app, monkeypatch, "batch_compiler.batch_context.BatchContext.send")
     later = AskedTable({"n1": {"seats": 1, "model": "later"}}, COLUMNS)
     killed_at(step_world, application(step_world, table(later), how="left"), monkeypatch, "step.close_batch")
     step_world.run(application(step_world, table(later), how="left"))

@@ -8,7 +8,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step.batch_compiler import compile_batch
+from dagster_adjunct.orchestration.step.batch_compiler.batch_context import BatchContext
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.resources.errors import PlanningError
 from tests.faulty_store import Crash
@@ -62,13 +62,13 @@ def order(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 def test_all_records_come_once_each_way_and_again_the_same(world: StepWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[str] = []
-    send = compile_batch.CompiledBatch.send
+    send = BatchContext.send
 
     def seen(self: Any, operator: str, frame: DataFrame, stream: str, **options: Any) -> Any:
         plans.append(frame._jdf.queryExecution().executedPlan().toString())
         return send(self, operator, frame, stream, **options)
 
-    monkeypatch.setattr(compile_batch.CompiledBatch, "send", seen)
+    monkeypatch.setattr(BatchContext, "send", seen)
 
     def die(event: StepEvent) -> None:
         if event.what == "output" and event.detail["output"] == "lake.one":

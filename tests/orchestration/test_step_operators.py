@@ -9,7 +9,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step.batch_compiler import compile_batch as compiling
+from dagster_adjunct.orchestration.step.batch_compiler.batch_context import BatchContext
 from dagster_adjunct.resources.errors import PlanningError
 from tests.orchestration.step_world import StepWorld
 
@@ -244,12 +244,12 @@ def test_the_join_with_planes_merges_bucketed_scans_without_an_exchange_on_eithe
     assert spark.conf.get("spark.sql.autoBroadcastJoinThreshold") == "-1"
     sent: dict[str, str] = {}
 
-    def see(batch: compiling.CompiledBatch, operator: str, frame: DataFrame, stream: str, **more: Any) -> Any:
+    def see(batch: BatchContext, operator: str, frame: DataFrame, stream: str, **more: Any) -> Any:
         sent[stream] = frame._jdf.queryExecution().executedPlan().toString()
         return send(batch, operator, frame, stream, **more)
 
-    send = compiling.CompiledBatch.send
-    monkeypatch.setattr(compiling.CompiledBatch, "send", see)
+    send = BatchContext.send
+    monkeypatch.setattr(BatchContext, "send", see)
     trips(step_world)
     app = Application("app")
     (

@@ -107,7 +107,7 @@ def test_a_batch_that_is_run_again_has_the_results_that_were_recorded_and_calls_
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("dagster_adjunct.orchestration.step.batch_compiler.compile_batch.CompiledBatch.send", killed)
+        patched.setattr("dagster_adjunct.orchestration.step.batch_compiler.batch_context.BatchContext.send", killed)
         with pytest.raises(Killed):
             step_world.run(scored(noting(folder, 10)))
     assert len(calls(folder)) == 2
