@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ import pytest
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog
 from dagster_adjunct.orchestration.batchlog.known_applications import list_applications
 from dagster_adjunct.orchestration.batchlog.run_lease import Claim, RunLease
-from dagster_adjunct.orchestration.upkeep import metadata_moving
 from dagster_adjunct.orchestration.upkeep.metadata_moving import (
     collect_metadata,
     move_metadata,
@@ -357,18 +357,11 @@ def test_two_who_move_at_once_move_once_and_undo_nothing_of_what_was_done_since(
         assert facts(open_lake(folder))["history"]["busy"][0]["batch"] == 60 + nth
 
 
-def test_a_table_with_what_an_earlier_move_left_there_takes_nothing_back(
-    lake: Lake, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_with_what_an_earlier_move_left_there_takes_nothing_back(lake: Lake, folder: Path) -> None:
     """The move dies just before the lake's document is swapped, is taken back, and all goes on among the objects."""
-
-    def die(*_: object) -> None:
-        raise Crash
-
-    with monkeypatch.context() as dying:
-        dying.setattr(metadata_moving, "store_metadata_place", die)
-        with pytest.raises(Crash):
-            move_metadata(lake, "lake", "meta")
+    at_the_swap = Fault("put_if_match", 1, "crash-before", below=LAKE_DOCUMENT)
+    with pytest.raises(Crash):
+        move_metadata(Lake(FaultyStore(lake.store, [at_the_swap]), lake.id), "lake", "meta")
     move_metadata_back(open_lake(folder))
     commit(open_lake(folder), 7)
     remember(open_lake(folder), {"a": 2})
@@ -382,22 +375,27 @@ def test_a_table_with_what_an_earlier_move_left_there_takes_nothing_back(
 
 
 def test_a_move_that_is_taken_back_while_it_is_under_way_loses_nothing_of_what_follows(
-    lake: Lake, folder: Path, monkeypatch: pytest.MonkeyPatch
+    lake: Lake, folder: Path
 ) -> None:
-    copy_into, known = metadata_moving.copy_into, []
+    """At whichever of its lists of what there is: before all is copied, after it, and after the swap."""
+    known: list[Facts] = []
+    taken_back: list[bool] = []
 
-    def slowly(*given: Any) -> int:
-        copied = copy_into(*given)
-        if not known:
-            assert move_metadata_back(open_lake(folder)).moved
-            commit(open_lake(folder), 7)
-            known.append(facts(open_lake(folder)))
-        return copied
+    def take_back() -> None:
+        taken_back.append(move_metadata_back(open_lake(folder)).moved)
+        commit(open_lake(folder), 7 + len(taken_back))
+        known.append(facts(open_lake(folder)))
 
-    monkeypatch.setattr(metadata_moving, "copy_into", slowly)
-    done = move_metadata(lake, "lake", "meta")
-    assert (done.moved, done.strays) == (True, ())
-    assert facts(open_lake(folder)) == known[0]
+    for nth in count(1):
+        store = FaultyStore(open_lake(folder).store, [Fault("list", nth, "meanwhile", take_back)])
+        done = move_metadata(Lake(store, lake.id), "lake", f"t{nth}")
+        if len(known) < nth:
+            break
+        assert done.moved
+        assert facts(open_lake(folder)) == known[-1], nth
+        assert open_lake(folder).metadata_place is None or done.strays == ()
+        move_metadata_back(open_lake(folder))
+    assert taken_back.count(True) > 2
 
 
 def test_what_was_deleted_in_the_table_does_not_come_back(lake: Lake, folder: Path) -> None:
