@@ -17,7 +17,7 @@ from dagster_adjunct.assets.sources.end_of_dataset_markers import Complete, next
 from dagster_adjunct.assets.sources.lost_versions import GoesOn, Unknown, go_on, to_count
 from dagster_adjunct.resources.errors import MarkerConflictError, OffsetOutOfRangeError
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
-from dagster_adjunct.resources.streams.interface.stream_system import Marker
+from dagster_adjunct.resources.streams.interface.stream_system import Marker, StreamSystem
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
@@ -165,6 +165,9 @@ class UncountedStreams(LakeStreams):
 
     def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
         return [replace(one, rows=None) for one in super().markers(stream, since)]
+
+    def snapshot(self, stream: str) -> StreamSystem:
+        return self
 
 
 @dataclass
