@@ -70,10 +70,18 @@ def replaced(where: ast.expr, name: ast.expr | None = None, *, names: dict[str, 
     else:
         text = str(name.value) if isinstance(name, ast.Constant) else ""  # a name that is computed is not seen
         choices = [where.body, where.orelse] if isinstance(where, ast.IfExp) else [where]
-        owners = [names.get(ast.unparse(choice)) for choice in choices]
+        owners = [owner_of(choice, names) for choice in choices]
     for owner in owners:
-        if callable(getattr(owner, text, None)):
+        of = owner.__name__ if inspect.ismodule(owner) else getattr(owner, "__module__", "")
+        if of.startswith("dagster_adjunct") and callable(getattr(owner, text, None)):
             yield f"{owner.__name__.rpartition('.')[2]}.{text}"
+
+
+def owner_of(expression: ast.expr, names: dict[str, Any]) -> Any:
+    """Return what of ours an expression such as `module.Class` is, None where it is nothing of ours."""
+    if isinstance(expression, ast.Attribute):
+        return getattr(owner_of(expression.value, names), expression.attr, None)
+    return names.get(ast.unparse(expression))
 
 
 def imported(tree: ast.Module) -> dict[str, Any]:
