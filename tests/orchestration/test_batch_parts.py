@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import pytest
-from dagster_adjunct.orchestration.application.runtime import Runtime
+from dagster_adjunct.assets.writing.runtime import Runtime
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.spec.operator_spec import PassesRecords, Spec

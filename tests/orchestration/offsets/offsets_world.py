@@ -229,6 +229,12 @@ class OffsetsWorld:
         with pytest.raises(Crash, match="after the start"):
             self.run(app, on_event=die)
 
+    def die_before_the_removal(self, app: Application) -> None:
+        """Let a run die when what tasks were handed is applied, before it is removed from the fan-outs."""
+        removal = Fault("put_if_match", 1, "crash-before", below=f"metadata/startpoints-fan-out/{app.name}/CURRENT")
+        with pytest.raises(Crash):
+            self.run(app, faults=[removal])
+
     def die_after(self, requests: int) -> None:
         """Let the run that is under way die after it has made so many more requests."""
         self.store.plan = (Fault("*", len(self.store.requests) + requests + 1, "crash-before"),)
