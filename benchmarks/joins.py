@@ -28,7 +28,9 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
-from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import CompiledBatch
+from dagster_adjunct.orchestration.step.batch_compiler.batch_context import BatchContext
+from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import compiled_operators
+from dagster_adjunct.orchestration.step.batch_compiler.known_batch import known_batch
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.spark_proof.rehearsal import rehearse
 from dagster_adjunct.orchestration.step.step_context import StepContext
@@ -116,8 +118,9 @@ class Joins:
 
     def frame(self, names: Sequence[str]) -> DataFrame:
         context, views = self._context(names)
-        batch = Compiled(context, BatchInputs(1, self._streams.whole("facts"), views), lambda name: None)
-        batch.run()
+        inputs = BatchInputs(1, self._streams.whole("facts"), views)
+        batch = Compiled(known_batch(context, inputs), lambda name: None)
+        compiled_operators(batch)
         (frame,) = batch.sent
         return frame
 
@@ -140,14 +143,10 @@ class Joins:
         return StepContext(self._runtime, app, plan, FanOut()), dict.fromkeys(names, self._view)
 
 
-class Compiled(CompiledBatch):
+class Compiled(BatchContext):
     """A batch that hands its outputs' records out, and writes none."""
 
     sent: tuple[DataFrame, ...] = ()
-
-    def run(self) -> Any:
-        for operator in self.app.operators:
-            self._frames[operator.id] = self._analysed(operator)
 
     def send(self, operator: str, frame: DataFrame, stream: str, **_: Any) -> None:
         self.sent = (*self.sent, frame)

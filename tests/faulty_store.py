@@ -32,7 +32,8 @@ class Crash(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens to the `nth` (from 1) request of this kind; `request` "*" counts them all.
+    """What happens to the `nth` (from 1) request of this kind, or with `request` "*" of any; `below` has only requests
+    count whose key begins so.
 
     lost-after: done, but the reply is lost. lost-before: not done, no reply. 409, 412, throttle: refused.
     crash-before, crash-after: the process ends there. meanwhile: `action` runs first (a competitor), then
@@ -43,6 +44,11 @@ class Fault:
     nth: int
     kind: FaultKind
     action: Callable[[], object] | None = None
+    below: str = ""
+
+    def is_of(self, request: str, key: str) -> bool:
+        """Whether a request is one of those that are counted."""
+        return self.request in ("*", request) and key.startswith(self.below)
 
 
 def deaths(requests: Sequence[tuple[str, str]]) -> list[int]:
@@ -140,8 +146,8 @@ class FaultyStore:
             if self._crashed:
                 raise Crash(f"{request} {key} after the crash")
             self.requests.append((request, key))
-            counts = {"*": len(self.requests), request: sum(made == request for made, _ in self.requests)}
-        return [fault for fault in self.plan if fault.request in counts and counts[fault.request] == fault.nth]
+            met = [fault for fault in self.plan if fault.is_of(request, key)]
+            return [fault for fault in met if sum(fault.is_of(*made) for made in self.requests) == fault.nth]
 
 
 def _refuse(fault: Fault, request: str, key: str) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,9 +11,12 @@ import pytest
 
 from dagster_adjunct.orchestration.upkeep.metadata_moving import move_metadata
 from dagster_adjunct.resources.lakes import open_lake
-from dagster_adjunct.resources.metadata_tables.store_clock import StoreClock
-from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.metadata_tables.metadata_table import objects_in
+from dagster_adjunct.resources.metadata_tables.routed_store import RoutedStore
+from dagster_adjunct.resources.objects import Lake, ObjectStore
+from dagster_adjunct.resources.objects.object_store import ObjectInfo
 from dagster_adjunct.resources.times import utc_now
+from tests.faulty_store import FaultyStore
 
 PLACES = ("objects", "table")
 PLACES_AT_LENGTH = ("objects", pytest.param("table", marks=pytest.mark.long))
@@ -29,12 +31,24 @@ def lake_with_metadata_in(place: str, folder: Path) -> Lake:
     return open_lake(folder)
 
 
-@contextmanager
-def written_ago(lake: Lake, key: str, seconds: float) -> Iterator[None]:
-    """Have the object that is written in the block be so old, by the store's clock."""
-    old = utc_now() - timedelta(seconds=seconds)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StoreClock, "now", lambda clock: old)
-        yield
-    if lake.metadata_place is None:
-        os.utime(Path(lake.url) / key, (old.timestamp(), old.timestamp()))
+class SlowClock(FaultyStore):
+    """A store whose clock is slow."""
+
+    def __init__(self, inner: ObjectStore, seconds: float) -> None:
+        super().__init__(inner)
+        self.by = timedelta(seconds=seconds)
+
+    def head(self, key: str) -> ObjectInfo | None:
+        info = super().head(key)
+        return None if info is None else replace(info, modified=info.modified - self.by)
+
+
+def put_ago(lake: Lake, key: str, data: bytes, seconds: float) -> None:
+    """Write an object that is so old, by the store's clock."""
+    if lake.metadata_place is not None:
+        assert isinstance(lake.store, RoutedStore)
+        objects_in(SlowClock(lake.store.objects, seconds), lake.metadata_place).put(key, data)
+        return
+    lake.store.put(key, data)
+    old = utc_now().timestamp() - seconds
+    os.utime(Path(lake.url) / key, (old, old))

@@ -6,7 +6,7 @@ Positions in the server's log are plain integers here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +61,12 @@ class Slot:
                     f"the slot {self.name!r} of table {self.table} is being read by another process.",
                     "Wait until it has ended, or stop it: one process at a time may read a slot.",
                 )
-            yield connection
+            try:
+                yield connection
+            finally:
+                # The server notices only later that a connection was closed, and the next one may come at once.
+                with suppress(psycopg.Error):
+                    connection.execute("SELECT pg_advisory_unlock_all()")
 
     def end(self, connection: psycopg.Connection[Any]) -> int:
         """Return how far the log is on disk: what is committed now is below it."""

@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Self
 
 from dagster_adjunct.orchestration.operators.event_times.late_records import checked_late_records
-from dagster_adjunct.orchestration.operators.inputs.input import Input
 from dagster_adjunct.orchestration.operators.stream_joins.stream_join import StreamJoin
 from dagster_adjunct.orchestration.operators.stream_joins.stream_join_arguments import checked_stream_join
 from dagster_adjunct.orchestration.operators.windows.window_arguments import checked_window
@@ -122,11 +121,11 @@ def check_times(graph: OperatorGraph, operator: str, what: str) -> None:
                 stream=above.spec.writes,
             )
         waiting += above.inputs
-        if isinstance(above.spec, Input) and above.spec.event_time is None:
+        if above.spec.reads is not None and not above.spec.says_time:
             raise PlanningError(
-                f"{what}: nothing says when the records of {above.spec.stream} happened.",
-                f'Say it where they enter: app.input_stream("{above.spec.stream}", event_time="a column", …), or '
+                f"{what}: nothing says when the records of {above.spec.reads} happened.",
+                f'Say it where they enter: app.input_stream("{above.spec.reads}", event_time="a column", …), or '
                 "event_time=ARRIVAL for when they were written to the stream.",
                 operator=above.id,
-                stream=above.spec.stream,
+                stream=above.spec.reads,
             )

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Protocol
+
 from dagster_adjunct.resources.errors import PlanningError
+
+if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.application.operator_graph import OperatorGraph
+
+
+class OfApplication(Protocol):
+    """What an application has declared, or the records of one of its operators."""
+
+    @property
+    def graph(self) -> OperatorGraph: ...
+
 
 _CALLS = {
     "dataset or remote table": "app.table(…) or app.local_table(…)",
@@ -31,4 +44,17 @@ def not_declared(passed: object, where: str, expected: str, application: str) ->
         else calls,
         application=application,
         operator=operator,
+    )
+
+
+def check_ours(graph: OperatorGraph, target: OfApplication, name: str) -> None:
+    """Raise PlanningError where `target`, called `name`, is of another application than the operators of `graph`."""
+    if target.graph is graph:
+        return
+    raise PlanningError(
+        f"{name!r} was declared by application {target.graph.name!r}, and is used by {graph.name!r}.",
+        "Declare it with this application's table(), local_table() or output_stream()."
+        if getattr(target, "operator", None) is None
+        else "Declare it with this application, too: an input in both is app.input_stream(…) of each.",
+        application=graph.name,
     )

@@ -67,7 +67,7 @@ def _updating(app: Application, operator: Operator) -> list[str]:
         if before.id in seen or before.spec.asks_final:
             continue
         seen.add(before.id)
-        if getattr(before.spec, "results", None) == "updates":
+        if before.spec.gives_updates:
             updating.append(before.id)
         elif before.spec.over_time is None:
             waiting.extend(before.inputs)

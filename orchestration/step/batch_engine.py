@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
-    from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import Counted
+    from dagster_adjunct.orchestration.step.batch_compiler.batch_counts import Counted
     from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
     from dagster_adjunct.orchestration.step.spark_proof.physical_proof import PhysicalProof
     from dagster_adjunct.orchestration.step.step_context import StepContext

@@ -92,9 +92,8 @@ def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) 
     """
 
     check_record_columns(df.columns, write.table.name, write.table.key, updates=write.contract is not None, what=what)
-    keys = [column(name) for name in write.table.key]
     if exchange:
-        df = df.repartition(write.tasks, *keys)
+        df = df.repartition(write.tasks, *map(column, write.table.key))
     df, write = _sorted(df, write)
     kept = {TOMBSTONE, *_LETTER, *(() if write.marking is None else write.marking.order)}
     hidden = [name for name in df.columns if name.startswith("__") and name not in kept]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from dagster_adjunct.assets.declaration.initial_load import ParquetSnapshot
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.examples.postgres_changes.capture import TableCapture
+from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from tests.assets.conftest import World
+from tests.faulty_store import Fault, FaultyStore
 from tests.servers.pgchanges import COLUMNS, SUM, Bank
 
 pytestmark = [pytest.mark.server, pytest.mark.spark]
@@ -138,7 +141,7 @@ def sums(world: World, spec: AdjunctDataset, versions: list[str]) -> list[int]:
 
 
 @pytest.mark.slow
-def test_every_commit_holds_whole_transactions(bank: Bank, sparkling: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_commit_holds_whole_transactions(bank: Bank, sparkling: World) -> None:
     """The capture appends three changes at a time; the datasets are advanced between two appends, over and over."""
     capture = capture_of(bank, sparkling, most=3, ends="ends")
     bank.fill()
@@ -154,22 +157,15 @@ def test_every_commit_holds_whole_transactions(bank: Bank, sparkling: World, mon
         for spec in (whole, torn):
             versions[spec.name] += sparkling.advance(spec).sealed
 
-    append, appends = LakeStreams.append, 0
-
-    def then_advance(self: LakeStreams, stream: str, *args: Any, **named: Any) -> Any:
-        nonlocal appends
-        result = append(self, stream, *args, **named)
-        appends += stream == "accounts"
-        if stream == "accounts" and appends % 24 == 0:
-            advance()
-        return result
-
+    between = [
+        Fault("put_if_match", nth, "meanwhile", advance, below="streams/accounts/CURRENT")
+        for nth in range(25, 2000, 24)
+    ]
     advance()
     with bank.clerks() as wait:
         wait(40)
-    with monkeypatch.context() as patch:
-        patch.setattr(LakeStreams, "append", then_advance)
-        capture.read()
+    lake = sparkling.lake
+    replace(capture, lake=Lake(FaultyStore(lake.store, between), lake.id)).read()
     advance()
     assert len(versions["whole"]) > 4
     assert sums(sparkling, whole, versions["whole"]) == [SUM] * len(versions["whole"])

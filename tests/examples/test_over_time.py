@@ -33,7 +33,7 @@ def test_each_flight_meets_its_own_time_and_a_replay_of_the_first_half_gives_wha
 ) -> None:
     """A replay is cut otherwise than the first run was."""
     monkeypatch.setattr(delivery, "load", lambda name: every_nth(name, every))
-    monkeypatch.setattr(delivery, "fill_carrier_desks", lambda: None)
+    monkeypatch.setenv("ADJUNCT_DEMO_SQLITE", str(tmp_path / "tables.sqlite"))
     lake = open_lake(str(tmp_path / "lake"))
     streams, app = LakeStreams(lake), flights_over_time()
     app.max_batch_records = batch

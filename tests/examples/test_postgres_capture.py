@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -16,6 +17,7 @@ from dagster_adjunct.errors import ConfigurationError, MalformedDocumentError
 from dagster_adjunct.examples.postgres_changes.capture import TableCapture
 from dagster_adjunct.examples.postgres_changes.slot import Slot
 from dagster_adjunct.streams import OffsetRange
+from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.servers.pgchanges import COLUMNS, SUM, Bank
 
 pytestmark = pytest.mark.server
@@ -122,44 +124,33 @@ def test_a_snapshot_can_begin_the_stream(bank: Bank, lake: Lake) -> None:
     assert replayed(records(lake)) == bank.rows()
 
 
-class Killed(BaseException):
-    pass
+class LastAdvance(Slot):
+    """A slot whose reader dies when it has moved it on."""
+
+    def advance(self, connection: Any, end: int) -> None:
+        super().advance(connection, end)
+        raise Crash
 
 
 @pytest.mark.parametrize("point", ["before the append", "after the append", "after the ends", "after the advance"])
-def test_a_capture_that_is_killed_goes_on_without_loss_or_repetition(
-    point: str, bank: Bank, lake: Lake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_capture_that_is_killed_goes_on_without_loss_or_repetition(point: str, bank: Bank, lake: Lake) -> None:
     capture = capture_of(bank, lake, most=20, ends="ends")
     capture.start()
     bank.fill()
-    owner, method, late = {
-        "before the append": (LakeStreams, "append", False),
-        "after the append": (LakeStreams, "append", True),
-        "after the ends": (TableCapture, "_append_ends", True),
-        "after the advance": (Slot, "advance", True),
-    }[point]
-    done = getattr(owner, method)
-    calls = 0
-
-    def killed(*args: Any, **named: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        last = calls % 5 == 4 or method != "append"
-        if last and not late:
-            raise Killed
-        result = done(*args, **named)
-        if last:
-            raise Killed
-        return result
-
     for number in range(3):
         with bank.clerks(seed=number) as wait:
             wait(25)
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, method, killed)
-            with pytest.raises(Killed):
-                capture.read()
+        most, nth = [(20, 1), (20, 2), (10_000, 1)][number]  # the last one dies at its only append
+        fault = {
+            "before the append": Fault("put_if_match", nth, "crash-before", below="streams/accounts/CURRENT"),
+            "after the append": Fault("put_if_match", nth, "crash-after", below="streams/accounts/CURRENT"),
+            "after the ends": Fault("put_if_match", nth, "crash-after", below="streams/ends/CURRENT"),
+        }.get(point)
+        dying = replace(capture, most=most, lake=Lake(FaultyStore(lake.store, [fault] if fault else []), lake.id))
+        if point == "after the advance":
+            dying = replace(dying, slot=LastAdvance(bank.slot.dsn, bank.slot.table, bank.slot.name))
+        with pytest.raises(Crash):
+            dying.read()
     capture.read()
     assert replayed(records(lake)) == bank.rows()
     changes = [json.loads(record["value"]) for record in records(lake) if record["value"]]

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_adjunct.orchestration.step.commit import commit_intent as committing
 from dagster_adjunct.resources.lakes import open_lake
 from tests.orchestration.step_world import StepWorld
 
@@ -20,9 +19,3 @@ def step_world(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPa
     """A fresh lake, the shared session, and physical plans that must be what the planner proved."""
     monkeypatch.setenv("ADJUNCT_STRICT_PLANS", "1")
     return StepWorld(open_lake(tmp_path / "lake"), tmp_path, lambda: spark)
-
-
-@pytest.fixture
-def many_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches as those of many records are: a task a partition. Tests' own records are few."""
-    monkeypatch.setattr(committing, "are_few", lambda *given: False)

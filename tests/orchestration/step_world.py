@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -29,6 +30,7 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.stream_system import RECORD_META, OffsetRange, StreamSystem
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.tables import RemoteTable
+from tests.faulty_store import Crash, Fault, FaultyStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -95,6 +97,22 @@ class StepWorld:
         """Bring the application's datasets up to date and run its step."""
         self.advance(*app.datasets)
         return run_step(self.context(app, **options))
+
+    def killed_at(self, app: Application, fault: Fault) -> None:
+        """Run the application, whose process ends at the request to the store that the fault names."""
+        over = replace(self, lake=Lake(FaultyStore(self.lake.store, [fault]), self.lake.id))
+        with pytest.raises(Crash):
+            over.run(app)
+
+    def killed_when(self, app: Application, what: str) -> None:
+        """Run the application, whose process ends when it tells this event."""
+
+        def die(event: StepEvent) -> None:
+            if event.what == what:
+                raise Crash(what)
+
+        with pytest.raises(Crash, match=what):
+            self.run(app, on_event=die)
 
     def again(self, app: Application) -> None:
         """Do the last batch's work once more, as a run does that finds it begun."""

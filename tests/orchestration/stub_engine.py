@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import Counted
+from dagster_adjunct.orchestration.step.batch_compiler.batch_counts import Counted
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.spark_proof.physical_proof import PhysicalProof
 from dagster_adjunct.orchestration.step.step_context import StepContext

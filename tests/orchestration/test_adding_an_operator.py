@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import reduce
-from typing import TYPE_CHECKING, ClassVar
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
@@ -14,14 +16,23 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.output_lineage import outputs_of
 from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage import output_columns
 from dagster_adjunct.orchestration.operators.columns.known_columns import Types
+from dagster_adjunct.orchestration.operators.event_times.event_time import ARRIVAL
 from dagster_adjunct.orchestration.operators.sends.send_to_stream import SendToStream
 from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageContext, LineageNode, Made, add
-from dagster_adjunct.orchestration.operators.spec.operator_spec import Spec
+from dagster_adjunct.orchestration.operators.spec.operator_spec import AsOf, Match, Spec
 from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, PlanContext, Requirement
 from dagster_adjunct.orchestration.operators.spec.stream_facts import SPARK, UNKNOWN, StreamFacts
+from dagster_adjunct.orchestration.operators.spec.versions_met import AS_OF, CURRENT
+from dagster_adjunct.orchestration.operators.windows.window_aggregates import Count
+from dagster_adjunct.orchestration.operators.windows.window_kinds import Tumbling
 from dagster_adjunct.orchestration.planner import plan
+from dagster_adjunct.orchestration.startpoints.requests.allowed_requests import joins_as_of, versions_met
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
+from dagster_adjunct.orchestration.step.failures.sensitive_columns import sensitive_columns
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest, StartpointUpcoming
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from tests.orchestration.planner.planning import catalog
 from tests.orchestration.step_world import StepWorld
 
@@ -148,6 +159,77 @@ def test_records_are_written_and_looked_up_behind_one_input_only() -> None:
 def test_inputs_are_of_one_application() -> None:
     with pytest.raises(PlanningError, match="was declared by application 'other'"):
         Application("app").input_stream("lake.old").apply(Union(), Application("other").input_stream("lake.new"))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked(Sample):
+    """Records with what somebody answers for them, in columns that a field of this operator's own tells."""
+
+    answers: tuple[Schema, ...] = ()
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        (flow,) = arriving
+        return replace(
+            flow, columns=(*(flow.columns or ()), *(name for schema in self.answers for name in schema.names))
+        )
+
+    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+        (made,) = arriving
+        answered = LineageNode("sink", "somebody")
+        return made | {name: ((answered, name),) for schema in self.answers for name in schema.names}
+
+
+def test_what_a_schema_of_its_calls_sensitive_is_told_by_no_failure_whatever_the_field_is_called() -> None:
+    app = Application("app")
+    answers = Schema.of(ssn="string", rank="int").with_sensitive("ssn")
+    app.input_stream("lake.old").apply(Asked("miles", 2, (answers,)), name="who").filter("rank > 1")
+    context: Any = SimpleNamespace(app=app, plan=plan(app, catalog(FACTS[0])), sensitive_of_streams={"lake.old": set()})
+    columns = ["tailnum", "miles", "ssn", "rank"]
+    for operator in ("sample-2-who", "filter-3"):
+        assert sensitive_columns(context, operator, columns) == {"ssn"}
+    assert sensitive_columns(context, "input-1", ["tailnum", "miles"]) == frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Timed(Sample):
+    """Records that are looked up in a dataset as it was at the time in their `column`."""
+
+    @property
+    def match(self) -> Match:
+        return Match("planes", as_of=AsOf(self.column, "null", "null"))
+
+
+def test_a_replay_of_one_that_looks_up_by_time_meets_what_was_valid_then() -> None:
+    timed, current = Application("app"), Application("app")
+    timed.input_stream("lake.old").apply(Timed("miles", 2))
+    current.input_stream("lake.old").apply(Sample("miles", 2))
+    ssp = SystemStreamPartition("lake", "old", 0)
+    request = StartpointRequest(
+        ssp=ssp, startpoint=StartpointOldest(), by="ann", reason="again", until=StartpointUpcoming()
+    )
+    assert (versions_met(timed, request), joins_as_of(timed)) == (AS_OF, ("sample-2",))
+    assert (versions_met(current, request), joins_as_of(current)) == (CURRENT, ())
+
+
+@dataclass(frozen=True, slots=True)
+class Latest(Sample):
+    """What is known so far, again with each change."""
+
+    @property
+    def over_time(self) -> str:
+        return "latest"
+
+    @property
+    def gives_updates(self) -> bool:
+        return True
+
+
+def test_who_gets_results_again_with_each_update_is_told_so() -> None:
+    app = Application("app")
+    latest = app.input_stream("lake.old", event_time=ARRIVAL).apply(Latest("miles", 2))
+    latest.window(Tumbling(timedelta(hours=1)), by="tailnum", name="trips", aggregates={"trips": Count()})
+    notes = "\n".join(plan(app, catalog(FACTS[0])).notes)
+    assert "window-3-trips gets a window of sample-2 again with each update of it" in notes
 
 
 def miles(first: int, count: int) -> list[tuple[str, int]]:

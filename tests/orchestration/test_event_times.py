@@ -139,10 +139,24 @@ def as_it_is(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"k": record["k"]}
 
 
+class DearToRead(LakeStreams):
+    """Streams of which some columns cost as much as all."""
+
+    reads_columns = False
+
+
+class DearWorld(StepWorld):
+    """The same lake, whose streams are dear to read."""
+
+    @property
+    def streams(self) -> LakeStreams:
+        return DearToRead(self.lake)
+
+
 def test_arrival_is_the_time_of_the_record_also_behind_a_function_and_where_reading_twice_is_dear(
-    step_world: StepWorld, monkeypatch: pytest.MonkeyPatch
+    step_world: StepWorld,
 ) -> None:
-    monkeypatch.setattr(LakeStreams, "reads_columns", False)
+    step_world = DearWorld(step_world.lake, step_world.folder, step_world.spark)
     step_world.stream("clicks", "k", 1, k="string")
     step_world.send("clicks", ("a",), ("b",))
     app = Application("arriving")

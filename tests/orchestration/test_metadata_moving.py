@@ -17,7 +17,6 @@ import pytest
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog
 from dagster_adjunct.orchestration.batchlog.known_applications import list_applications
 from dagster_adjunct.orchestration.batchlog.run_lease import Claim, RunLease
-from dagster_adjunct.orchestration.upkeep import metadata_moving
 from dagster_adjunct.orchestration.upkeep.metadata_moving import (
     collect_metadata,
     move_metadata,
@@ -38,6 +37,7 @@ from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.objects.documents import Document, decode
 from dagster_adjunct.resources.objects.lake_document import LAKE_DOCUMENT
 from tests.faulty_store import Crash, Fault, FaultyStore
+from tests.rounds import rounds
 
 Facts = dict[str, Any]
 
@@ -358,18 +358,11 @@ def test_two_who_move_at_once_move_once_and_undo_nothing_of_what_was_done_since(
         assert facts(open_lake(folder))["history"]["busy"][0]["batch"] == 60 + nth
 
 
-def test_a_table_with_what_an_earlier_move_left_there_takes_nothing_back(
-    lake: Lake, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_with_what_an_earlier_move_left_there_takes_nothing_back(lake: Lake, folder: Path) -> None:
     """The move dies just before the lake's document is swapped, is taken back, and all goes on among the objects."""
-
-    def die(*_: object) -> None:
-        raise Crash
-
-    with monkeypatch.context() as dying:
-        dying.setattr(metadata_moving, "store_metadata_place", die)
-        with pytest.raises(Crash):
-            move_metadata(lake, "lake", "meta")
+    at_the_swap = Fault("put_if_match", 1, "crash-before", below=LAKE_DOCUMENT)
+    with pytest.raises(Crash):
+        move_metadata(Lake(FaultyStore(lake.store, [at_the_swap]), lake.id), "lake", "meta")
     move_metadata_back(open_lake(folder))
     commit(open_lake(folder), 7)
     remember(open_lake(folder), {"a": 2})
@@ -382,22 +375,25 @@ def test_a_table_with_what_an_earlier_move_left_there_takes_nothing_back(
     assert facts(open_lake(folder)) == before
 
 
+@pytest.mark.rounds
+@pytest.mark.parametrize("nth", rounds([4, 5], [*range(1, 7)]))
 def test_a_move_that_is_taken_back_while_it_is_under_way_loses_nothing_of_what_follows(
-    lake: Lake, folder: Path, monkeypatch: pytest.MonkeyPatch
+    lake: Lake, folder: Path, nth: int
 ) -> None:
-    copy_into, known = metadata_moving.copy_into, []
+    """At a look at what there is: the fourth comes when the pointers are fenced, the fifth when all is copied."""
+    store, known = FaultyStore(lake.store), list[Facts]()
 
-    def slowly(*given: Any) -> int:
-        copied = copy_into(*given)
-        if not known:
-            assert move_metadata_back(open_lake(folder)).moved
-            commit(open_lake(folder), 7)
-            known.append(facts(open_lake(folder)))
-        return copied
+    def take_back() -> None:
+        copied = any(key.startswith("applications/busy/manifests/") for _, key in store.requests)
+        assert copied is (nth >= 5)
+        assert move_metadata_back(open_lake(folder)).moved is (nth >= 3)
+        commit(open_lake(folder), 7)
+        known.append(facts(open_lake(folder)))
 
-    monkeypatch.setattr(metadata_moving, "copy_into", slowly)
-    done = move_metadata(lake, "lake", "meta")
-    assert (done.moved, done.strays) == (True, ())
+    store.plan = (Fault("list", nth, "meanwhile", take_back, below="applications/"),)
+    done = move_metadata(Lake(store, lake.id), "lake", "meta")
+    assert done.moved
+    assert open_lake(folder).metadata_place is None or done.strays == ()
     assert facts(open_lake(folder)) == known[0]
 
 

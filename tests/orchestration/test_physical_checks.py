@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step.batch_compiler import compile_batch as compiling
 from dagster_adjunct.orchestration.step.spark_proof import rehearsal
 from dagster_adjunct.orchestration.step.spark_proof.spark_plan import SparkPlan, plan_of
 from dagster_adjunct.resources.errors import PlanningError
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.declared_handles import DatasetHandle
     from dagster_adjunct.orchestration.application.message_stream import MessageStream
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("many_tasks")]
+pytestmark = pytest.mark.spark
 
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2)
 CREWS = bounded_dataset("crews", input="lake.crews", key="tailnum", partitions=2)
@@ -58,7 +57,7 @@ def joined(stream: MessageStream, planes: DatasetHandle, first: int, count: int)
 
 @pytest.mark.parametrize("joins", [pytest.param(1, marks=pytest.mark.long), 3, pytest.param(8, marks=pytest.mark.long)])
 def test_one_plan_is_looked_at_for_all_joins_of_a_run(world: StepWorld, looks: list[set[str]], joins: int) -> None:
-    app = Application("app", max_batch_records=1)
+    app = Application("app", max_batch_records=1, few_records=0)
     enriched = joined(app.input_stream("lake.trips"), app.table(PLANES), 0, joins)
     enriched.send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
     report = world.run(app)
@@ -68,7 +67,7 @@ def test_one_plan_is_looked_at_for_all_joins_of_a_run(world: StepWorld, looks: l
 
 
 def test_records_that_several_read_are_looked_at_where_they_are_kept(world: StepWorld, looks: list[set[str]]) -> None:
-    app = Application("app")
+    app = Application("app", few_records=0)
     planes = app.table(PLANES)
     trunk = joined(app.input_stream("lake.trips"), planes, 0, 2)
     joined(trunk, planes, 2, 2).send_to(app.output_stream("lake.left", partitions=2, key="tailnum"))
@@ -87,6 +86,16 @@ def with_its_own_exchange(frame: DataFrame) -> DataFrame:
     return frame.dropDuplicates(["v"]).repartition(2, "tailnum")
 
 
+@pytest.fixture
+def without_buckets(world: StepWorld) -> Iterator[None]:
+    """A session of which somebody has switched off that Spark sees buckets."""
+    conf, setting = world.spark().conf, "spark.sql.sources.bucketing.enabled"
+    conf.set(setting, "false")
+    yield
+    conf.unset(setting)
+
+
+@pytest.mark.usefixtures("without_buckets")
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
@@ -97,19 +106,16 @@ def with_its_own_exchange(frame: DataFrame) -> DataFrame:
 def test_a_shuffled_dataset_is_told_with_the_join_that_it_is_of(
     world: StepWorld, monkeypatch: pytest.MonkeyPatch, dataset: str, message: str
 ) -> None:
-    """Any join's dataset is moved, as it would be if Spark saw no buckets."""
-
-    def shuffled(batch: compiling.CompiledBatch, name: str) -> tuple[DataFrame, object]:
-        frame, schema = entries(batch, name)
-        return moved(frame) if name == dataset else frame, schema
-
-    entries = compiling.CompiledBatch.entries
+    """The other one has no buckets: it is broadcast."""
+    planes, crews = (
+        one if one.name == dataset else bounded_dataset(one.name, input=one.input, key="tailnum", broadcast=True)
+        for one in (PLANES, CREWS)
+    )
     world.stream("crews", "tailnum", 2, tailnum="string", pilot="string")
     world.send("crews", ("N1", "Ada"), version="v1")
-    app = Application("app")
-    enriched = app.input_stream("lake.trips").join(app.table(PLANES), on="tailnum").join(app.table(CREWS), on="tailnum")
-    enriched.send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
-    monkeypatch.setattr(compiling.CompiledBatch, "entries", shuffled)
+    app = Application("app", few_records=0)
+    enriched = app.input_stream("lake.trips").join(app.table(planes), on="tailnum").join(app.table(crews), on="tailnum")
+    enriched.send_to(app.output_stream("lake.out", partitions=1))
     with pytest.raises(PlanningError, match=message):
         world.run(app)
     assert "out" not in world.streams.list_streams()
@@ -140,7 +146,7 @@ def test_a_shuffled_dataset_is_told_with_the_join_that_it_is_of(
 def test_records_that_would_be_written_in_other_partitions_are_refused_before_a_batch(
     world: StepWorld, describe: Callable[[Any], Any], message: str
 ) -> None:
-    app = Application("app")
+    app = Application("app", few_records=0)
     describe(app.input_stream("lake.trips")).send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
     with pytest.raises(PlanningError, match=message):
         world.run(app)
@@ -150,7 +156,7 @@ def test_records_that_would_be_written_in_other_partitions_are_refused_before_a_
 
 def test_a_window_over_records_that_lie_together_moves_none(world: StepWorld) -> None:
     """ADJUNCT_STRICT_PLANS is set here: an exchange that the plan does not list would fail the run."""
-    app = Application("app")
+    app = Application("app", few_records=0)
     trips = app.input_stream("lake.trips").map("*", "row_number() over (partition by tailnum, v order by v) as n")
     trips.send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
     moved = trips.partition_by("v").with_columns(total="sum(n) over (partition by v)")
@@ -163,7 +169,7 @@ def test_a_window_over_records_that_lie_together_moves_none(world: StepWorld) ->
 def test_a_function_that_moves_records_and_brings_them_back_is_told_and_right(
     world: StepWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = Application("app")
+    app = Application("app", few_records=0)
     kept = app.input_stream("lake.trips").map(with_its_own_exchange, keeps_partitioning=True)
     kept.send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
     with pytest.raises(PlanningError, match="map-2: Spark moves the records 2 times more than the plan lists"):
@@ -175,7 +181,7 @@ def test_a_function_that_moves_records_and_brings_them_back_is_told_and_right(
 
 
 def test_a_function_of_which_nothing_is_claimed_may_move_records(world: StepWorld) -> None:
-    app = Application("app")
+    app = Application("app", few_records=0)
     trips = app.input_stream("lake.trips")
     trips.map(lambda frame: frame.dropDuplicates(["v"])).send_to(
         app.output_stream("lake.out", partitions=2, key="tailnum")

@@ -26,7 +26,7 @@ from dagster_adjunct.orchestration.startpoints.application_startpoints import (
 )
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
 from dagster_adjunct.orchestration.startpoints.resolving import recorded_plan as plan_module
-from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import Counted
+from dagster_adjunct.orchestration.step.batch_compiler.batch_counts import Counted
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.step.step_context import StepContext
 from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard_all, needed_versions

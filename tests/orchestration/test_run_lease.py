@@ -28,7 +28,7 @@ from dagster_adjunct.orchestration.batchlog.run_lease import (
 from dagster_adjunct.resources.errors import ApplicationBusyError, ConfigurationError, RunLeaseLostError
 from dagster_adjunct.resources.objects import Lake
 from tests.faulty_store import Fault, FaultyStore
-from tests.routed_lakes import PLACES, lake_with_metadata_in, written_ago
+from tests.routed_lakes import PLACES, lake_with_metadata_in, put_ago
 
 BEGAN = datetime(2026, 1, 2, tzinfo=UTC)
 AT_ONCE = Claim(wait=timedelta(0))
@@ -193,8 +193,7 @@ def test_a_lease_of_another_host_is_taken_over_when_it_has_expired(lake: Lake) -
     lake.store.put(KEY, holder(ELSEWHERE).model_dump_json().encode())
     with pytest.raises(ApplicationBusyError, match=r"run r on host other \(pid 7\)"):
         lease(lake).__enter__()
-    with written_ago(lake, KEY, 121):
-        lake.store.put(KEY, holder(ELSEWHERE).model_dump_json().encode())
+    put_ago(lake, KEY, holder(ELSEWHERE).model_dump_json().encode(), seconds=121)
     with lease(lake):
         assert "run mine" in who_runs(lake, "delays")
     assert who_runs(lake, "delays") == ""

@@ -11,9 +11,7 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.step.next_batch import own_tables as own_tables_module
 from dagster_adjunct.orchestration.step.step_report import StepEvent
-from dagster_adjunct.orchestration.step.step_run import OpenedStep
 from dagster_adjunct.resources.errors import ObjectExistsError, PreconditionFailedError
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.windows import Count, Tumbling
@@ -51,7 +49,7 @@ class HeldBack(FaultyStore):
 
 
 def test_the_first_commit_of_a_table_of_state_is_refused_when_it_arrives_after_its_batch_was_given_up(
-    step_world: StepWorld, monkeypatch: pytest.MonkeyPatch
+    step_world: StepWorld,
 ) -> None:
     world = step_world
     world.stream("hits", "k", 1, k="string", at="timestamp")
@@ -67,21 +65,20 @@ def test_the_first_commit_of_a_table_of_state_is_refused_when_it_arrives_after_i
         replace(world, lake=Lake(store, world.lake.id)).run(app, run="dead", on_event=store.hear)
     assert store.late is not None
     BatchLog(world.lake, app.name).abandon(reason="it hangs", by="me", skip=False)
-    tend, late = own_tables_module.tend_states, store.late
+    late = store.late
     refused: list[Exception | None] = []
 
-    def arrives_after_the_undo(step: OpenedStep) -> None:
-        if not refused:
-            try:
-                late()
-            except (ObjectExistsError, PreconditionFailedError) as error:
-                refused.append(error)
-            else:
-                refused.append(None)
-        tend(step)
+    def arrives_after_the_undo(event: StepEvent) -> None:
+        if event.what != "intent":
+            return
+        try:
+            late()
+        except (ObjectExistsError, PreconditionFailedError) as error:
+            refused.append(error)
+        else:
+            refused.append(None)
 
-    monkeypatch.setattr(own_tables_module, "tend_states", arrives_after_the_undo)
-    world.run(app, run="next")
+    world.run(app, run="next", on_event=arrives_after_the_undo)
     world.send("hits", ("a", at(200)))
     world.run(app, run="last")
     counted = Counter({row["k"]: row["hits"] for row in world.rows("minutes")})

@@ -16,7 +16,6 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.step import step as stepping
 from dagster_adjunct.orchestration.step.spark_proof.rehearsal import rehearse
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard
@@ -24,7 +23,7 @@ from dagster_adjunct.resources.errors import OperatorFailedError, StreamNotFound
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.orchestration.step_world import StepWorld
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("many_tasks")]
+pytestmark = pytest.mark.spark
 
 PRICES = unbounded_dataset("prices", input="lake.prices", key="item", partitions=2, history="all", valid_from="since")
 PLANES = bounded_dataset("planes", input="lake.planes", key="item", partitions=2, valid_from="name")
@@ -48,7 +47,7 @@ def world(step_world: StepWorld) -> StepWorld:
 
 
 def application(dataset: AdjunctDataset, name: str = "app", *, most: int = 1_000_000, **options: Any) -> Application:
-    app = Application(name, max_batch_records=most)
+    app = Application(name, max_batch_records=most, few_records=0)
     given = {"how": "left", "select": ["price"]} | options
     sales = app.input_stream("lake.sales").join(app.table(dataset), on="item", as_of="at", **given)
     sales.send_to(app.output_stream(f"lake.{name}-out", key="item", partitions=2))
@@ -146,19 +145,14 @@ def test_each_version_is_met_from_the_time_that_its_name_states(world: StepWorld
     assert met(world, "oldest") == {**met(world), 0: 1}
 
 
-def test_a_batch_that_died_is_run_again_with_the_versions_that_it_was_begun_with(
-    world: StepWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_that_died_is_run_again_with_the_versions_that_it_was_begun_with(world: StepWorld) -> None:
     world.send("planes", ("a", 1), version="2026-01-10")
     advance(world, PLANES)
     world.send("planes", ("a", 2), version="2026-01-20")
     advance(world, PLANES)
     world.send("sales", (0, "a", day(12)), (1, "a", day(22)))
     app = application(PLANES)
-    with monkeypatch.context() as dying:
-        dying.setattr(stepping, "run_outputs", _dies)
-        with pytest.raises(RuntimeError, match="killed"):
-            world.run(app)
+    world.killed_when(app, "intent")
     intent = world.state(app).open
     assert intent is not None
     assert len(intent.over_time["planes"]) == 2
@@ -171,10 +165,6 @@ def test_a_batch_that_died_is_run_again_with_the_versions_that_it_was_begun_with
     assert met(world) == {0: 1, 1: 2}
     world.run(application(PLANES, "later"))
     assert met(world, "later") == {0: 3, 1: 2}
-
-
-def _dies(*_: Any) -> Any:
-    raise RuntimeError("killed")
 
 
 def test_a_record_from_before_the_history_fails_the_batch_before_anything_is_written(world: StepWorld) -> None:
@@ -204,7 +194,7 @@ def test_a_correction_that_comes_late_is_met_from_then_on_and_a_plain_join_meets
     world.send("sales", (1, "a", moment(15)), (2, "a", moment(99)))
     world.run(app)
     assert met(world) == {0: 1, 1: 9, 2: 2}
-    plain = Application("plain")
+    plain = Application("plain", few_records=0)
     sales = plain.input_stream("lake.sales").join(plain.table(PRICES), on="item", select=["price"])
     sales.send_to(plain.output_stream("lake.plain-out", key="item", partitions=2))
     world.run(plain)

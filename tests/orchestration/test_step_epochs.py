@@ -20,7 +20,7 @@ from tests.orchestration.step_world import StepWorld
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("many_tasks")]
+pytestmark = pytest.mark.spark
 
 
 def replay(world: StepWorld, app: Application, batch: int, epochs: dict[int, int]) -> None:
@@ -48,7 +48,7 @@ def test_outputs_carry_the_sum_of_epochs_along_a_chain_of_applications(step_worl
     step_world.stream("numbers", "k", 4, k="string", v="int")
     step_world.send("numbers", *[(f"k{i}", i) for i in range(12)])
     at = partition_of(step_world, "numbers")
-    first, second = Application("first"), Application("second")
+    first, second = Application("first", few_records=0), Application("second", few_records=0)
     doubled = first.output_stream("lake.doubled", partitions=2, key="k")
     first.input_stream("lake.numbers").map("k", "v + 100 as v").partition_by("k").send_to(doubled)
     second.input_stream("lake.doubled").filter("v >= 0").send_to(
@@ -83,7 +83,7 @@ def test_joins_keep_the_record_s_epoch_and_entries_have_none(step_world: StepWor
         step_world.streams.append(stream, table, producer="test", sequence=sequence, end_of_dataset=ended)
     step_world.send("trips", ("a", 1), ("b", 2))
     step_world.advance(planes, weather)
-    app = Application("app")
+    app = Application("app", few_records=0)
     out = app.output_stream("lake.out", partitions=2, key="k")
     trips = app.input_stream("lake.trips").join(app.table(planes), on="k", select=["seats"])
     trips.join(app.table(weather), on="k", select=["temp"]).send_to(out)
@@ -101,7 +101,7 @@ def test_a_function_that_loses_the_epoch_is_refused(step_world: StepWorld) -> No
 
     step_world.stream("numbers", "k", 2, k="string", v="int")
     step_world.send("numbers", ("a", 1))
-    app = Application("app")
+    app = Application("app", few_records=0)
     app.input_stream("lake.numbers").map(without).send_to(app.output_stream("lake.out", partitions=2, key="k"))
     with pytest.raises(PlanningError, match="without __epoch, which carry each record's position in its stream and"):
         step_world.run(app)
@@ -110,7 +110,7 @@ def test_a_function_that_loses_the_epoch_is_refused(step_world: StepWorld) -> No
 def test_an_epoch_of_a_partition_that_the_batch_does_not_read_adds_nothing(step_world: StepWorld) -> None:
     step_world.stream("numbers", "k", 2, k="string", v="int")
     step_world.send("numbers", ("a", 1), ("b", 2), ("c", 3))
-    app = Application("app")
+    app = Application("app", few_records=0)
     app.input_stream("lake.numbers").send_to(app.output_stream("lake.out", partitions=2, key="k"))
     other = {SystemStreamPartition("lake", "other", 0): 4}
     ranges = step_world.streams.whole("numbers")

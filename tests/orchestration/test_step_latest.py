@@ -103,10 +103,7 @@ def test_the_latest_results_agree_with_what_the_application_would_make_of_each_r
     world.run(app, max_batches=1)
     least[0] |= dict.fromkeys(range(1, 5), 15)
     check()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BatchLog, "close", _die)
-        with pytest.raises(_Death):
-            world.run(app)
+    world.killed_when(app, "outputs")
     least[0] |= dict.fromkeys(range(5, 7), 15)
     check()
     assert world.run(app).caught_up  # as it was written down: nothing is added
@@ -130,10 +127,7 @@ def test_the_latest_results_agree_with_what_the_application_would_make_of_each_r
 
     # A batch that is abandoned when an output has it: what is read again counts once.
     world.send("numbers", ("k3", 200), ("k4", 202))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BatchLog, "close", _die)
-        with pytest.raises(_Death):
-            world.run(application(0))
+    world.killed_when(application(0), "outputs")
     BatchLog(world.lake, "app").abandon(reason="a test", by="ada", skip=False)
     world.run(application(201))
     assert latest(world, "out")[200] == 0
@@ -145,14 +139,6 @@ def test_the_latest_results_agree_with_what_the_application_would_make_of_each_r
     for row in sources.select(["v", *POSITION]).to_pylist():
         partition = SystemStreamPartition.parse(row["__source"]).partition
         assert at[partition][row["__source_offset"]] == row["v"]
-
-
-class _Death(BaseException):
-    pass
-
-
-def _die(*_: object, **__: object) -> None:
-    raise _Death
 
 
 def test_a_function_that_loses_the_position_behind_an_output_is_refused(step_world: StepWorld) -> None:

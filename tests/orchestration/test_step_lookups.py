@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -12,9 +13,11 @@ from dagster_adjunct.assets.reading.dataset_table import DatasetTable
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.resources.backends import HttpTable
 from dagster_adjunct.resources.errors import SchemaMismatchError, TransientError
+from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.tables import BlockingTable, RateLimit, RemoteTable, RetryPolicy
 from dagster_adjunct.resources.tables.cache import Cache
 from dagster_adjunct.resources.tables.table_functions import TableReadFunction
+from tests.faulty_store import Fault, FaultyStore
 from tests.orchestration.asked_table import AskedTable
 from tests.orchestration.step_world import StepWorld
 from tests.servers.http_records import running_service
@@ -94,67 +97,47 @@ def test_answers_are_kept_over_batches_as_the_tables_cache_says(step_world: Step
     assert [row["seats"] for row in out(step_world)] == [100, 200, 200, 300]
 
 
-class Killed(BaseException):
-    """The process ends here."""
-
-
-def killed_at(world: StepWorld, app: Application, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
-    """Run the application, and end its process where it begins this."""
-
-    def killed(*args: object, **named: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patched:
-        patched.setattr(f"dagster_adjunct.orchestration.step.{stage}", killed)
-        with pytest.raises(Killed):
-            world.run(app)
-
-
-def test_a_batch_that_is_run_again_meets_the_answers_that_were_recorded_first(
-    step_world: StepWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_that_is_run_again_meets_the_answers_that_were_recorded_first(step_world: StepWorld) -> None:
     """Wherever it died: before its output had anything, and then before it was closed."""
     flights(step_world, *FLIGHTS)
     app = application(step_world, table(AskedTable(PLANES, COLUMNS)), how="left")
-    killed_at(step_world, app, monkeypatch, "batch_compiler.compile_batch.CompiledBatch.send")
+    step_world.killed_at(app, Fault("put_if_absent", 1, "crash-before", below="streams/out/"))
     later = AskedTable({"n1": {"seats": 1, "model": "later"}}, COLUMNS)
-    killed_at(step_world, application(step_world, table(later), how="left"), monkeypatch, "step.close_batch")
+    step_world.killed_when(application(step_world, table(later), how="left"), "outputs")
     step_world.run(application(step_world, table(later), how="left"))
     assert out(step_world) == joined(FLIGHTS, "left")
     assert later.asked == []
     assert list(step_world.lake.store.list("applications/app/answers/")) == []
 
 
-def test_what_was_not_recorded_is_asked_again(step_world: StepWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_not_recorded_is_asked_again(step_world: StepWorld) -> None:
     flights(step_world, *FLIGHTS)
     app = application(step_world, table(AskedTable({}, COLUMNS)), how="left")
-
-    killed_at(step_world, app, monkeypatch, "answers.recorded_answers.RecordedAnswers.keep")
+    step_world.killed_at(app, Fault("put_if_absent", 1, "crash-before", below="applications/app/answers/"))
     step_world.run(application(step_world, table(AskedTable(PLANES, COLUMNS)), how="left"))
     assert out(step_world) == joined(FLIGHTS, "left")
 
 
-def test_of_two_runs_of_a_batch_the_first_that_records_decides_for_both(
-    step_world: StepWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from dagster_adjunct.orchestration.step.answers.recorded_answers import RecordedAnswers
+class AnotherRun(FaultyStore):
+    """A store in which another run of the batch, which had n1 alone to ask, has recorded its answer just before."""
 
+    def put_if_absent(self, key: str, data: bytes) -> str:
+        if key.startswith("applications/app/answers/1/") and not list(self.inner.list("applications/app/answers/")):
+            answers = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+            asked = next(row for row in answers.to_pylist() if row["__key_0"] == "n1")
+            others = pa.Table.from_pylist([asked | {"0:seats": 9, "1:model": "other"}], schema=answers.schema)
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_file(sink, others.schema) as writer:
+                writer.write_table(others)
+            self.inner.put_if_absent(key, sink.getvalue().to_pybytes())
+        return super().put_if_absent(key, data)
+
+
+def test_of_two_runs_of_a_batch_the_first_that_records_decides_for_both(step_world: StepWorld) -> None:
     flights(step_world, *FLIGHTS)
     function = AskedTable(PLANES, COLUMNS)
-    app = application(step_world, table(function), how="left")
-    keep, raced = RecordedAnswers.keep, []
-
-    def first_the_other(self: RecordedAnswers, turn: int, answers: Any) -> Any:
-        if not raced:
-            raced.append(turn)
-            at = answers["__key_0"].to_pylist().index("n1")
-            other = answers.slice(at, 1).to_pylist()[0] | {"0:seats": 9, "1:model": "other"}
-            assert keep(self, turn, pa.Table.from_pylist([other], schema=answers.schema)) is not None
-        return keep(self, turn, answers)
-
-    monkeypatch.setattr(RecordedAnswers, "keep", first_the_other)
-    report = step_world.run(app)
-    assert raced == [1]
+    raced = replace(step_world, lake=Lake(AnotherRun(step_world.lake.store), step_world.lake.id))
+    report = raced.run(application(step_world, table(function), how="left"))
     assert [sorted(request) for request in function.asked] == [["gone", "n1", "n2"], ["gone", "n2"]]
     assert report.measured["planes"].reads == 5
     seats = {row["plane"]: (row["seats"], row["model"]) for row in out(step_world)}

@@ -8,14 +8,14 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step.batch_compiler import compile_batch
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.resources.errors import PlanningError
 from tests.faulty_store import Crash
+from tests.orchestration.executed_plans import executed_plans
 from tests.orchestration.step_world import StepWorld
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    pass
 
 pytestmark = pytest.mark.spark
 
@@ -60,21 +60,12 @@ def order(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return sorted((row["k"], row["v"], row["seats"] or 0) for row in rows)
 
 
-def test_all_records_come_once_each_way_and_again_the_same(world: StepWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    plans: list[str] = []
-    send = compile_batch.CompiledBatch.send
-
-    def seen(self: Any, operator: str, frame: DataFrame, stream: str, **options: Any) -> Any:
-        plans.append(frame._jdf.queryExecution().executedPlan().toString())
-        return send(self, operator, frame, stream, **options)
-
-    monkeypatch.setattr(compile_batch.CompiledBatch, "send", seen)
-
+def test_all_records_come_once_each_way_and_again_the_same(world: StepWorld) -> None:
     def die(event: StepEvent) -> None:
         if event.what == "output" and event.detail["output"] == "lake.one":
             raise Crash
 
-    with pytest.raises(Crash):
+    with executed_plans(world.spark()) as plans, pytest.raises(Crash):
         world.run(application(world), on_event=die)
     assert order(world.rows("enriched")) == order(expected())
     report = world.run(application(world))  # the same bytes: others would be refused
@@ -82,7 +73,9 @@ def test_all_records_come_once_each_way_and_again_the_same(world: StepWorld, mon
     assert order(world.rows("one")) == order(expected())
     assert world.rows("enriched")[0].keys() == {"k", "v", "seats"}
     # Lake streams that lie alike are merged, joined and stored where they are.
-    assert "Exchange hashpartitioning" not in plans[0]
+    joined = next(plan for plan in plans if "Join" in plan)
+    assert "Union" in joined
+    assert "Exchange hashpartitioning" not in joined
 
 
 def test_records_of_one_stream_keep_their_order_and_columns_are_found_by_name(world: StepWorld) -> None:

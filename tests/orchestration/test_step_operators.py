@@ -9,14 +9,14 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step.batch_compiler import compile_batch as compiling
 from dagster_adjunct.resources.errors import PlanningError
+from tests.orchestration.executed_plans import executed_plans
 from tests.orchestration.step_world import StepWorld
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("many_tasks")]
+pytestmark = pytest.mark.spark
 
 AIRPORTS = bounded_dataset("airports", input="lake.airports", key="faa", broadcast=True)
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2)
@@ -44,7 +44,7 @@ def numbers(world: StepWorld, *rows: tuple[Any, ...]) -> None:
 
 def test_filters_and_maps_take_expressions_and_functions(step_world: StepWorld) -> None:
     numbers(step_world, *[(f"k{i}", i) for i in range(10)])
-    app = Application("app")
+    app = Application("app", few_records=0)
     out = app.output_stream("lake.out", partitions=2, key="k")
     (
         app.input_stream("lake.numbers")
@@ -65,7 +65,7 @@ def test_filters_and_maps_take_expressions_and_functions(step_world: StepWorld) 
 def test_a_function_that_drops_the_position_is_refused_and_told_how_to_keep_it(step_world: StepWorld) -> None:
     numbers(step_world, ("a", 1))
     for how in ("map", "filter"):
-        app = Application(f"app-{how}")
+        app = Application(f"app-{how}", few_records=0)
         out = app.output_stream("lake.out", partitions=2, key="k")
         getattr(app.input_stream("lake.numbers"), how)(without_position).send_to(out)
         with pytest.raises(PlanningError, match=r"without __partition, __offset.*withColumn"):
@@ -92,7 +92,7 @@ def trips(world: StepWorld) -> None:
 
 def test_joins_select_rename_prefix_and_count_what_they_did_not_find(step_world: StepWorld) -> None:
     trips(step_world)
-    app = Application("app")
+    app = Application("app", few_records=0)
     out = app.output_stream("lake.out", partitions=4, key="origin")
     (
         app.input_stream("lake.trips")
@@ -126,7 +126,7 @@ def test_records_with_a_null_key_go_through_streams_joins_and_outputs(step_world
     step_world.stream("planes", "tailnum", 2, tailnum="string", seats="int")
     step_world.send("planes", ("N1", 1), version="v1")
     step_world.send("trips", (None, 1), ("N1", 2), (None, 3))
-    app = Application("app")
+    app = Application("app", few_records=0)
     out = app.output_stream("lake.out", partitions=2, key="tailnum")
     app.input_stream("lake.trips").join(app.table(PLANES), on="tailnum", how="left").send_to(out)
     step_world.run(app)
@@ -135,7 +135,7 @@ def test_records_with_a_null_key_go_through_streams_joins_and_outputs(step_world
         {"tailnum": "N1", "v": 2, "seats": 1},
         {"tailnum": None, "v": 3, "seats": None},
     ]
-    inner = Application("inner")
+    inner = Application("inner", few_records=0)
     matched = inner.output_stream("lake.matched", partitions=2, key="tailnum")
     inner.input_stream("lake.trips").join(inner.table(PLANES), on="tailnum").send_to(matched)
     counters = step_world.run(inner).counters
@@ -161,7 +161,7 @@ def test_a_join_that_can_not_be_says_which_column_and_why(
     step_world.stream("planes", "tailnum", 2, tailnum="string", seats="int")
     step_world.send("planes", ("N1", 1), version="v1")
     step_world.send("trips", ("N1", 2))
-    app = Application("app", auto_repartition=True)
+    app = Application("app", auto_repartition=True, few_records=0)
     stream = app.input_stream("lake.trips")
     if hidden:  # nothing is known of the columns after a function, so the planner can't say it
         stream = stream.map(lambda frame: frame.selectExpr("__partition", "__offset", "__timestamp", "__tombstone",
@@ -178,7 +178,7 @@ def test_a_join_that_can_not_be_says_which_column_and_why(
 
 def test_several_outputs_share_one_branch_and_each_gets_all_of_it(step_world: StepWorld) -> None:
     trips(step_world)
-    app = Application("app")
+    app = Application("app", few_records=0)
     enriched = app.input_stream("lake.trips").join(app.table(PLANES), on="tailnum", select=["seats"])
     enriched.filter("seats > 150").send_to(app.output_stream("lake.large", partitions=2, key="tailnum"))
     enriched.send_to(app.output_stream("lake.all", partitions=2, key="tailnum"))
@@ -193,7 +193,7 @@ def test_several_outputs_share_one_branch_and_each_gets_all_of_it(step_world: St
 
 def test_a_stream_goes_on_after_its_output_with_the_records_of_this_batch_only(step_world: StepWorld) -> None:
     numbers(step_world, *[(f"k{i}", i) for i in range(6)])
-    app = Application("app", max_batch_records=2)
+    app = Application("app", max_batch_records=2, few_records=0)
     first = app.input_stream("lake.numbers").send_to(app.output_stream("lake.first", partitions=3, key="k"))
     first.map("k", "v + 100 as v").send_to(app.output_stream("lake.second", partitions=3, key="k"))
     report = step_world.run(app)
@@ -206,7 +206,7 @@ def test_changes_sent_to_a_dataset_are_in_it_when_it_has_advanced(step_world: St
     numbers(step_world, ("a", 1), ("b", 2))
     step_world.stream("largest", "k", 2, k="string", v="int")
     largest = unbounded_dataset("largest", input="lake.largest", key="k", partitions=2)
-    app = Application("app")
+    app = Application("app", few_records=0)
     app.input_stream("lake.numbers").map("k", "v * 10 as v").send_to(app.table(largest))
     step_world.run(app)
     step_world.send("numbers", ("a", 3))
@@ -218,7 +218,7 @@ def test_changes_sent_to_a_dataset_are_in_it_when_it_has_advanced(step_world: St
 
 def test_an_application_that_asks_for_it_gets_the_exchange_that_its_join_lacks(step_world: StepWorld) -> None:
     trips(step_world)
-    app = Application("app", auto_repartition=True)
+    app = Application("app", auto_repartition=True, few_records=0)
     (
         app.input_stream("lake.trips")
         .join(app.table(WEATHER), on=["origin", "hour"])
@@ -231,7 +231,7 @@ def test_an_application_that_asks_for_it_gets_the_exchange_that_its_join_lacks(s
 @pytest.mark.timeout(120)
 def test_a_join_whose_records_go_nowhere_does_not_keep_the_batch_waiting(step_world: StepWorld) -> None:
     trips(step_world)
-    app = Application("app")
+    app = Application("app", few_records=0)
     trip = app.input_stream("lake.trips")
     trip.join(app.table(PLANES), on="tailnum", select=["seats"])
     trip.send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
@@ -239,26 +239,19 @@ def test_a_join_whose_records_go_nowhere_does_not_keep_the_batch_waiting(step_wo
 
 
 def test_the_join_with_planes_merges_bucketed_scans_without_an_exchange_on_either_side(
-    step_world: StepWorld, spark: Any, monkeypatch: pytest.MonkeyPatch
+    step_world: StepWorld, spark: Any
 ) -> None:
     assert spark.conf.get("spark.sql.autoBroadcastJoinThreshold") == "-1"
-    sent: dict[str, str] = {}
-
-    def see(batch: compiling.CompiledBatch, operator: str, frame: DataFrame, stream: str, **more: Any) -> Any:
-        sent[stream] = frame._jdf.queryExecution().executedPlan().toString()
-        return send(batch, operator, frame, stream, **more)
-
-    send = compiling.CompiledBatch.send
-    monkeypatch.setattr(compiling.CompiledBatch, "send", see)
     trips(step_world)
-    app = Application("app")
+    app = Application("app", few_records=0)
     (
         app.input_stream("lake.trips")
         .join(app.table(PLANES), on="tailnum", how="left", select=["seats"])
         .send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
     )
-    step_world.run(app)
-    plan = sent["lake.out"]
+    with executed_plans(spark) as plans:
+        step_world.run(app)
+    (plan,) = (plan for plan in plans if "Join" in plan)
     assert plan.count("SortMergeJoin") == 1
     assert "Exchange" not in plan
     assert plan.count("Bucketed: true") == 2, plan

@@ -18,16 +18,13 @@ from dagster_adjunct.orchestration.operators.spec.sink_context import SinkFuncti
 from dagster_adjunct.orchestration.step.answers.function_sinks import as_declared
 from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError
 from dagster_adjunct.resources.schemas.schema import Schema
+from tests.faulty_store import Fault
 from tests.orchestration.step_world import StepWorld
 
 pytestmark = pytest.mark.spark
 
 SCORES = Schema.of(k="string", score="bigint")
 ROWS = [(f"k{i}", i) for i in range(12)]
-
-
-class Killed(BaseException):
-    """The process ends here."""
 
 
 def noting(folder: Path, factor: int = 0) -> SinkFunction:
@@ -98,18 +95,10 @@ def test_results_that_are_declared_flow_on_in_place_of_the_records(step_world: S
     assert by_partition[:2] == by_partition[2:]
 
 
-def test_a_batch_that_is_run_again_has_the_results_that_were_recorded_and_calls_nobody(
-    step_world: StepWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_that_is_run_again_has_the_results_that_were_recorded_and_calls_nobody(step_world: StepWorld) -> None:
     folder = numbers(step_world)
-
-    def killed(*args: object, **named: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patched:
-        patched.setattr("dagster_adjunct.orchestration.step.batch_compiler.compile_batch.CompiledBatch.send", killed)
-        with pytest.raises(Killed):
-            step_world.run(scored(noting(folder, 10)))
+    at_its_output = Fault("put_if_absent", 1, "crash-before", below="streams/out/")
+    step_world.killed_at(scored(noting(folder, 10)), at_its_output)
     assert len(calls(folder)) == 2
     report = step_world.run(scored(noting(folder, 99)))
     assert len(calls(folder)) == 2
@@ -118,16 +107,10 @@ def test_a_batch_that_is_run_again_has_the_results_that_were_recorded_and_calls_
     assert list(step_world.lake.store.list("applications/app/answers/")) == []
 
 
-def test_what_was_not_recorded_is_called_again(step_world: StepWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_not_recorded_is_called_again(step_world: StepWorld) -> None:
     folder = numbers(step_world)
-
-    def killed(*args: object, **named: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patched:
-        patched.setattr("dagster_adjunct.orchestration.step.answers.recorded_answers.RecordedAnswers.keep", killed)
-        with pytest.raises(Killed):
-            step_world.run(scored(noting(folder, 10)))
+    unrecorded = Fault("put_if_absent", 1, "crash-before", below="applications/app/answers/")
+    step_world.killed_at(scored(noting(folder, 10)), unrecorded)
     step_world.run(scored(noting(folder, 20)))
     assert sorted(str(call["context"]) for call in calls(folder)) == [
         str(["app", 1, partition, 0]) for partition in (0, 0, 1, 1)

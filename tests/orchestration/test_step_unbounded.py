@@ -6,6 +6,7 @@ Each is a whole run over streams of a lake. Physical plans must be what the plan
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -18,29 +19,29 @@ from dagster_adjunct.assets.unbounded.transient_version import is_transient
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.step import advancing
-from dagster_adjunct.orchestration.step.batch_compiler.join_counts import JoinCounts
 from dagster_adjunct.orchestration.step.run_application import RunReport, run_application
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.orchestration.upkeep.discard_with_roots import open_batches
 from dagster_adjunct.resources.errors import (
     BadChangeError,
-    CommitConflictError,
     ConfigurationError,
     NoSealedVersionError,
     OffsetOutOfRangeError,
     StaleDatasetError,
 )
+from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
 from tests.clocks import on_clock
+from tests.faulty_store import Fault, FaultyStore
+from tests.orchestration.executed_plans import executed_plans
 from tests.orchestration.step_world import StepWorld
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("many_tasks")]
+pytestmark = pytest.mark.spark
 
 Heard = Callable[[StepEvent | AdvanceReport], None]
 MINUTES = timedelta(minutes=10)
@@ -63,7 +64,7 @@ def planes(*, broadcast: bool = False, **options: Any) -> AdjunctDataset:
 
 
 def enriching(dataset: AdjunctDataset, *, limit: int = 100, max_staleness: timedelta | None = None) -> Application:
-    app = Application("app", max_batch_records=limit)
+    app = Application("app", max_batch_records=limit, few_records=0)
     trips = app.input_stream("lake.trips")
     joined = trips.join(app.table(dataset, max_staleness=max_staleness), on="tailnum", how="left")
     joined.send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
@@ -124,7 +125,7 @@ def test_plain_a_dataset_that_is_marked_is_advanced_once_before_the_batches(worl
 
 def test_plain_a_stream_that_the_application_reads_itself_is_delivered_and_feeds_its_dataset(world: StepWorld) -> None:
     world.send("planes", ("N1", 100), ("N2", 200))
-    app = Application("app")
+    app = Application("app", few_records=0)
     table = app.table(planes())
     app.input_stream("lake.planes").join(table, on="tailnum", select=["seats as known"]).send_to(
         app.output_stream("lake.out", partitions=2, key="tailnum")
@@ -163,7 +164,7 @@ def test_broadcast_one_copy_is_read_by_all_tasks(world: StepWorld, persistent: b
     world.stream("stops", "v", 3, v="int", at="string")
     world.send("airports", ("JFK", "Kennedy"), ("LGA", "La Guardia"))
     airports = unbounded_dataset("airports", input="lake.airports", key="faa", broadcast=True, persistent=persistent)
-    app = Application("app", max_batch_records=12)
+    app = Application("app", max_batch_records=12, few_records=0)
     stops = app.input_stream("lake.stops").join(app.table(airports), on={"at": "faa"}, how="left")
     stops.send_to(app.output_stream("lake.out", partitions=3, key="v"))
     world.send("stops", *[(i, "JFK" if i % 2 else "LGA") for i in range(12)])
@@ -228,23 +229,29 @@ def test_failover_a_batch_whose_changes_the_stream_does_not_hold_any_more_is_ref
 # -- followed between batches
 
 
-def test_a_followed_dataset_that_somebody_else_advances_too_does_not_end_the_run(
-    world: StepWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_followed_dataset_that_somebody_else_advances_too_does_not_end_the_run(world: StepWorld) -> None:
+    """Somebody else commits the change that comes after the first batch a moment before the run would."""
     world.send("planes", ("N1", 100))
     world.send("trips", ("N1", 1), ("N1", 2))
-    first = advancing.advance_together
-    calls: list[Any] = []
+    dataset, store = planes(bootstrap=False), FaultyStore(world.lake.store)
+    pointer = f"{world.lake.dataset_prefix('planes')}/CURRENT"
+    others: list[str] = []
 
-    def overtaken(*args: Any, **options: Any) -> list[AdvanceReport]:
-        calls.append(args)
-        if len(calls) > 1:
-            raise CommitConflictError("somebody else was first.")
-        return first(*args, **options)
+    def overtake() -> None:
+        world.advance(dataset)
+        others.append(StoredVersions(world.lake, "planes").require_current().version)
 
-    monkeypatch.setattr(advancing, "advance_together", overtaken)
-    report = run(world, enriching(planes(bootstrap=False), limit=1))
-    assert (report.step.batches, len(calls)) == (2, 3)
+    def hear(event: StepEvent | AdvanceReport) -> None:
+        if isinstance(event, StepEvent) and (event.what, event.batch) == ("batch", 1):
+            world.send("planes", ("N1", 101))
+            made = store.requests.count(("put_if_match", pointer))
+            store.plan = (Fault("put_if_match", made + 1, "meanwhile", overtake, below=pointer),)
+
+    over = replace(world, lake=Lake(store, world.lake.id))
+    report = run(over, enriching(dataset, limit=1), on_event=hear)
+    assert report.step.batches == 2
+    assert others == [StoredVersions(world.lake, "planes").require_current().version]
+    assert enriched(world) == [(1, 100), (2, 101)]
 
 
 # -- max_staleness
@@ -299,7 +306,7 @@ def test_a_table_that_has_taken_in_nothing_is_not_fresh(world: StepWorld) -> Non
 
 
 def test_freshness_can_be_demanded_of_change_streams_only(world: StepWorld) -> None:
-    app = Application("app")
+    app = Application("app", few_records=0)
     fixed = bounded_dataset("fixed", input="lake.planes", key="tailnum", partitions=2)
     with pytest.raises(ConfigurationError, match="'fixed' has max_staleness=0:10:00, and follows no change stream"):
         app.table(fixed, max_staleness=MINUTES)
@@ -362,29 +369,20 @@ def test_a_table_of_one_run_that_is_not_marked_goes_on_where_the_last_batch_ende
 
 
 @pytest.mark.parametrize("broadcast", [False, True], ids=["partitioned", "broadcast"])
-def test_a_join_with_a_table_of_one_run_moves_neither_side(
-    world: StepWorld, monkeypatch: pytest.MonkeyPatch, broadcast: bool
-) -> None:
+def test_a_join_with_a_table_of_one_run_moves_neither_side(world: StepWorld, broadcast: bool) -> None:
     """Bucket i belongs to task i, also by a part of the key; of a broadcast copy only the copy is sent."""
-    plans: list[str] = []
-
-    def observed(counts: JoinCounts, joined: DataFrame) -> DataFrame:
-        plans.append(joined._jdf.queryExecution().executedPlan().toString())
-        return observe(counts, joined)
-
-    observe = JoinCounts.observe
-    monkeypatch.setattr(JoinCounts, "observe", observed)
     world.stream("seen", "tailnum", 2, tailnum="string", v="int", where="string")
     spread: dict[str, Any] = {"broadcast": True} if broadcast else {"partitions": 2, "partition_by": "tailnum"}
     seen = unbounded_dataset("seen", input="lake.seen", key=["tailnum", "v"], persistent=False, **spread)
-    app = Application("app")
+    app = Application("app", few_records=0)
     trips = app.input_stream("lake.trips").join(app.table(seen), on=["tailnum", "v"])
     trips.send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
     world.send("seen", ("N1", 1, "JFK"), ("N1", 2, "LGA"), ("N2", 1, "EWR"))
     world.send("trips", ("N1", 2), ("N2", 1), ("N2", 2))
-    run(world, app)
+    with executed_plans(world.spark()) as plans:
+        run(world, app)
     assert sorted(row["where"] for row in world.rows("out")) == ["EWR", "LGA"]
-    (plan,) = plans
+    (plan,) = (plan for plan in plans if "Join" in plan)
     assert ("BroadcastExchange" in plan, "SortMergeJoin" in plan) == (broadcast, not broadcast)
     assert "Exchange" not in plan.replace("BroadcastExchange", "")
 

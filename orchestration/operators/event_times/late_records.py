@@ -36,6 +36,10 @@ class LateRecords(Spec):
         return "records that came too late"
 
     @property
+    def takes_left_out(self) -> bool:
+        return True
+
+    @property
     def makes_records(self) -> bool:
         return True
 

@@ -41,7 +41,10 @@ class CheckedSink:
 
     table: KeyedTable
     send: TableSend
-    update: Update | None
+
+    @property
+    def update(self) -> Update | None:
+        return self.send.update
 
     @property
     def function(self) -> Any:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.orchestration.operators.columns.known_columns import Types
-    from dagster_adjunct.orchestration.operators.columns.update_columns import Update
     from dagster_adjunct.orchestration.operators.spec.column_lineage import Made
     from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext
     from dagster_adjunct.orchestration.operators.spec.declared_sinks import Declarations
@@ -41,15 +40,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SendToTable(PassesRecords):
-    """Records written to a remote table, as `send` says.
-
-    With `update` the records are any, and each is an update by these expressions; without, and with a contract, they
-    have the form of updates already.
-    """
+    """Records written to a remote table, as `send` says."""
 
     kind: ClassVar[str] = "send-to-table"
     send: TableSend
-    update: Update | None = None
 
     @property
     def writes(self) -> str:
@@ -61,25 +55,26 @@ class SendToTable(PassesRecords):
 
     @property
     def sql(self) -> Sequence[str]:
-        return () if self.update is None else tuple(expression for _, _, expression in self.update.written)
+        return tuple(expression for _, _, expression in self._written)
+
+    @property
+    def _written(self) -> Sequence[tuple[str, str, str]]:
+        return () if self.send.update is None else self.send.update.written
 
     @property
     def adds(self) -> bool:
-        return self.update is not None and bool(self.update.add or self.update.append)
+        update = self.send.update
+        return update is not None and bool(update.add or update.append)
 
     def target(self, app: Declarations) -> LineageNode:
         return LineageNode("table", self.send.table)
 
     def summary(self) -> str:
         contract = f" ({self.send.contract.value})" if self.send.contract is not None else ""
-        parts = (
-            ""
-            if self.update is None
-            else "".join(
-                f", {part} {', '.join(name for name, _ in pairs)}" for part, pairs in self.update.parts.items()
-            )
-            + (f", remove {', '.join(self.update.remove)}" if self.update.remove else "")
-        )
+        update, parts = self.send.update, ""
+        if update is not None:
+            parts = "".join(f", {part} {', '.join(name for name, _ in pairs)}" for part, pairs in update.parts.items())
+            parts += f", remove {', '.join(update.remove)}" if update.remove else ""
         return f"table {self.send.table}{contract}{parts}"
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
@@ -88,10 +83,10 @@ class SendToTable(PassesRecords):
         key = context.app.table_key(table)
         require(context.operator, "the stream", key, flow.columns, f"They are the key of table {table}.")
         check_table(context.operator, self._sink(context.app))
-        for part, name, expression in () if self.update is None else self.update.written:
+        for part, name, expression in self._written:
             where = f"Correct {part}= for column {name!r} of table {table}."
             checked_expression(context.operator, expression, flow.columns, next_step=where)
-        if self.send.contract is not None and self.update is None:
+        if self.send.contract is not None and self.send.update is None:
             require(
                 context.operator, "the stream", (UPDATE,), flow.columns,
                 f"With a contract table {table} takes updates: give records their form with "
@@ -105,13 +100,13 @@ class SendToTable(PassesRecords):
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         (types,) = arriving
-        for _, _, expression in () if self.update is None or types is None else self.update.written:
+        for expression in () if types is None else self.sql:
             checked_expression(context.operator, expression, tuple(types or ()), types)
         check_columns(context.operator, self._sink(context.app), types)
         return types
 
     def changed(self, app: Declarations, arriving: Types) -> ChangedColumns | None:
-        update = self.update
+        update = self.send.update
         if update is None:
             return None
         summed = summed_columns(self._sink(app), arriving)
@@ -123,7 +118,7 @@ class SendToTable(PassesRecords):
         )
 
     def _sink(self, app: Declarations) -> CheckedSink:
-        return CheckedSink(app.tables[self.send.table], self.send, self.update)
+        return CheckedSink(app.tables[self.send.table], self.send)
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
         table = self.send.table
@@ -132,8 +127,8 @@ class SendToTable(PassesRecords):
     def written_columns(self, arriving: Made) -> Made:
         """Of update messages, a table's columns are those of the update and of the default record."""
         written: Made = {}
-        if self.update is not None:
-            for _, name, expression in self.update.written:
+        if self.send.update is not None:
+            for _, name, expression in self._written:
                 add(written, name, sources_of(expression, arriving))
             return written
         for name, sources in arriving.items():
@@ -146,9 +141,9 @@ class SendToTable(PassesRecords):
         if batch.goes_on(operator):
             frame = batch.computed_once(operator, frame)
         written = frame
-        if self.update is not None:
+        if self.send.update is not None:
             key = [quoted(name) for name in batch.app.table_key(self.send.table)]
-            update = with_lists(self.update, frame)
+            update = with_lists(self.send.update, frame)
             hidden = [quoted(name) for name in carried(frame)]
             written = frame.selectExpr(*hidden, *key, *update.expressions())
         batch.write(operator, written, self.send)

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from dagster_adjunct.orchestration.operators.spec.held_schemas import schemas_in
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     )
     from dagster_adjunct.orchestration.operators.spec.table_sends import ChangedColumns, TableSend
     from dagster_adjunct.resources.declared_place import Place
+    from dagster_adjunct.resources.schemas.schema import Schema
 
 
 BeforeHistory = Literal["null", "oldest", "error"]
@@ -122,6 +125,17 @@ class Spec(ABC):
         return None
 
     @property
+    def says_time(self) -> bool:
+        """Whether the records that enter here say when they happened."""
+        return False
+
+    @property
+    def declared_schemas(self) -> Sequence[Schema]:
+        """The schemas that it was given, as of what a function returns: no failure tells values of columns that one of
+        them calls sensitive. Left out, all those in the fields of the dataclass."""
+        return tuple(schemas_in(self))
+
+    @property
     def writes(self) -> str | None:
         """The output stream or table, as it is declared, that the records are sent to."""
         return None
@@ -157,6 +171,11 @@ class Spec(ABC):
         return False
 
     @property
+    def takes_left_out(self) -> bool:
+        """Whether it takes what the operator before leaves out (`Batch.left_out`), which is kept only for who does."""
+        return False
+
+    @property
     def makes_records(self) -> bool:
         """Whether records that leave have positions of their own, and not those of an input (`made_records.py`)."""
         return False
@@ -167,9 +186,19 @@ class Spec(ABC):
         return 0
 
     @property
+    def takes_partition_by(self) -> bool:
+        """Whether users can give it `partition_by`: some of its columns, that records have to lie by instead of all."""
+        return False
+
+    @property
     def over_time(self) -> str | None:
         """The name that its state and its watermarks are kept under; None where it keeps none from batch to batch."""
         return None
+
+    @property
+    def gives_updates(self) -> bool:
+        """Whether a result comes again when it has changed, until the one that is final."""
+        return False
 
     @property
     def asks_final(self) -> bool:

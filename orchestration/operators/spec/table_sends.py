@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.arguments import OnNullKey
+    from dagster_adjunct.orchestration.operators.columns.update_columns import Update
     from dagster_adjunct.resources.tables.partial_update import UpdateContract
 
 
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 class TableSend:
     """Records to the declared table `table`: without a contract whole ones, with one updates.
 
-    `typed` says that updates have structs for what is set, added and appended, and `remove` what all of them remove.
-    With `dead_letters`, so many records of a batch may be refused for good, and are kept for an operator that follows.
+    With `update` each record is an update by these expressions; without, updates have their form already. With
+    `dead_letters`, so many records of a batch may be refused for good, and are kept for an operator that follows.
     `args` are handed through to the table's function. `marks_as` names the send among those of the application to the
     table, in the marks that the table keeps.
     """
@@ -23,8 +24,7 @@ class TableSend:
     table: str
     contract: UpdateContract | None = None
     on_null_key: OnNullKey = "fail"
-    typed: bool = False
-    remove: tuple[str, ...] = ()
+    update: Update | None = None
     args: tuple[object, ...] = ()
     dead_letters: int | None = None
     marks_as: str | None = None

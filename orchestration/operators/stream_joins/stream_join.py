@@ -82,6 +82,10 @@ class StreamJoin(Spec):
         return Bound(self.before // _MICROSECOND, self.after // _MICROSECOND)
 
     @property
+    def takes_partition_by(self) -> bool:
+        return True
+
+    @property
     def over_time(self) -> str:
         return self.name
 

@@ -72,8 +72,16 @@ class Window(Spec):
         return self.allowed_lateness
 
     @property
+    def takes_partition_by(self) -> bool:
+        return True
+
+    @property
     def over_time(self) -> str:
         return self.name
+
+    @property
+    def gives_updates(self) -> bool:
+        return self.results == "updates"
 
     @property
     def leaves_out(self) -> bool:
@@ -98,7 +106,7 @@ class Window(Spec):
 
     @property
     def _columns(self) -> tuple[str, ...]:
-        more = (FINAL,) if self.results == "updates" else ()
+        more = (FINAL,) if self.gives_updates else ()
         return (*self.by, START, END, *(name for name, _ in self.aggregates), *more)
 
     def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
@@ -121,7 +129,7 @@ class Window(Spec):
         known |= {START: "timestamp", END: "timestamp"}
         for name, made in self.aggregates:
             known[name] = made.returns_of(types.get(made.columns[0]) if made.columns else None)
-        return known | ({FINAL: "boolean"} if self.results == "updates" else {})
+        return known | ({FINAL: "boolean"} if self.gives_updates else {})
 
     def _check_types(self, operator: str, types: Mapping[str, str | None]) -> None:
         """Refuse what can't be added up, or kept; a type that is None is not known yet."""

@@ -157,7 +157,7 @@ def _where_it_is(app: Application, operator: str, needed: Requirement, flow: Flo
     by = flow.partitioned_by
     if not by or flow.partitioner != SPARK or not set(by) < set(needed.columns or ()):
         return ""
-    if not hasattr(app.operator(operator).spec, "partition_by"):
+    if not app.operator(operator).spec.takes_partition_by:
         return ""
     given = f'"{by[0]}"' if len(by) == 1 else str(list(by)).replace("'", '"')
     return f" Or give {operator} partition_by={given}, so that all its records may lie as they do."

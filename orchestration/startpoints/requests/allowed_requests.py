@@ -167,7 +167,8 @@ def _no_replay(request: StartpointRequest, tasks: Sequence[str]) -> str:
 
 def joins_as_of(app: Application) -> tuple[str, ...]:
     """Return the joins in which each record meets the entry that was valid at its own time."""
-    return tuple(operator.id for operator in app.operators if getattr(operator.spec, "as_of", None) is not None)
+    looked_up = [(operator.id, operator.spec.match) for operator in app.operators]
+    return tuple(operator for operator, match in looked_up if match is not None and match.as_of is not None)
 
 
 def versions_met(app: Application, request: StartpointRequest) -> VersionsMet:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.operators.columns.hidden_columns import ORIGIN
@@ -83,8 +83,3 @@ def producers_of(app: Application) -> dict[str, str]:
             number = senders[target.name]
             names[operator.id] = app.name if number == 1 else f"{app.name}#{number}"
     return names
-
-
-def summed(before: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
-    """Return the counters of two sends to one table in one."""
-    return {name: before.get(name, 0) + more.get(name, 0) for name in {**before, **more}}

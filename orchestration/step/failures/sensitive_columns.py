@@ -9,11 +9,11 @@ from dagster_adjunct.assets.declaration.inputs_besides_streams import OwnedBy
 from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageContext, LineageNode
 from dagster_adjunct.resources.errors import StreamNotFoundError
 from dagster_adjunct.resources.names import split_stream_name
-from dagster_adjunct.resources.schemas.schema import Schema
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.spec.column_lineage import Made
     from dagster_adjunct.orchestration.step.step_context import StepContext
+    from dagster_adjunct.resources.schemas.schema import Schema
 
 
 def sensitive_columns(context: StepContext, operator: str, columns: Iterable[str]) -> frozenset[str]:
@@ -54,8 +54,7 @@ def _declared(context: StepContext) -> set[tuple[LineageNode, str]]:
     for stream in app.inputs:
         flagged |= {(LineageNode("stream", stream), name) for name in _of_stream(context, stream)}
     for operator in app.operators:  # what functions return: known by its name
-        made = [getattr(operator.spec, name, None) for name in ("made", "returns", "schema")]
-        schemas = [argument for argument in made if isinstance(argument, Schema)]
+        schemas = operator.spec.declared_schemas
         flagged |= {(LineageNode("stream", operator.id), name) for schema in schemas for name in _flagged(schema)}
     return flagged
 

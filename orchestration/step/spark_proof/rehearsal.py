@@ -15,7 +15,9 @@ from dagster_adjunct.orchestration.operators.spec.table_lookups import check_sto
 from dagster_adjunct.orchestration.planner.known_records.fed_columns import check_fed
 from dagster_adjunct.orchestration.step.answers.function_sinks import SinkCall, made_by
 from dagster_adjunct.orchestration.step.answers.table_answers import with_unknown
-from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import CompiledBatch, Counted
+from dagster_adjunct.orchestration.step.batch_compiler.batch_context import BatchContext
+from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import compiled
+from dagster_adjunct.orchestration.step.batch_compiler.known_batch import known_batch
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.batch_records.local_sends import kept_rows
 from dagster_adjunct.orchestration.step.batch_records.sent_records import sent_schema
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.spec.sink_context import SinkFunction
     from dagster_adjunct.orchestration.operators.spec.table_lookups import TableLookup
     from dagster_adjunct.orchestration.operators.spec.table_sends import TableSend
+    from dagster_adjunct.orchestration.step.batch_compiler.known_batch import KnownBatch
     from dagster_adjunct.orchestration.step.spark_proof.physical_proof import PhysicalProof
     from dagster_adjunct.orchestration.step.spark_proof.spark_plan import SparkPlan
     from dagster_adjunct.orchestration.step.step_context import StepContext
@@ -69,53 +72,51 @@ def rehearse(
     `on_state` is told of each table of state that a batch writes.
     """
     ranges = {ssp: OffsetRange(start, start) for ssp, start in (starts or {}).items()}
-    rehearsal = Rehearsal(context, BatchInputs(0, ranges, views), lambda name: None)
+    rehearsal = Rehearsal(known_batch(context, BatchInputs(0, ranges, views)))
     rehearsal.run()
     for dataset in rehearsal.states:
         on_state(dataset)
     return rehearsal.proof.result()
 
 
-class Rehearsal(CompiledBatch):
+class Rehearsal(BatchContext):
     """A batch without records, which writes nothing and runs no Spark job."""
 
-    def __init__(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> None:
-        super().__init__(context, inputs, before_output)
-        self.proof = Proof(context.plan)
-        for operator in context.app.operators:
+    def __init__(self, known: KnownBatch) -> None:
+        super().__init__(known, lambda name: None)
+        self.proof = Proof(known.context.plan)
+        for operator in known.app.operators:
             self.proof.allow(operator.id, operator.spec.moves)
         self.states: list[AdjunctDataset] = []
         self._datasets: dict[str, str] = {}
         self._looked_at: dict[str, dict[str, str] | None] = {}
 
-    def run(self) -> Counted:
+    def run(self) -> None:
+        """Compile all operators whose records are written, and look at what Spark makes of each output."""
+        frames: dict[str, DataFrame] = {}
         try:
-            for operator in self._context.app.operators:
-                if operator.id in self._written:
-                    self._frames[operator.id] = self._leaving(operator, self._named(operator))
+            for operator in self.known.operators:
+                compiled_frame = self._named(operator, [frames[source] for source in operator.inputs])
+                frames[operator.id] = self._handed_on(operator, compiled_frame)
         finally:
-            self._kept.release()
-        return Counted({}, {})
+            self.close()
 
-    def _leaving(self, operator: Operator, frame: DataFrame) -> DataFrame:
+    def _handed_on(self, operator: Operator, frame: DataFrame) -> DataFrame:
         """Return the records as the next operators meet them, cut off from what was looked at already."""
         spec = operator.spec
-        if spec.reads is not None or not self._uses[operator.id]:
+        if spec.reads is not None or not self.goes_on(operator.id):
             return frame
         if spec.role == "output" and spec.writes is not None and self.system_of(spec.writes).appends_alone:
             # They are read from the output, in whose partitions they lie.
-            planned = self._planned[operator.id]
-            by = [column(name) for name in planned.partitioned_by]
-            stored = frame.drop(*tie_breakers(frame), *UNSENT).repartition(planned.partitions, *by)
-            return self._cut(stored)
+            by = map(column, self.lying_by(operator.id))
+            stored = frame.drop(*tie_breakers(frame), *UNSENT).repartition(self.partitions_at(operator.id), *by)
+            return self._cut(operator.id, stored)
         frame = marked(operator.id, frame)
-        if self._uses[operator.id] > 1 and spec.writes is None:
-            return self.computed_once(operator.id, frame)
-        return frame
+        return self.computed_once(operator.id, frame) if self.known.several_take(operator) else frame
 
-    def _cut(self, frame: DataFrame) -> DataFrame:
+    def _cut(self, operator: str, frame: DataFrame) -> DataFrame:
         """Return the same records, which Spark plans no more as part of others: kept, if anybody computed them."""
-        return self._kept.keep(frame)
+        return super().computed_once(operator, frame)
 
     def _look(self, operator: str, frame: DataFrame) -> SparkPlan:
         planned = plan_of(operator, frame, self._datasets)
@@ -125,15 +126,16 @@ class Rehearsal(CompiledBatch):
     def _written_as_they_lie(self, operator: str, frame: DataFrame) -> None:
         planned = self._look(operator, frame)
         (source,) = self.app.operator(operator).inputs
-        if operator not in self._exchanges and self._planned[source].partitioned_by:
-            note = check_written(operator, self._planned[source], planned)
+        lay = self.known.planned[source]
+        if operator not in self.known.exchanges and lay.partitioned_by:
+            note = check_written(operator, lay, planned)
             if note is not None:
                 self.proof.note(note)
 
-    def _named(self, operator: Operator) -> DataFrame:
+    def _named(self, operator: Operator, sources: Sequence[DataFrame]) -> DataFrame:
         """Return the operator's records; what is refused of them is told with its name."""
         try:
-            return self._analysed(operator)
+            return compiled(self, operator, sources)
         except PermanentError as error:
             if getattr(error, "operator", None) is not None:
                 raise
@@ -150,12 +152,12 @@ class Rehearsal(CompiledBatch):
                 "another stream is replayed.",
             ) from error.__cause__
 
-    def _entries(self, dataset: str, view: VersionReader | TransientVersion | None, schema: Schema) -> DataFrame:
-        declared = self.app.dataset(dataset)
-        if view is None and declared.partitions is not None and set(declared.partition_by) <= set(schema.names):
-            layout = BucketLayout(schema, declared.partition_by, declared.partitions, declared.key)
-            return bucketed_frame(self._spark, self._context.lake.store, dataset, layout, []).drop(GENERATION)
-        return super()._entries(dataset, view, schema)
+    def _no_entries(self, dataset: AdjunctDataset, schema: Schema) -> DataFrame:
+        if dataset.partitions is None or not set(dataset.partition_by) <= set(schema.names):
+            return super()._no_entries(dataset, schema)
+        layout = BucketLayout(schema, dataset.partition_by, dataset.partitions, dataset.key)
+        store = self.known.context.lake.store
+        return bucketed_frame(self.known.spark, store, dataset.name, layout, []).drop(GENERATION)
 
     def matched(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
         self._datasets[operator] = dataset
@@ -172,7 +174,7 @@ class Rehearsal(CompiledBatch):
 
     def computed_once(self, operator: str, frame: DataFrame) -> DataFrame:
         self._look(operator, frame)
-        return self._cut(frame)
+        return self._cut(operator, frame)
 
     def send(
         self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
@@ -191,9 +193,9 @@ class Rehearsal(CompiledBatch):
         return None
 
     def entries(self, dataset: str) -> tuple[DataFrame, Schema]:
-        source = self.app.dataset(dataset).input
-        if isinstance(source, OwnedBy):
-            return self._entries(dataset, None, source.schema), source.schema
+        declared = self.app.dataset(dataset)
+        if isinstance(declared.input, OwnedBy):
+            return self._no_entries(declared, declared.input.schema), declared.input.schema
         return super().entries(dataset)
 
     def keep(self, operator: str, frame: DataFrame, table: str, *, deleted: str | None, on_null_key: OnNullKey) -> None:
@@ -202,15 +204,14 @@ class Rehearsal(CompiledBatch):
 
     def state(self, name: str, spec: StateSpec, *, of: str | None = None) -> StateHandle:
         self.states.append(state_dataset(self.app.name, name, spec))
-        check_state(self._context.lake, self.states[-1])
+        check_state(self.known.context.lake, self.states[-1])
         return super().state(name, spec, of=of)
 
     def write(self, operator: str, frame: DataFrame, send: TableSend) -> None:
         """Compare what Spark makes of the records with the table's columns, as its store has them."""
         table = self.app.tables[send.table]
         check_record_columns(frame.columns, table.name, table.key, updates=send.contract is not None, what=operator)
-        spec = self.app.operator(operator).spec
-        sink = CheckedSink(table, send, getattr(spec, "update", None))
+        sink = CheckedSink(table, send)
         check_columns(operator, sink, _types(frame), self._stored_types(sink))
         self._written_as_they_lie(operator, frame)
 
@@ -236,11 +237,11 @@ class Rehearsal(CompiledBatch):
 
     def results_of(self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema) -> DataFrame:
         self._look(operator, frame)
-        made = made_by(frame, SinkCall(operator, function, self.app.name, self._inputs.batch, returns))
-        planned = self._planned[operator]
-        if planned.partitioned_by:
-            made = made.repartition(planned.partitions, *map(column, planned.partitioned_by))
-        return self._cut(made)
+        made = made_by(frame, SinkCall(operator, function, self.app.name, self.number, returns))
+        by = self.lying_by(operator)
+        if by:
+            made = made.repartition(self.partitions_at(operator), *map(column, by))
+        return self._cut(operator, made)
 
     def send_letters(
         self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int

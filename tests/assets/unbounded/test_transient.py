@@ -6,6 +6,7 @@ not marked                  continue from last offset
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -14,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
-from dagster_adjunct.assets.declaration.changes.change_formats import Upserts
+from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.following_changes import DeadLetters
-from dagster_adjunct.assets.sources import whole_transactions as transactions
 from dagster_adjunct.assets.unbounded.transient_table import TransientTable
 from dagster_adjunct.assets.unbounded.transient_version import ranges_of, version_of
 from dagster_adjunct.resources.errors import (
@@ -362,24 +362,27 @@ def test_a_change_that_can_not_be_applied_is_named(runs: Runs) -> None:
         runs.batch()
 
 
-@dataclass(frozen=True)
-class Transactional(Upserts):
-    transactions: str = "lake.transactions"
+def inserted(transaction: str, k: str, n: int) -> tuple[str]:
+    """A change as Debezium tells it."""
+    within = {"id": transaction, "total_order": 1, "data_collection_order": 1}
+    return (json.dumps({"op": "c", "after": {"k": k, "n": n}, "transaction": within}),)
 
 
-def test_a_transaction_that_is_not_whole_waits_and_makes_the_table_stale_in_the_end(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs.world.stream("single", COLUMNS, ["k"], 1)
-    runs.spec = unbounded_dataset(
-        "table", input="lake.single", key="k", partitions=2, persistent=False, changes=Transactional()
-    )
-    monkeypatch.setattr(
-        transactions,
-        "whole_transactions",
-        lambda spec, systems, spark, source, ranges: {ssp: (start, "1") for ssp, (start, _) in ranges.items()},
-    )
-    runs.world.send("single", [("a", 1), ("b", 2)])
+def transaction(name: str, *, ended: bool) -> tuple[str]:
+    """What Debezium tells of a transaction of one change."""
+    counts = [{"data_collection": "public.t", "event_count": 1}] if ended else None
+    told = {"id": name, "event_count": 1 if ended else None, "data_collections": counts, "ts_ms": 1}
+    return (json.dumps({"status": "END" if ended else "BEGIN", **told}),)
+
+
+def test_a_transaction_that_is_not_whole_waits_and_makes_the_table_stale_in_the_end(runs: Runs) -> None:
+    for stream in ("single", "transactions"):
+        runs.world.stream(stream, Schema.of(value="string"), [], 1)
+    form = DebeziumEnvelope("k STRING, n INT", transactions="lake.transactions", collection="public.t")
+    runs.spec = unbounded_dataset("table", input="lake.single", key="k", partitions=2, persistent=False, changes=form)
+    runs.world.send("single", [inserted("t1", "a", 1), inserted("t2", "b", 2)])
+    told = [transaction("t1", ended=False), transaction("t1", ended=True), transaction("t2", ended=False)]
+    runs.world.send("transactions", told)
     table = runs.start()
     assert runs.batch() == {"a": 1}
     assert runs.report.lag == {"lake.single.0": 1}

@@ -12,14 +12,14 @@ import pytest
 from dagster import AssetKey, DagsterInstance, ExecuteInProcessResult
 
 from dagster_adjunct import Application, Lake, LakeStreams, SparkResource, build_definitions, open_lake
-from dagster_adjunct.assets.advancing import advance_dataset as advancing
-from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.errors import PermanentError, TransientError
 from dagster_adjunct.plans import ExecutionPlan
-from dagster_adjunct.resources.errors import NullKeyError, StoreUnavailableError
+from dagster_adjunct.resources.errors import NullKeyError
 from dagster_adjunct.resources.spark.spark_errors import adjunct_error
+from tests.faulty_store import Fault, FaultyStore
 from tests.kept_processes import program
 from tests.orchestration.dagster import small
+from tests.orchestration.dagster.ticking import given_lake
 from tests.servers.s3 import ROOT
 
 FIRST = small.orders(0, 20)
@@ -40,11 +40,13 @@ def lake(tmp_path: Path) -> Lake:
     return lake
 
 
-def run(lake: Lake, app: Application, spark: SparkResource | None = None) -> ExecuteInProcessResult:
+def run(
+    lake: Lake, app: Application, spark: SparkResource | None = None, **resources: object
+) -> ExecuteInProcessResult:
     defs = build_definitions(app, lake=lake.url, spark=spark)
     with DagsterInstance.ephemeral() as instance:
         job = defs.resolve_job_def(app.name.replace("-", "_"))
-        return job.execute_in_process(instance=instance, raise_on_error=False)
+        return job.execute_in_process(instance=instance, raise_on_error=False, resources=resources or None)
 
 
 def made(result: ExecuteInProcessResult) -> dict[str, dict[str, Any]]:
@@ -172,19 +174,12 @@ def test_a_missing_stream_is_a_failure_that_is_not_retried(tmp_path: Path) -> No
 def test_a_transient_failure_is_tried_again_in_the_same_run(
     lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    advance, calls = advancing.advance, []
-
-    def busy(runtime: Runtime, spec: Any, **more: Any) -> Any:
-        calls.append(spec.name)
-        if calls.count("rates") == 1 and spec.name == "rates":
-            raise StoreUnavailableError("the store asked to slow down.", "Wait.")
-        return advance(runtime, spec, **more)
-
-    monkeypatch.setattr(advancing, "advance", busy)
+    slow_down = Fault("get", 1, "throttle", below="datasets/rates/")
+    busy = Lake(FaultyStore(lake.store, [slow_down]), lake.id)
     monkeypatch.setattr("dagster_adjunct.orchestration.code_location.shared.failures._SECONDS", 0.01)
-    result = run(lake, small.order_totals(tmp_path / "t.sqlite"), Unwanted())
+    result = run(busy, small.order_totals(tmp_path / "t.sqlite"), Unwanted(), adjunct_lake=given_lake(busy))
     assert result.success
-    assert calls.count("rates") == 2
+    assert [event.step_key for event in result.all_events if event.is_step_up_for_retry] == ["dataset_rates"]
     assert "datasets/rates_dataset" in made(result)
 
 
@@ -216,7 +211,9 @@ import json, sys
 from pathlib import Path
 from dagster import DagsterInstance
 from dagster_adjunct import build_definitions, open_lake
+from tests.faulty_store import Fault, FaultyStore
 from tests.orchestration.dagster import small
+from tests.orchestration.dagster.ticking import given_lake
 import dagster_pyspark, pyspark
 folder = Path(sys.argv[1])
 starts = []

@@ -17,6 +17,7 @@ from dagster_adjunct.orchestration.startpoints.requests.startpoint_request impor
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest, StartpointSpecific
 from tests.clocks import on_clock
+from tests.faulty_store import FaultyStore
 from tests.orchestration.dagster import small
 from tests.orchestration.dagster.ticking import Ticker
 from tests.orchestration.offsets.stored_startpoints import write_startpoint
@@ -55,11 +56,13 @@ def ask_for(
     return next((request.id for request in manager.read().waiting if request.target == (ssp, task)), "")
 
 
-def test_without_requests_nothing_is_launched_and_no_plan_is_made(
-    lake: Lake, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dagster_adjunct.orchestration.planner.lake_catalog.plan_application", None)
-    assert Ticker(lake, copying(), instance, "copy_startpoints").skipped() == "No startpoints wait."
+def test_without_requests_nothing_is_launched_and_no_plan_is_made(lake: Lake, instance: DagsterInstance) -> None:
+    """A plan is made of the streams: none is looked at."""
+    store = FaultyStore(lake.store)
+    sensor = Ticker(Lake(store, lake.id), copying(), instance, "copy_startpoints")
+    assert sensor.skipped() == "No startpoints wait."
+    assert store.requests
+    assert not [key for _, key in store.requests if key.startswith("streams/")]
 
 
 def test_requests_are_fanned_out_and_launch_one_run_that_names_them(lake: Lake, instance: DagsterInstance) -> None:

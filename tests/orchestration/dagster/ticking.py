@@ -25,12 +25,18 @@ class GivenLake(LakeResource):
         return _LAKES[str(self.url)]
 
 
+def given_lake(lake: Lake) -> GivenLake:
+    """Return the resource that gives this lake, with its clock and its store."""
+    _LAKES[lake.url] = lake
+    return GivenLake(url=lake.url)
+
+
 class Ticker:
     """One sensor of an application, asked again and again; `cursor` is what it keeps."""
 
     def __init__(self, lake: Lake, app: Application, instance: DagsterInstance, sensor: str, **options: Any) -> None:
-        self._lake, self._instance = lake, instance
-        _LAKES[lake.url] = lake
+        self._instance = instance
+        self._resource = given_lake(lake)
         self.defs: Definitions = build_definitions(app, lake=lake.url, **options)
         self._sensor = self.defs.resolve_sensor_def(sensor)
         self.cursor: str | None = None
@@ -42,7 +48,7 @@ class Ticker:
             instance=self._instance,
             cursor=self.cursor,
             definitions=self.defs,
-            resources={"adjunct_lake": GivenLake(url=self._lake.url)},
+            resources={"adjunct_lake": self._resource},
         ) as context:
             answer = self._sensor(context)
             self.cursor = context.cursor

@@ -18,7 +18,7 @@ from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import OnUnresolved, StartpointRequest
-from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import Counted
+from dagster_adjunct.orchestration.step.batch_compiler.batch_counts import Counted
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.step.step_context import StepContext
@@ -228,6 +228,12 @@ class OffsetsWorld:
 
         with pytest.raises(Crash, match="after the start"):
             self.run(app, on_event=die)
+
+    def die_before_the_removal(self, app: Application) -> None:
+        """Let a run die when what tasks were handed is applied, before it is removed from the fan-outs."""
+        removal = Fault("put_if_match", 1, "crash-before", below=f"metadata/startpoints-fan-out/{app.name}/CURRENT")
+        with pytest.raises(Crash):
+            self.run(app, faults=[removal])
 
     def die_after(self, requests: int) -> None:
         """Let the run that is under way die after it has made so many more requests."""

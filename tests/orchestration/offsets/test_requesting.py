@@ -11,7 +11,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.application_startpoints import AskedStartpoints, ask, startpoint_requests
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_listing import list_startpoints
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager, startpoints_of
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
 from dagster_adjunct.orchestration.startpoints.take_back_startpoints import TakenBack, take_back
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.resources.errors import ConfigurationError
@@ -70,10 +70,6 @@ def back(world: OffsetsWorld, app: Application, *numbers: int, task: str | None 
 
 def waiting(world: OffsetsWorld, app: Application) -> dict[str, str]:
     return {str(request.ssp): request.startpoint.kind for request in world.startpoints(app).read().waiting}
-
-
-def crash(*_: object) -> None:
-    raise Crash
 
 
 def fan_out(world: OffsetsWorld, app: Application) -> None:
@@ -305,13 +301,10 @@ def test_what_a_run_applies_meanwhile_is_not_called_taken_back(world: OffsetsWor
 
 
 def test_what_a_crash_left_handed_out_after_it_was_applied_is_not_there_to_be_replaced(
-    world: OffsetsWorld, app: Application, monkeypatch: pytest.MonkeyPatch
+    world: OffsetsWorld, app: Application
 ) -> None:
     asked(world, app, StartpointSpecific(offset="@8"), 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(StartpointManager, "remove_fan_outs", crash)
-        with pytest.raises(Crash):
-            world.run(app)
+    world.die_before_the_removal(app)
     assert set(world.fanned_out(app)) == {("Partition 1", S[1])}
     assert asked(world, app, StartpointOldest(), 1, dry_run=True).replaced == ()
     assert list_startpoints(world.lake, world.systems(), app, world.now)["handed"] == []

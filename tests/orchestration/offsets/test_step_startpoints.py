@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
@@ -23,6 +22,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
 )
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from tests.faulty_store import Crash
+from tests.orchestration.offsets.fake_streams import FakeStreams
 from tests.orchestration.offsets.offsets_world import OffsetsWorld, reader, two_partitions
 from tests.orchestration.offsets.stored_startpoints import write_startpoint
 
@@ -277,15 +277,12 @@ def test_a_request_that_is_written_again_after_it_was_applied_is_not_applied_aga
 
 
 def test_a_tasks_request_whose_clock_is_behind_outlives_a_crash_before_the_removal_of_another(
-    world: OffsetsWorld, monkeypatch: pytest.MonkeyPatch
+    world: OffsetsWorld,
 ) -> None:
     app = reader()
     world.run(app)
     world.ask(app, S0, StartpointOldest)
-    with monkeypatch.context() as patch:
-        patch.setattr(StartpointManager, "remove_fan_outs", lambda *_: die())
-        with pytest.raises(Crash):
-            world.run(app)
+    world.die_before_the_removal(app)
     assert set(world.fanned_out(app)) == {(T0, S0)}, "applied, and not removed"
     world.wait(hours=-1)
     world.ask(app, S0, StartpointSpecific, task=T0, offset="@2")
@@ -325,18 +322,32 @@ def test_what_retention_takes_of_a_startpoint_is_said_to_be_of_it_and_whose_it_i
         world.run(app)
 
 
+class Broken(FakeStreams):
+    """The same streams, of which the system has one answer to whatever it is asked for an offset."""
+
+    def __init__(self, streams: FakeStreams, answer: Any) -> None:
+        super().__init__()
+        self.streams, self.answer = streams.streams, answer
+
+    def oldest(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, Any]:
+        return dict.fromkeys(ssps, self.answer)
+
+    upcoming = oldest
+
+    def offset_for_timestamp(self, ssp: SystemStreamPartition, timestamp_ms: int) -> Any:
+        return self.answer
+
+
 @pytest.mark.parametrize("answer", [None, "", 7])
 @pytest.mark.parametrize("asked", [StartpointOldest, StartpointUpcoming, StartpointTimestamp])
 def test_a_system_that_answers_no_offset_is_named_and_nothing_is_stored(
-    world: OffsetsWorld, monkeypatch: pytest.MonkeyPatch, asked: Any, answer: Any
+    world: OffsetsWorld, asked: Any, answer: Any
 ) -> None:
     app = reader()
     world.run(app)
     before = world.state(app)
     world.ask(app, S0, asked, **({"timestamp_ms": 1} if asked is StartpointTimestamp else {}))
-    for name in ("oldest", "upcoming"):
-        monkeypatch.setattr(world.fake, name, lambda ssps: dict.fromkeys(ssps, answer))
-    monkeypatch.setattr(world.fake, "offset_for_timestamp", lambda ssp, ms: answer)
+    world.fake = Broken(world.fake, answer)
     with pytest.raises(ConfigurationError, match=rf"fake\.s\.0.*stream system 'fake'.*has answered {answer!r}"):
         world.run(app)
     assert world.state(app) == before

@@ -30,7 +30,7 @@ def told(column: str, sent: str | None, declared: str | None = None) -> str:
     """What is said where `sent` goes into a column of the table; "" where it may."""
     columns = COLUMNS | ({} if declared is None else {column: declared})
     store = SqliteTable("t.sqlite", "t", "key", columns=COLUMNS)
-    sink = CheckedSink(RemoteTable("t", key="key", write_function=store), TableSend("t"), None)
+    sink = CheckedSink(RemoteTable("t", key="key", write_function=store), TableSend("t"))
     try:
         check_columns("send-to-2-t", sink, {"key": "string"} | {column: sent}, columns)
     except PlanningError as error:
@@ -78,9 +78,8 @@ def told_of(update: Update, store: Any = None, **known: str) -> str:
         f"update.{name}": kind for name, kind in known.items()
     }
     function = store or SqliteTable("t.sqlite", "t", "key", columns=COLUMNS)
-    sink = CheckedSink(
-        RemoteTable("t", key="key", write_function=function), TableSend("t", UpdateContract.UPDATE_ONLY), update
-    )
+    send = TableSend("t", UpdateContract.UPDATE_ONLY, update=update)
+    sink = CheckedSink(RemoteTable("t", key="key", write_function=function), send)
     try:
         check_columns("update-2-t", sink, types, COLUMNS)
     except PlanningError as error:

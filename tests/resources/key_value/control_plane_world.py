@@ -32,6 +32,13 @@ class RememberedTables:
         self.before: Callable[[str], None] = lambda step: None
         self.after: Callable[[str], None] = lambda step: None
 
+    def die_at(self, when: str, step: str) -> None:
+        """End the manager "before" or "after" this step, once."""
+        if when == "before":
+            self.before = dying(step)
+        else:
+            self.after = dying(step)
+
     def to_dict(self) -> dict[str, Any]:
         return {"space": self.space}
 

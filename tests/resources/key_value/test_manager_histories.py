@@ -22,7 +22,7 @@ from dagster_adjunct.resources.key_value_errors import KeyValueTableExistsError,
 from dagster_adjunct.resources.lakes import lake_in
 from dagster_adjunct.resources.objects import InMemoryStore, Lake
 from tests.faulty_store import Crash, Fault, FaultyStore
-from tests.resources.key_value.control_plane_world import Died, RememberedTables, dying
+from tests.resources.key_value.control_plane_world import Died, RememberedTables
 
 TEXT = TextSerializer()
 OPERATIONS = ("create 1", "create 2", "seal", "delete", "open", "partitions")
@@ -88,7 +88,7 @@ def test_managers_that_die_leave_what_the_next_one_finishes(
     for operation, death in history:
         backend.before = backend.after = lambda step: None
         if death is not None:
-            setattr(backend, death[0], dying(death[1]))
+            backend.die_at(*death)
         expected, after = plainly(operation, table)
         try:
             assert asked(KeyValueTableManager(lake, backend), operation) == expected

@@ -416,7 +416,7 @@ def test_a_create_that_dies_is_finished_by_the_next_call_whichever(
 ) -> None:
     for number, call in enumerate(("create", "seal", "update", "open", "delete")):
         name = f"t{number}"
-        setattr(backend, when, dying("create"))
+        backend.die_at(when, "create")
         with pytest.raises(Died):
             manager.create("plant", name, FOUR)
         assert state(manager, name) == "creating"
@@ -444,7 +444,7 @@ def test_a_seal_that_dies_is_finished_by_the_next_one(
     manager: KeyValueTableManager, backend: RememberedTables, when: str
 ) -> None:
     manager.create("plant", "machines", FOUR)
-    setattr(backend, when, dying("seal"))
+    backend.die_at(when, "seal")
     with pytest.raises(Died):
         manager.seal("plant", "machines")
     assert state(manager) == "sealing"
@@ -459,7 +459,7 @@ def test_a_delete_that_dies_is_finished_by_the_next_call(
     manager: KeyValueTableManager, backend: RememberedTables, when: str, next_call: str
 ) -> None:
     manager.create("plant", "machines", FOUR)
-    setattr(backend, when, dying("delete"))
+    backend.die_at(when, "delete")
     with pytest.raises(Died):
         manager.delete("plant", "machines")
     assert [(table.name, table.state) for table in manager.list("plant")] == [("machines", "deleting")]

@@ -20,7 +20,7 @@ from dagster_adjunct.resources.key_value.table_segment import (
     TableId,
 )
 from dagster_adjunct.resources.key_value_backends.dynamodb_calls import LoopCalls, TableCalls, ThreadCalls
-from dagster_adjunct.resources.key_value_backends.dynamodb_families import Families
+from dagster_adjunct.resources.key_value_backends.dynamodb_families import LOOK_AFTER
 from dagster_adjunct.resources.key_value_backends.dynamodb_layout import SegmentLayout
 from dagster_adjunct.resources.key_value_backends.dynamodb_physical_tables import PhysicalTables
 from dagster_adjunct.resources.key_value_backends.dynamodb_segment import DynamoDbSegment
@@ -179,13 +179,15 @@ def test_what_was_not_found_out_of_a_lost_try_is_not_told_as_nothing_happened() 
     assert set(script.tokens) == {"0"}
 
 
-def test_a_repeat_that_does_not_get_as_far_as_the_write_knows_nothing_of_it_either(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    script = Script(OK)
-    monkeypatch.setattr(script, "put_item", lambda **_: script._next(**_), raising=True)
-    script.answers.appendleft(UNREACHED)
-    segment = segment_of(script)
+class ScriptOfAll(Script):
+    """A script that has also what is answered when a family is listed."""
+
+    def put_item(self, **request: Any) -> Any:
+        return self._next(**request)
+
+
+def test_a_repeat_that_does_not_get_as_far_as_the_write_knows_nothing_of_it_either() -> None:
+    segment = segment_of(ScriptOfAll(UNREACHED, OK))
     with pytest.raises(ReplyLostError):
         apply(segment, repeated=True)
 
@@ -263,16 +265,24 @@ BEYOND = {"n": {"N": "1"}, "a": {"N": "0"}, "p": {"B": b"\xff\xff"}}
 THEN = {"ResponseMetadata": {"HTTPHeaders": {"date": "Mon, 01 Jul 2024 00:00:00 GMT"}}}
 
 
+class ScriptOfNewFamilies(Script):
+    """A script in which no family was listed before."""
+
+    def put_item(self, **_: Any) -> Any:
+        return {}
+
+
 @pytest.mark.parametrize(
     "answer",
     [refused("AccessDeniedException"), LOST, {}, {"Item": {"n": {"S": "odd"}}}, {"Item": BEYOND, **THEN}],
 )
 def test_a_write_is_done_though_families_can_not_be_forgotten_after_it(
-    answer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    answer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(Families, "look_is_due", lambda self: True)
-    script = Script(OK, answer)
-    apply(segment_of(script))
+    script = ScriptOfNewFamilies(OK, answer)
+    families = [table_key(family_prefix(f"f{number}"), b"a") for number in range(LOOK_AFTER)]
+    changes = [SegmentChange(one, b"1", version_of(TOKEN, number), ABSENT) for number, one in enumerate(families)]
+    asyncio.run(segment_of(script).apply(changes, TOKEN))
     assert len(script.asked) == 2
     assert "stay in its list for now" in caplog.text
 

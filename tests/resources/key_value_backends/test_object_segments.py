@@ -374,13 +374,20 @@ def test_a_table_is_sealed_though_others_were_first_and_not_if_they_always_are(i
         rival.write(put(PEAR, b"late"))
 
 
-def test_a_write_is_done_though_there_is_no_room_to_merge_runs_after_it(inner, table, rival, monkeypatch, caplog):
+class WithoutRoom(FaultyStore):
+    """A store on a machine whose disk takes no temporary files."""
+
+    def staging_dir(self) -> Path:
+        return Path("/nowhere")
+
+
+def test_a_write_is_done_though_there_is_no_room_to_merge_runs_after_it(inner, table, run, monkeypatch, caplog):
     monkeypatch.setattr(segment_upkeep, "_IN_MEMORY", 0)
     monkeypatch.setattr(segment_upkeep, "_MANY_RUNS", 8)
-    monkeypatch.setattr(inner, "staging_dir", lambda: Path("/nowhere"))
-    flushed(rival, 12)
+    handle = Handle(over(WithoutRoom(inner)).open(table, 0), run)
+    flushed(handle, 12)
     assert "/nowhere" in caplog.text
-    assert rival.value(of(b"filler-47")) == LARGE
+    assert handle.value(of(b"filler-47")) == LARGE
 
 
 def test_an_option_that_s3_does_not_have_is_refused():

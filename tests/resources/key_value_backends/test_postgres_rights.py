@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,8 @@ from dagster_adjunct.resources.key_value.table_configuration import KeyValueTabl
 from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
 from dagster_adjunct.resources.key_value_backends import PostgresSegments
 from dagster_adjunct.resources.lakes import lake_in
-from dagster_adjunct.resources.objects import InMemoryStore
+from dagster_adjunct.resources.objects import InMemoryStore, Lake
+from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.resources.key_value_backends.segment_handle import Handle, Run, of, put
 from tests.resources.key_value_backends.segment_stores import new_table_id
 from tests.servers.postgres import PostgresServer, running_server
@@ -124,25 +124,19 @@ def test_a_table_that_a_view_of_somebodys_needs_is_not_deleted_by_half(
 
 
 def test_a_table_whose_creation_was_begun_is_deleted_by_those_who_may(
-    managers: Managers, monkeypatch: pytest.MonkeyPatch
+    managers: Managers, postgres_server: PostgresServer
 ) -> None:
     """As long as the server has nothing of it everybody may; then it is the owner's."""
-
-    class Died(Exception):
-        """The process of the manager ended here."""
-
-    create = PostgresSegments.create
-
-    def die(backend: PostgresSegments, *table: Any) -> None:
-        if is_made:
-            create(backend, *table)
-        raise Died
-
-    monkeypatch.setattr(PostgresSegments, "create", die)
-    for is_made in (False, True):
-        with pytest.raises(Died):
-            managers.owner.create("plant", "machines", TWO)
-        if is_made:
+    begun = Fault("put_if_match", 1, "crash-after", below="metadata/key-value-tables/")
+    made = Fault("put_if_match", 2, "crash-before", below="metadata/key-value-tables/")
+    lake = managers.owner.lake
+    for death in (begun, made):
+        dying = KeyValueTableManager(
+            Lake(FaultyStore(lake.store, [death]), lake.id), segments(postgres_server, "kv_owner")
+        )
+        with pytest.raises(Crash):
+            dying.create("plant", "machines", TWO)
+        if death is made:
             assert "stays in the state 'creating'" in refused(managers.writer, "delete", TableAccessError).__notes__[0]
             assert managers.owner.delete("plant", "machines") is True
         else:

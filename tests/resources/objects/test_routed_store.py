@@ -22,6 +22,7 @@ from dagster_adjunct.resources.errors import (
     TableUnavailableError,
 )
 from dagster_adjunct.resources.key_value_errors import KeyValueTableSealedError, OutcomeUnknownError
+from dagster_adjunct.resources.metadata_tables.key_value_objects import KeyValueObjects
 from dagster_adjunct.resources.metadata_tables.object_addresses import address_of, key_of
 from dagster_adjunct.resources.metadata_tables.routed_keys import RoutedKeys
 from dagster_adjunct.resources.metadata_tables.routed_store import RoutedStore
@@ -91,6 +92,19 @@ def test_an_etag_of_before_a_deletion_is_never_valid_again(store: RoutedStore) -
             store.put_if_match("metadata/a/b", b"x", stale)
 
 
+class FailingTable:
+    """A key-value table of which one kind of request fails."""
+
+    def __init__(self, table: Any, method: str, error: Exception) -> None:
+        self._table, self._method, self._error = table, method, error
+
+    def __getattr__(self, name: str) -> Any:
+        return self._fail if name == self._method else getattr(self._table, name)
+
+    def _fail(self, *args: Any, **kwargs: Any) -> Any:
+        raise self._error
+
+
 @pytest.mark.parametrize(
     ("raised", "told"),
     [
@@ -100,27 +114,23 @@ def test_an_etag_of_before_a_deletion_is_never_valid_again(store: RoutedStore) -
     ],
 )
 def test_what_a_table_says_is_told_as_a_store_tells_it(
-    store: RoutedStore, raised: Exception, told: type[Exception], monkeypatch: pytest.MonkeyPatch
+    store: RoutedStore, raised: Exception, told: type[Exception]
 ) -> None:
     etag = store.put("metadata/a/b", b"x")
-
-    def fail(*args: Any, **kwargs: Any) -> Any:
-        raise raised
-
-    table: Any = store.table._table
-    writes: dict[str, Callable[[], object]] = {
-        "put": lambda: store.put("metadata/a/b", b"y"),
-        "put_if_absent": lambda: store.put_if_absent("metadata/a/c", b"y"),
-        "replace": lambda: store.put_if_match("metadata/a/b", b"y", etag),
-        "apply": lambda: store.delete("metadata/a/b"),
-        "get": lambda: store.get("metadata/a/b"),
-        "entries": lambda: list(store.list("metadata/a/")),
+    requests: dict[str, Callable[[RoutedStore], object]] = {
+        "put": lambda failing: failing.put("metadata/a/b", b"y"),
+        "put_if_absent": lambda failing: failing.put_if_absent("metadata/a/c", b"y"),
+        "replace": lambda failing: failing.put_if_match("metadata/a/b", b"y", etag),
+        "apply": lambda failing: failing.delete("metadata/a/b"),
+        "get": lambda failing: failing.get("metadata/a/b"),
+        "entries": lambda failing: list(failing.list("metadata/a/")),
     }
-    for method, write in writes.items():
-        with monkeypatch.context() as patch:
-            patch.setattr(table, method, fail)
-            with pytest.raises(told):
-                write()
+    for method, request in requests.items():
+        table: Any = FailingTable(store.table._table, method, raised)
+        objects = KeyValueObjects(table, store.objects, StoreClock(store.objects))
+        failing = RoutedStore(store.objects, store.routed, lambda objects=objects: objects, "")
+        with pytest.raises(told):
+            request(failing)
     assert store.get("metadata/a/b").data == b"x"
 
 

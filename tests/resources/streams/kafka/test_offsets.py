@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -135,19 +135,19 @@ def test_past_the_end_and_on_an_empty_partition_a_time_is_upcoming(system: Kafka
     assert [system.offset_for_timestamp(ssp, BEGIN_MS + 1) for ssp in ssps] == ["0", "2", "2"]
 
 
-def test_a_record_that_arrives_while_a_time_is_looked_up_is_not_skipped(
-    system: KafkaStreams, new_log: NewLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_that_arrives_while_a_time_is_looked_up_is_not_skipped(system: KafkaStreams, new_log: NewLog) -> None:
     log = new_log()
     log.write(b"early", times=[BEGIN_MS])
-    since = KafkaAdmin.since
 
-    def late(admin: KafkaAdmin, *asked: Any) -> dict[int, int]:
-        offsets = since(admin, *asked)
-        log.write(b"late", times=[BEGIN_MS + 10])
-        return offsets
+    class SlowAnswers(KafkaAdmin):
+        """The cluster's answer to where a time is takes so long that another record arrives."""
 
-    monkeypatch.setattr(KafkaAdmin, "since", late)
+        def since(self, topic: str, partitions: Iterable[int], timestamp_ms: int) -> dict[int, int]:
+            offsets = super().since(topic, partitions, timestamp_ms)
+            log.write(b"late", times=[BEGIN_MS + 10])
+            return offsets
+
+    system.admin = SlowAnswers(system.settings)
     assert system.offset_for_timestamp(SystemStreamPartition("kafka", log.name, 0), BEGIN_MS + 5) == "1"
 
 
@@ -184,16 +184,16 @@ def test_startpoints_of_all_kinds_resolve(system: KafkaStreams, new_log: NewLog)
 
 
 @pytest.fixture
-def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the admin client asks of the broker."""
+def requests(system: KafkaStreams) -> list[str]:
+    """What the system's admin client asks of the broker."""
     made: list[str] = []
-    answers: Callable[..., dict[Any, Any]] = KafkaAdmin._answers
 
-    def counted(admin: KafkaAdmin, asked: Any, what: str) -> dict[Any, Any]:
-        made.append(what)
-        return answers(admin, asked, what)
+    class Counted(KafkaAdmin):
+        def _answers(self, asked: Any, what: str) -> dict[Any, Any]:
+            made.append(what)
+            return super()._answers(asked, what)
 
-    monkeypatch.setattr(KafkaAdmin, "_answers", counted)
+    system.admin = Counted(system.settings)
     return made
 
 

@@ -1,0 +1,138 @@
+"""What is known of a batch does not change, and to ask what arrives at an operator changes nothing; without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import FrozenInstanceError, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import pytest
+
+from dagster_adjunct.assets.writing.runtime import Runtime
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.operators.spec.operator_spec import PassesRecords, Spec
+from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, PlanContext, Requirement
+from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
+from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
+from dagster_adjunct.orchestration.step.batch_compiler import arriving_records
+from dagster_adjunct.orchestration.step.batch_compiler.batch_context import BatchContext
+from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import compiled
+from dagster_adjunct.orchestration.step.batch_compiler.known_batch import KnownBatch, known_batch
+from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
+from dagster_adjunct.orchestration.step.step_context import StepContext
+from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.orchestration.operators.spec.compiling import Batch
+    from dagster_adjunct.orchestration.operators.spec.declared_sinks import Declarations
+
+
+@pytest.fixture(autouse=True)
+def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arriving_records, "column", lambda name: name)
+
+
+class Records:
+    """Records that nobody computes, which note that they were kept, and what they were moved from."""
+
+    columns = ("k", "n", "__partition", "__offset")
+
+    def __init__(self, moved_from: Records | None = None) -> None:
+        self.moved_from, self.kept = moved_from, 0
+
+    def persist(self) -> Records:
+        self.kept += 1
+        return self
+
+    def repartition(self, *to: object) -> Records:
+        return Records(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Written(PassesRecords):
+    """Records written where `k` says, and going on from where they lay; notes what it is given to write."""
+
+    kind: ClassVar[str] = "written"
+    given: list[object] = field(default_factory=list, compare=False)
+
+    def summary(self) -> str:
+        return "somewhere"
+
+    @property
+    def writes(self) -> str:
+        return "somewhere"
+
+    def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
+        return [Requirement(None, 4, ("k",))]
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        return arriving[0]
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+        self.given.extend(frames)
+        return frames[0]
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOver(Written):
+    """What the operator before has left out."""
+
+    @property
+    def takes_left_out(self) -> bool:
+        return True
+
+    def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
+        return ()
+
+
+def known_of(folder: Path, first: Spec, *others: Spec) -> KnownBatch:
+    """Return what is known of a batch of an application of these operators, one behind the other."""
+    lake = open_lake(folder / "lake")
+    streams = LakeStreams(lake)
+    streams.create("records", schema=Schema.of(k="string", n="bigint"), key=["n"], partitions=2)
+    app = Application("app", auto_repartition=True)
+    stream = app.input_stream("lake.records").apply(first)
+    for spec in others:
+        stream = stream.apply(spec)
+    plan = plan_application(app, {"lake": streams})
+    runtime = Runtime(lake, {"lake": streams}, lambda: None, by="test")  # type: ignore[arg-type, return-value]
+    return known_batch(StepContext(runtime, app, plan, FanOut()), BatchInputs(1, {}, {}))
+
+
+def test_what_arrives_at_an_operator_is_made_once_however_often_it_is_asked_for(tmp_path: Path) -> None:
+    written, entered = Written(), Records()
+    known = known_of(tmp_path, written, LeftOver())
+    assert [move.operator for move in known.moves("written-2")] == ["written-2"]
+    batch, operator = BatchContext(known, lambda name: None), known.app.operator("written-2")
+    leaving = cast("Any", compiled(batch, operator, [cast("Any", entered)]))
+    (given,) = written.given
+    assert isinstance(given, Records)
+    assert given.moved_from is entered, "what is written has moved"
+    assert leaving is entered, "what goes on lies where it lay"
+    assert [batch.arriving(operator), batch.arriving(operator)] == [[given], [given]]
+    assert entered.kept == 1, "two read it: what is written, and what goes on"
+
+
+def test_nothing_is_kept_of_records_that_do_not_go_on(tmp_path: Path) -> None:
+    written, entered = Written(), Records()
+    known = known_of(tmp_path, written)
+    compiled(BatchContext(known, lambda name: None), known.app.operator("written-2"), [cast("Any", entered)])
+    assert entered.kept == 0
+
+
+def test_what_an_operator_leaves_out_is_wanted_where_one_of_any_kind_takes_it(tmp_path: Path) -> None:
+    taken = BatchContext(known_of(tmp_path / "taken", Written(), LeftOver()), lambda name: None)
+    assert [taken.late_wanted(operator.id) for operator in taken.app.operators] == [False, True, False]
+    passed = BatchContext(known_of(tmp_path / "passed", Written(), Written()), lambda name: None)
+    assert not any(passed.late_wanted(operator.id) for operator in passed.app.operators)
+
+
+def test_what_is_known_of_a_batch_does_not_change(tmp_path: Path) -> None:
+    known = known_of(tmp_path, Written())
+    with pytest.raises(FrozenInstanceError):
+        known.operators = ()  # type: ignore[misc]
