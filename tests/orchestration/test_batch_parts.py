@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import pytest
-from dagster_adjunct.assets.writing.runtime import Runtime
 
+from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.spec.operator_spec import PassesRecords, Spec
 from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, PlanContext, Requirement

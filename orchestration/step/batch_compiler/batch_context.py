@@ -18,6 +18,7 @@ from dagster_adjunct.orchestration.step.batch_records.left_out_records import Le
 from dagster_adjunct.orchestration.step.batch_records.local_sends import LocalSends
 from dagster_adjunct.orchestration.step.failures.sensitive_columns import sensitive_columns, sensitive_entries
 from dagster_adjunct.orchestration.step.record_times.batch_times import BatchTimes
+from dagster_adjunct.resources.spark.kept_frames import KeptFrames
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
@@ -48,7 +49,7 @@ class BatchContext:
         self.known = known
         self._before_output = before_output
         self._arrived: dict[str, list[DataFrame]] = {}
-        self._kept: list[DataFrame] = []
+        self._kept = KeptFrames()
         self._times = BatchTimes(context, inputs)
         self._states = StateTables(context, inputs)
         self._left_out = LeftOut()
@@ -71,9 +72,8 @@ class BatchContext:
         """Let go of what is not committed, and of records that were kept while the batch ran."""
         self._local.close()
         self._states.close()
+        self._kept.release()  # before the records that they were made of
         self._times.close()
-        for frame in self._kept:
-            frame.unpersist()
 
     # -- of the operator that is compiled
 
@@ -146,8 +146,7 @@ class BatchContext:
         return self.known.together(frame)
 
     def computed_once(self, operator: str, frame: DataFrame) -> DataFrame:
-        self._kept.append(frame.persist())
-        return self._kept[-1]
+        return self._kept.keep(frame)
 
     def first(self, frame: DataFrame) -> Row | None:
         return frame.first()

@@ -15,6 +15,7 @@ from dagster_adjunct.orchestration.step.record_times.running_times import TIME, 
 from dagster_adjunct.orchestration.step.record_times.times_in_tasks import TimesInTasks, times_of
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.quoted_columns import bigints
+from dagster_adjunct.resources.spark.kept_frames import KeptFrames
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION, TIMESTAMP, OffsetRange
 from dagster_adjunct.resources.times import microseconds
 
@@ -44,7 +45,8 @@ class BatchTimes:
         self._declared = event_times(context.app)
         self._found: dict[str, Lateness] = {}
         self._after: TimeState | None = None
-        self._kept: dict[str, DataFrame] = {}
+        self._kept = KeptFrames()
+        self._read: dict[str, DataFrame] = {}
 
     def read(self, stream: str) -> DataFrame:
         """Return the stream's records of the batch: with EVENT_TIME, BEHIND, AGAIN where it says when they happened."""
@@ -89,8 +91,7 @@ class BatchTimes:
 
     def close(self) -> None:
         """Let go of records that were read once for several looks."""
-        for frame in self._kept.values():
-            frame.unpersist()
+        self._kept.release()
 
     # -- what the columns are made of
 
@@ -113,8 +114,8 @@ class BatchTimes:
         }
 
     def _records(self, stream: str) -> DataFrame:
-        if stream in self._kept:
-            return self._kept[stream]
+        if stream in self._read:
+            return self._read[stream]
         system, name = split_stream_name(stream)
         streams, ranges = self._context.systems[system], self._ranges(stream)
         if not ranges:
@@ -124,7 +125,7 @@ class BatchTimes:
         epochs = {ssp.partition: epoch for ssp, epoch in self._inputs.epochs.items() if ssp in ranges}
         records = with_epochs(streams.read(self._context.spark(), ranges), epochs)
         if stream in self._declared and not streams.reads_columns and self._offsets(stream) and not self._stays:
-            records = self._kept[stream] = records.persist()
+            records = self._read[stream] = self._kept.keep(records)
         return records
 
     def _offsets(self, stream: str) -> int:
