@@ -28,8 +28,8 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
-from dagster_adjunct.orchestration.step.batch_compiler.batch_context import BatchContext
 from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import compiled_operators
+from dagster_adjunct.orchestration.step.batch_compiler.compiling_batch import CompilingBatch
 from dagster_adjunct.orchestration.step.batch_compiler.known_batch import known_batch
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.spark_proof.rehearsal import rehearse
@@ -143,7 +143,7 @@ class Joins:
         return StepContext(self._runtime, app, plan, FanOut()), dict.fromkeys(names, self._view)
 
 
-class Compiled(BatchContext):
+class Compiled(CompilingBatch):
     """A batch that hands its outputs' records out, and writes none."""
 
     sent: tuple[DataFrame, ...] = ()

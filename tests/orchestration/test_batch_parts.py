@@ -16,8 +16,8 @@ from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, P
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
 from dagster_adjunct.orchestration.step.batch_compiler import arriving_records
-from dagster_adjunct.orchestration.step.batch_compiler.batch_context import BatchContext
 from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import compiled
+from dagster_adjunct.orchestration.step.batch_compiler.compiling_batch import CompilingBatch
 from dagster_adjunct.orchestration.step.batch_compiler.known_batch import KnownBatch, known_batch
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.step_context import StepContext
@@ -28,7 +28,7 @@ from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.operators.spec.compiling import Batch
+    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext
     from dagster_adjunct.orchestration.operators.spec.declared_sinks import Declarations
 
 
@@ -73,7 +73,7 @@ class Written(PassesRecords):
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         return arriving[0]
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         self.given.extend(frames)
         return frames[0]
 
@@ -108,7 +108,7 @@ def test_what_arrives_at_an_operator_is_made_once_however_often_it_is_asked_for(
     written, entered = Written(), Records()
     known = known_of(tmp_path, written, LeftOver())
     assert [move.operator for move in known.moves("written-2")] == ["written-2"]
-    batch, operator = BatchContext(known, lambda name: None), known.app.operator("written-2")
+    batch, operator = CompilingBatch(known, lambda name: None), known.app.operator("written-2")
     leaving = cast("Any", compiled(batch, operator, [cast("Any", entered)]))
     (given,) = written.given
     assert isinstance(given, Records)
@@ -121,14 +121,14 @@ def test_what_arrives_at_an_operator_is_made_once_however_often_it_is_asked_for(
 def test_nothing_is_kept_of_records_that_do_not_go_on(tmp_path: Path) -> None:
     written, entered = Written(), Records()
     known = known_of(tmp_path, written)
-    compiled(BatchContext(known, lambda name: None), known.app.operator("written-2"), [cast("Any", entered)])
+    compiled(CompilingBatch(known, lambda name: None), known.app.operator("written-2"), [cast("Any", entered)])
     assert entered.kept == 0
 
 
 def test_what_an_operator_leaves_out_is_wanted_where_one_of_any_kind_takes_it(tmp_path: Path) -> None:
-    taken = BatchContext(known_of(tmp_path / "taken", Written(), LeftOver()), lambda name: None)
+    taken = CompilingBatch(known_of(tmp_path / "taken", Written(), LeftOver()), lambda name: None)
     assert [taken.late_wanted(operator.id) for operator in taken.app.operators] == [False, True, False]
-    passed = BatchContext(known_of(tmp_path / "passed", Written(), Written()), lambda name: None)
+    passed = CompilingBatch(known_of(tmp_path / "passed", Written(), Written()), lambda name: None)
     assert not any(passed.late_wanted(operator.id) for operator in passed.app.operators)
 
 

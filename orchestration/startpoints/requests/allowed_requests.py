@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Readers:
+class TasksThatRead:
     """Who reads what: the tasks of an application's plan, and the tasks of its datasets that can be rewound.
 
     Both by their names, with all partitions that each reads. Those of `by_name` get only requests that name them.
@@ -50,10 +50,10 @@ class Readers:
         return owners_of(self.tasks, self.by_name)
 
 
-def readers_of(app: Application, plan: ExecutionPlan | None, systems: Mapping[str, StreamSystem]) -> Readers:
+def readers_of(app: Application, plan: ExecutionPlan | None, systems: Mapping[str, StreamSystem]) -> TasksThatRead:
     """Return who reads what; `plan` is the application's, None where it has datasets only."""
     by_name, tasks = named_only(app), {} if plan is None else plan.partitions_by_task()
-    return Readers(tasks, dataset_tasks(app, systems), by_name)
+    return TasksThatRead(tasks, dataset_tasks(app, systems), by_name)
 
 
 def dataset_task(name: str) -> str:
@@ -102,13 +102,13 @@ class AllowedRequest:
 
 
 def allow_requests(
-    app: Application, readers: Readers, requests: Sequence[StartpointRequest]
+    app: Application, readers: TasksThatRead, requests: Sequence[StartpointRequest]
 ) -> tuple[AllowedRequest, ...]:
     """Return what the application allows of these requests, in their order."""
     return tuple(_allow(app, readers, request) for request in requests)
 
 
-def _allow(app: Application, readers: Readers, request: StartpointRequest) -> AllowedRequest:
+def _allow(app: Application, readers: TasksThatRead, request: StartpointRequest) -> AllowedRequest:
     try:
         versions = versions_met(app, request)
     except ConfigurationError as error:

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.step.batch_compiler.arriving_records import arriving_records, only_written_move
-from dagster_adjunct.orchestration.step.batch_compiler.batch_context import BatchContext
+from dagster_adjunct.orchestration.step.batch_compiler.compiling_batch import CompilingBatch
 from dagster_adjunct.orchestration.step.batch_compiler.known_batch import known_batch
 from dagster_adjunct.orchestration.step.failures.told_failure import told_failure
 from dagster_adjunct.resources.errors import PlanningError
@@ -31,7 +31,7 @@ def run_batch(context: StepContext, inputs: BatchInputs, before_output: Callable
     streams. `before_output` is called with the output's name before anything is written to it.
     """
     with interpreted_plans(context.spark()) if inputs.interpreted else nullcontext():
-        batch = BatchContext(known_batch(context, inputs), before_output)
+        batch = CompilingBatch(known_batch(context, inputs), before_output)
         try:
             compiled_operators(batch)
             return batch.commit()
@@ -39,7 +39,7 @@ def run_batch(context: StepContext, inputs: BatchInputs, before_output: Callable
             batch.close()
 
 
-def compiled_operators(batch: BatchContext) -> dict[str, DataFrame]:
+def compiled_operators(batch: CompilingBatch) -> dict[str, DataFrame]:
     """Compile the operators whose records are written, which writes them; return the records that leave each."""
     frames: dict[str, DataFrame] = {}
     for operator in batch.known.operators:
@@ -50,7 +50,7 @@ def compiled_operators(batch: BatchContext) -> dict[str, DataFrame]:
     return frames
 
 
-def compiled(batch: BatchContext, operator: Operator, sources: Sequence[DataFrame]) -> DataFrame:
+def compiled(batch: CompilingBatch, operator: Operator, sources: Sequence[DataFrame]) -> DataFrame:
     """Return the records that leave an operator; `sources` are those that leave the operators before it.
 
     What Spark says of its expressions, and what fails in its code, is told with its name, not with a plan.
@@ -69,7 +69,7 @@ def compiled(batch: BatchContext, operator: Operator, sources: Sequence[DataFram
     return sources[0] if aside else leaving
 
 
-def _leaving(batch: BatchContext, operator: Operator, arriving: Sequence[DataFrame]) -> DataFrame:
+def _leaving(batch: CompilingBatch, operator: Operator, arriving: Sequence[DataFrame]) -> DataFrame:
     from pyspark.errors import AnalysisException
 
     try:

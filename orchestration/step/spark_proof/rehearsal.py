@@ -15,8 +15,8 @@ from dagster_adjunct.orchestration.operators.spec.table_lookups import check_sto
 from dagster_adjunct.orchestration.planner.known_records.fed_columns import check_fed
 from dagster_adjunct.orchestration.step.answers.function_sinks import SinkCall, made_by
 from dagster_adjunct.orchestration.step.answers.table_answers import with_unknown
-from dagster_adjunct.orchestration.step.batch_compiler.batch_context import BatchContext
 from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import compiled
+from dagster_adjunct.orchestration.step.batch_compiler.compiling_batch import CompilingBatch
 from dagster_adjunct.orchestration.step.batch_compiler.known_batch import known_batch
 from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.batch_records.local_sends import kept_rows
@@ -79,7 +79,7 @@ def rehearse(
     return rehearsal.proof.result()
 
 
-class Rehearsal(BatchContext):
+class Rehearsal(CompilingBatch):
     """A batch without records, which writes nothing and runs no Spark job."""
 
     def __init__(self, known: KnownBatch) -> None:

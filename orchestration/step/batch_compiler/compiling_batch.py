@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.streams.interface.stream_system import AppendResult, StreamSystem
 
 
-class BatchContext:
+class CompilingBatch:
     """One batch as its operators meet it; what it does for them is in its parts, which all go by what is `known`.
 
     `before_output` is called with the name of an output before anything is written to it.
