@@ -23,9 +23,13 @@ KEPT = {
     "tests/assets/test_leases.py": {"renewed_object._clock": "a machine that sleeps"},
     "tests/examples/drive.py": {"deliver.load": "a part of the example's data"},
     "tests/examples/test_over_time.py": {"deliver.load": "a part of the example's data"},
+    "tests/orchestration/cli/test_cli_unbounded.py": {"registry._systems": "the lake's streams are always there"},
     "tests/orchestration/cli/test_plan_verify.py": {"session_scope.session_scope": "one session for all tests"},
     "tests/orchestration/planner/test_documented_refusals.py": {
         "PlanningError.__post_init__": "where errors are made is noted, also of those that pages catch"
+    },
+    "tests/orchestration/test_batch_parts.py": {
+        "arriving_records.column": "an expression of Spark's can't be made without a session"
     },
     "tests/orchestration/test_compiling_large_graphs.py": {
         "rehearsal.marked": "an expression of Spark's can't be made without a session"
