@@ -31,7 +31,7 @@ def test_both_outputs_of_the_main_job_equal_the_oracle(main_job: FinishedJob) ->
 
 
 def test_the_counters_are_those_of_the_data(main_job: FinishedJob) -> None:
-    facts = expected()[2]
+    facts = expected(1)[2]
     assert (facts["flights"], facts["updates"], facts["defaults put"], facts["no tailnum"]) == (
         FLIGHTS, UPDATES, AIRCRAFT, UNNUMBERED,
     )  # fmt: skip

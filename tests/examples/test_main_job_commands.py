@@ -97,7 +97,7 @@ def test_entries_are_found_by_key_also_by_a_key_of_two_columns(main_job: Finishe
 
 def test_records_of_the_remote_table_are_found_by_its_name_alone(main_job: FinishedJob) -> None:
     record = read(main_job, "table", "get", "aircraft-state", "N14228")["record"]
-    wanted = dict(zip(STATE_COLUMNS, expected()[1]["N14228"], strict=True))
+    wanted = dict(zip(STATE_COLUMNS, expected(1)[1]["N14228"], strict=True))
     assert {**record, "last_time_hour": wanted["last_time_hour"]} == wanted
     assert record["last_time_hour"].startswith(str(wanted["last_time_hour"]).removesuffix("Z"))
     assert "BOEING" in shown(main_job, "table", "get", "aircraft-state", "N14228")
