@@ -46,6 +46,8 @@ def _process(arguments: list[str], log: Path) -> Iterator[None]:
     check_java()
     home = Path(str(find_spec("pyspark").origin)).parent  # type: ignore[union-attr]
     environment = {**os.environ, "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"}
+    # Executors get what their worker has, and hurry no less than the tests' other JVMs.
+    environment["JAVA_TOOL_OPTIONS"] = environment["SPARK_SUBMIT_OPTS"]
     with log.open("wb") as out:
         command = [str(home / "bin/spark-class"), *arguments]
         process = subprocess.Popen(command, env=environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
