@@ -31,9 +31,9 @@ from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
 from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import compiled_operators
 from dagster_adjunct.orchestration.step.batch_compiler.compiling_batch import CompilingBatch
 from dagster_adjunct.orchestration.step.batch_compiler.known_batch import known_batch
-from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
+from dagster_adjunct.orchestration.step.context.batch_inputs import BatchInputs
+from dagster_adjunct.orchestration.step.context.step_context import StepContext
 from dagster_adjunct.orchestration.step.spark_proof.rehearsal import rehearse
-from dagster_adjunct.orchestration.step.step_context import StepContext
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -28,8 +28,8 @@ from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.changes import DeltaCompaction
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
-from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
-from dagster_adjunct.orchestration.step.step_context import StepContext
+from dagster_adjunct.orchestration.step.context.batch_inputs import BatchInputs
+from dagster_adjunct.orchestration.step.context.step_context import StepContext
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

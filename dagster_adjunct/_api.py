@@ -30,9 +30,9 @@ from dagster_adjunct.orchestration.batchlog.batch_log import (
 )
 from dagster_adjunct.orchestration.operators.spec.sink_context import SinkContext
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application, systems_for
+from dagster_adjunct.orchestration.step.progress.step_report import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.run_application import RunReport, run_application
 from dagster_adjunct.orchestration.step.session_scope import session_scope
-from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport
 from dagster_adjunct.resources.lakes import open_lake
 from dagster_adjunct.resources.objects import Lake, LakeSettings
 from dagster_adjunct.resources.schemas.schema import Field, Schema

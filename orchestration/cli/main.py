@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.versions.advance_report import AdvanceReport
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.step.step_report import StepEvent
+    from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
     from dagster_adjunct.resources.objects import Lake
 
 

@@ -35,10 +35,10 @@ from dagster_adjunct.orchestration.planner.known_records.unproven_operands impor
     unproven_operands,
     unproven_operands_of_datasets,
 )
-from dagster_adjunct.orchestration.planner.known_records.windows_in_sql import windows_of_batches
 from dagster_adjunct.orchestration.planner.plans.execution_plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.plans.plan_parts import FedDataset, JoinGroup, PlannedCall, PlannedOperator
-from dagster_adjunct.orchestration.planner.repeated_results import results_that_change
+from dagster_adjunct.orchestration.planner.refused_operators.repeated_results import results_that_change
+from dagster_adjunct.orchestration.planner.refused_operators.windows_in_sql import windows_of_batches
 from dagster_adjunct.orchestration.planner.sends_met_in_batch import fed_joins, planned_state
 from dagster_adjunct.orchestration.planner.state_over_time import check_state_names, state_over_time
 from dagster_adjunct.orchestration.planner.table_order import order_notes, planned_tables

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.spec.watermark_inputs import watermark_inputs
-from dagster_adjunct.orchestration.planner.refusals import placed
+from dagster_adjunct.orchestration.planner.refused_operators.refusals import placed
 from dagster_adjunct.resources.errors import PlanningError
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from dagster_adjunct.assets.versions.manifest import as_unbounded
 from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.orchestration.startpoints.requests.allowed_requests import dataset_task, rewindable
 from dagster_adjunct.orchestration.startpoints.requests.fan_out_in_words import gone_in_words
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import positioned
 from dagster_adjunct.orchestration.startpoints.resolving.resolve_handed import Unresolved
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
     from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
     from dagster_adjunct.resources.objects import Lake
-    from dagster_adjunct.resources.streams.interface.startpoint import Startpoint
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
@@ -153,11 +153,6 @@ def _unreadable(name: str, task: str, handed: FanOut) -> MalformedDocumentError:
         f"Take it back (adjunct startpoint clear MODULE:APP {min(ssps).qualified_stream} --reason …), or upgrade.",
         dataset=name,
     )
-
-
-def positioned(request: StartpointRequest) -> Startpoint:
-    """Return where a request starts, under the request's id: by that a table knows what it has applied."""
-    return replace(request.startpoint, id=request.id)
 
 
 def _resolvable(

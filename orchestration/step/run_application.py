@@ -20,9 +20,9 @@ from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_o
 from dagster_adjunct.orchestration.startpoints.requests.allowed_requests import rewindable
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
 from dagster_adjunct.orchestration.step.advancing import advance_units, follow_meanwhile
+from dagster_adjunct.orchestration.step.context.step_context import StepContext
+from dagster_adjunct.orchestration.step.progress.step_report import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.orchestration.step.step_context import StepContext
-from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport
 from dagster_adjunct.resources.spark.given_session import starter_of
 from dagster_adjunct.resources.spark.spark_errors import unwrapped
 

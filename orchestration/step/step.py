@@ -30,7 +30,6 @@ from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager impor
 from dagster_adjunct.orchestration.step.answers.recorded_answers import forget_answers
 from dagster_adjunct.orchestration.step.answers.table_answers import OpenTables
 from dagster_adjunct.orchestration.step.batch_compiler.state_tables import states_of
-from dagster_adjunct.orchestration.step.batch_engine import BY_SPARK, BatchEngine
 from dagster_adjunct.orchestration.step.commit.commit_intent import commit_intent
 from dagster_adjunct.orchestration.step.commit.commit_offsets import close_batch, settle
 from dagster_adjunct.orchestration.step.commit.run_outputs import run_outputs
@@ -40,16 +39,17 @@ from dagster_adjunct.orchestration.step.next_batch.look_before_batch import look
 from dagster_adjunct.orchestration.step.next_batch.own_tables import tend_own_tables
 from dagster_adjunct.orchestration.step.next_batch.plan_batch import NothingToRead, plan_batch
 from dagster_adjunct.orchestration.step.next_batch.take_over_batch import take_over
-from dagster_adjunct.orchestration.step.opened_versions import OpenedVersions
-from dagster_adjunct.orchestration.step.step_report import StepEvent
-from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
-from dagster_adjunct.orchestration.step.version_leases import VersionLeases
+from dagster_adjunct.orchestration.step.opened_step.batch_engine import BY_SPARK, BatchEngine
+from dagster_adjunct.orchestration.step.opened_step.opened_versions import OpenedVersions
+from dagster_adjunct.orchestration.step.opened_step.step_run import OpenedStep, StepRun
+from dagster_adjunct.orchestration.step.opened_step.version_leases import VersionLeases
+from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
 from dagster_adjunct.resources.errors import CommitConflictError, VersionDiscardedError
 from dagster_adjunct.resources.tables.credits.run_credits import RunCredits
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.step.step_context import StepContext
-    from dagster_adjunct.orchestration.step.step_report import StepReport
+    from dagster_adjunct.orchestration.step.context.step_context import StepContext
+    from dagster_adjunct.orchestration.step.progress.step_report import StepReport
 
 # How often a run begins: another one that was taken over from may come in between, once.
 _BEGINNINGS = 3

@@ -19,11 +19,11 @@ from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, B
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
 from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import run_batch
-from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
-from dagster_adjunct.orchestration.step.opened_versions import OpenedVersions
+from dagster_adjunct.orchestration.step.context.batch_inputs import BatchInputs
+from dagster_adjunct.orchestration.step.context.step_context import StepContext
+from dagster_adjunct.orchestration.step.opened_step.opened_versions import OpenedVersions
+from dagster_adjunct.orchestration.step.progress.step_report import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.orchestration.step.step_context import StepContext
-from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport
 from dagster_adjunct.resources.backends import SqliteTable
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.schemas.schema import Schema

@@ -17,7 +17,7 @@ from dagster_adjunct.orchestration.operators.records.partition_by import Partiti
 from dagster_adjunct.orchestration.operators.sends.send_to_table import SendToDataset, SendToTable
 from dagster_adjunct.orchestration.operators.spec.table_sends import TableSend
 from dagster_adjunct.orchestration.operators.windows.window_aggregates import Aggregate
-from dagster_adjunct.orchestration.planner.traverse import traverse
+from dagster_adjunct.orchestration.planner.plans.traverse import traverse
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, InvalidNameError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 

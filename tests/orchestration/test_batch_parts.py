@@ -19,8 +19,8 @@ from dagster_adjunct.orchestration.step.batch_compiler import arriving_records
 from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import compiled
 from dagster_adjunct.orchestration.step.batch_compiler.compiling_batch import CompilingBatch
 from dagster_adjunct.orchestration.step.batch_compiler.known_batch import KnownBatch, known_batch
-from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
-from dagster_adjunct.orchestration.step.step_context import StepContext
+from dagster_adjunct.orchestration.step.context.batch_inputs import BatchInputs
+from dagster_adjunct.orchestration.step.context.step_context import StepContext
 from dagster_adjunct.resources.lakes import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams

@@ -17,10 +17,10 @@ from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
 from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import run_batch
 from dagster_adjunct.orchestration.step.batch_compiler.known_batch import known_batch
-from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
+from dagster_adjunct.orchestration.step.context.batch_inputs import BatchInputs
+from dagster_adjunct.orchestration.step.context.step_context import StepContext
 from dagster_adjunct.orchestration.step.spark_proof import rehearsal as rehearsing
 from dagster_adjunct.orchestration.step.spark_proof.rehearsal import Rehearsal
-from dagster_adjunct.orchestration.step.step_context import StepContext
 from dagster_adjunct.resources.backends import SqliteTable
 from dagster_adjunct.resources.lakes import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema

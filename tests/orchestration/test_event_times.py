@@ -16,9 +16,9 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.event_times.event_time import FIRST, LAST, EventTime
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
+from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
 from dagster_adjunct.orchestration.step.record_times import records_behind
 from dagster_adjunct.orchestration.step.record_times.times_in_tasks import times_of
-from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema

@@ -16,8 +16,8 @@ from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
 from dagster_adjunct.orchestration.step.batch_compiler.batch_counts import Counted
+from dagster_adjunct.orchestration.step.context.step_context import StepContext
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.orchestration.step.step_context import StepContext
 from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard_all
 from dagster_adjunct.resources.lakes import lake_in
 from dagster_adjunct.resources.objects import Lake

@@ -15,8 +15,8 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
+from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
 from dagster_adjunct.orchestration.step.run_application import run_application
-from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.resources.errors import NullKeyError
 from dagster_adjunct.resources.lakes import open_lake
 from dagster_adjunct.resources.objects import Lake

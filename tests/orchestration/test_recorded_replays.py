@@ -27,8 +27,8 @@ from dagster_adjunct.orchestration.startpoints.application_startpoints import (
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
 from dagster_adjunct.orchestration.startpoints.resolving import recorded_plan as plan_module
 from dagster_adjunct.orchestration.step.batch_compiler.batch_counts import Counted
+from dagster_adjunct.orchestration.step.context.step_context import StepContext
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.orchestration.step.step_context import StepContext
 from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard_all, needed_versions
 from dagster_adjunct.resources.errors import ConfigurationError, VersionDiscardedError
 from dagster_adjunct.resources.lakes import lake_in

@@ -11,7 +11,7 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.step.step_report import StepEvent
+from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
 from dagster_adjunct.resources.errors import ObjectExistsError, PreconditionFailedError
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.windows import Count, Tumbling

@@ -10,8 +10,8 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.resources.errors import PlanningError, ProducerConflictError, StreamExistsError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.step_world import StepWorld

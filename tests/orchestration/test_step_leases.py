@@ -22,9 +22,9 @@ from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
 from dagster_adjunct.orchestration.step.batch_compiler.batch_counts import Counted
 from dagster_adjunct.orchestration.step.commit import run_outputs as outputs_module
+from dagster_adjunct.orchestration.step.context.step_context import StepContext
+from dagster_adjunct.orchestration.step.progress.step_report import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.orchestration.step.step_context import StepContext
-from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport
 from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard_all
 from dagster_adjunct.resources.errors import (
     CommitConflictError,

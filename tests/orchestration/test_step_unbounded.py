@@ -19,9 +19,9 @@ from dagster_adjunct.assets.unbounded.transient_version import is_transient
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
+from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
 from dagster_adjunct.orchestration.step.run_application import RunReport, run_application
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.orchestration.upkeep.discard_with_roots import open_batches
 from dagster_adjunct.resources.errors import (
     BadChangeError,

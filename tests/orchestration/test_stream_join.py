@@ -14,7 +14,7 @@ from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.step.step_report import StepEvent
+from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
 from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard
 from dagster_adjunct.resources.errors import DatasetNotFoundError
 from dagster_adjunct.resources.objects import Lake

@@ -55,8 +55,8 @@ from dagster_adjunct.resources.spark.resource import SparkResource
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.planner import ExecutionPlan
-    from dagster_adjunct.orchestration.step.step_context import StepContext
-    from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport
+    from dagster_adjunct.orchestration.step.context.step_context import StepContext
+    from dagster_adjunct.orchestration.step.progress.step_report import StepEvent, StepReport
 
 _WAIT_SECONDS = 300.0
 # What the step does, for whoever follows it from outside of Dagster; records carry the event itself.
@@ -170,7 +170,7 @@ def _run_batches(
     from dagster_adjunct.orchestration.planner.table_order import order_notes
     from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
     from dagster_adjunct.orchestration.step.advancing import advance_together, follow_meanwhile
-    from dagster_adjunct.orchestration.step.step_context import StepContext
+    from dagster_adjunct.orchestration.step.context.step_context import StepContext
 
     run, log = op.context.run.run_id, op.context.log
 

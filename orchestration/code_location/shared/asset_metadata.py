@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.declared_handles import OutputStream
     from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode, Made
     from dagster_adjunct.orchestration.operators.spec.declared_sinks import KeyedTable
-    from dagster_adjunct.orchestration.step.step_report import StepReport
+    from dagster_adjunct.orchestration.step.progress.step_report import StepReport
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.schemas.schema import Schema
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem

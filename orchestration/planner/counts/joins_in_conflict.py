@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.planner.counts.join_groups import Groups, dataset_node
 from dagster_adjunct.orchestration.planner.counts.sends_that_feed_joins import Needs
-from dagster_adjunct.orchestration.planner.traverse import traverse
+from dagster_adjunct.orchestration.planner.plans.traverse import traverse
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.planner.counts.partition_counts import Counts

@@ -11,7 +11,7 @@ from dagster_adjunct.orchestration.planner.counts.join_groups import Groups
 from dagster_adjunct.orchestration.planner.counts.joins_in_conflict import Conflict, conflicts_of, majority
 from dagster_adjunct.orchestration.planner.counts.mends import Mend, mends
 from dagster_adjunct.orchestration.planner.counts.sends_that_feed_joins import Needs
-from dagster_adjunct.orchestration.planner.refusals import shown
+from dagster_adjunct.orchestration.planner.refused_operators.refusals import shown
 from dagster_adjunct.resources.errors import PartitionCountMismatchError, PlanningError
 
 if TYPE_CHECKING:

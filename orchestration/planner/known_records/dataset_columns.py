@@ -8,7 +8,7 @@ from dagster_adjunct.assets.declaration.extractors.extractor import Projection, 
 from dagster_adjunct.assets.sources.decode_changes import schema_of_rows, stored_schema
 from dagster_adjunct.assets.sources.opened_stream import check_order
 from dagster_adjunct.assets.validation.named_columns import check_validator_columns
-from dagster_adjunct.orchestration.planner.refusals import shown
+from dagster_adjunct.orchestration.planner.refused_operators.refusals import shown
 from dagster_adjunct.resources.errors import AdjunctError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.sql.checking import check_of_one_record, checked_condition, checked_expression

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator
 from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, PlanContext
-from dagster_adjunct.orchestration.planner.known_records.windows_in_sql import check_windows
-from dagster_adjunct.orchestration.planner.refusals import Refusals
+from dagster_adjunct.orchestration.planner.refused_operators.refusals import Refusals
+from dagster_adjunct.orchestration.planner.refused_operators.windows_in_sql import check_windows
 from dagster_adjunct.resources.sql.checking import check_of_one_record
 
 if TYPE_CHECKING:

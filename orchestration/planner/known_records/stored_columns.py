@@ -19,7 +19,7 @@ from dagster_adjunct.orchestration.planner.known_records.key_types import (
     check_key_types,
     shortened,
 )
-from dagster_adjunct.orchestration.planner.refusals import Refusals
+from dagster_adjunct.orchestration.planner.refused_operators.refusals import Refusals
 from dagster_adjunct.resources.errors import PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.evolution import refused_changes

@@ -1,1 +1,1 @@
-"""The plan as a value, as text, as a graph and as JSON, and what changed between two."""
+"""The plan as a value, as text, as a graph and as JSON, what changed between two, and how a graph is walked."""

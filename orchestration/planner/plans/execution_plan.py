@@ -24,7 +24,7 @@ from dagster_adjunct.orchestration.planner.plans.plan_parts import (
     Task,
 )
 from dagster_adjunct.orchestration.planner.plans.plan_text import render
-from dagster_adjunct.orchestration.planner.traverse import traverse
+from dagster_adjunct.orchestration.planner.plans.traverse import traverse
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.unbounded.rewind_plan import plan_rewind
-from dagster_adjunct.orchestration.startpoints.dataset_requests import positioned
 from dagster_adjunct.orchestration.startpoints.previews.preview_requests import Preview
 from dagster_adjunct.orchestration.startpoints.requests.allowed_requests import dataset_task
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import positioned
 from dagster_adjunct.resources.errors import PermanentError
 
 if TYPE_CHECKING:

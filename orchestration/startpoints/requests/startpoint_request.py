@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from dagster_adjunct.orchestration.operators.spec.versions_met import RECORDED, VERSIONS_MET, VersionsMet
@@ -174,6 +174,11 @@ def newer(left: StartpointRequest, right: StartpointRequest) -> StartpointReques
     specific, broadcast = (right, left) if left.task is None else (left, right)
     later = broadcast.startpoint.creation_timestamp_ms > specific.startpoint.creation_timestamp_ms
     return broadcast if later else specific
+
+
+def positioned(request: StartpointRequest) -> Startpoint:
+    """Return where a request starts, under the request's id: by that a table knows what it has applied."""
+    return replace(request.startpoint, id=request.id)
 
 
 def check_partition(ssp: object, what: str) -> SystemStreamPartition:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator
     from dagster_adjunct.orchestration.step.batch_compiler.batch_counts import Counted
-    from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
-    from dagster_adjunct.orchestration.step.step_context import StepContext
+    from dagster_adjunct.orchestration.step.context.batch_inputs import BatchInputs
+    from dagster_adjunct.orchestration.step.context.step_context import StepContext
 
 
 def run_batch(context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> Counted:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator
     from dagster_adjunct.orchestration.planner import Exchange, PlannedOperator
-    from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
+    from dagster_adjunct.orchestration.step.context.batch_inputs import BatchInputs
+    from dagster_adjunct.orchestration.step.context.step_context import StepContext
     from dagster_adjunct.orchestration.step.record_times.record_positions import Origin
-    from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.resources.streams.interface.source_ranges import Sources
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.unbounded.state_spec import StateSpec
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.spec.compiling import Watermarks
-    from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
-    from dagster_adjunct.orchestration.step.step_context import StepContext
+    from dagster_adjunct.orchestration.step.context.batch_inputs import BatchInputs
+    from dagster_adjunct.orchestration.step.context.step_context import StepContext
 
 Counters = dict[str, dict[str, int]]
 NEW = "__new"

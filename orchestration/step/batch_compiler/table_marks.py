@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator
-    from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
+    from dagster_adjunct.orchestration.step.context.batch_inputs import BatchInputs
 
 
 def streams_of_positions(operators: Iterable[Operator], has_own: Callable[[str], bool]) -> dict[str, str | None]:

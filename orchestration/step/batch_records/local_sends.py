@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from dagster_adjunct.orchestration.operators.arguments import OnNullKey
-    from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
-    from dagster_adjunct.orchestration.step.step_context import StepContext
+    from dagster_adjunct.orchestration.step.context.batch_inputs import BatchInputs
+    from dagster_adjunct.orchestration.step.context.step_context import StepContext
 
 Counters = dict[str, dict[str, int]]
 

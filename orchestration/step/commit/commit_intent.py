@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.state_table import begin_state
-from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.batch_records.few_records import are_few, are_interpreted, size_of
+from dagster_adjunct.orchestration.step.context.batch_inputs import BatchInputs
+from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
 from dagster_adjunct.orchestration.step.progress.watermarks import begun_times
-from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
     from dagster_adjunct.orchestration.batchlog.batch_log import Intent
     from dagster_adjunct.orchestration.step.next_batch.hold_versions import HeldBatch
-    from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
+    from dagster_adjunct.orchestration.step.opened_step.step_run import OpenedStep, StepRun
     from dagster_adjunct.resources.schemas.schema import Schema
 
 

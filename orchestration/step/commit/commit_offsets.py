@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.batchlog.batch_log import ClosedBatch, add_counters
 from dagster_adjunct.orchestration.step.answers.recorded_answers import forget_answers
+from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
 from dagster_adjunct.orchestration.step.progress.time_progress import input_times
-from dagster_adjunct.orchestration.step.step_report import StepEvent
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.batch_log import Range
     from dagster_adjunct.orchestration.step.commit.run_outputs import WrittenBatch
     from dagster_adjunct.orchestration.step.next_batch.plan_batch import NothingToRead
-    from dagster_adjunct.orchestration.step.step_run import Counters, OpenedStep, StepRun
+    from dagster_adjunct.orchestration.step.opened_step.step_run import Counters, OpenedStep, StepRun
     from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange, StreamSystem
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.step.step_report import StepEvent
+from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     NullKeyError,
@@ -23,7 +23,7 @@ from dagster_adjunct.resources.spark.spark_errors import adjunct_error
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.stored_times import TimeState
     from dagster_adjunct.orchestration.step.commit.commit_intent import OpenBatch
-    from dagster_adjunct.orchestration.step.step_run import Counters, OpenedStep
+    from dagster_adjunct.orchestration.step.opened_step.step_run import Counters, OpenedStep
     from dagster_adjunct.resources.tables.metrics import TableMetrics
 
 # What mending the application, its records or its tables ends; the batch is open until then.

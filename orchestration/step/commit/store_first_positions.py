@@ -10,7 +10,7 @@ from dagster_adjunct.orchestration.startpoints.start_of_run import start_of_run
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.step.next_batch.look_before_batch import Seen
-    from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
+    from dagster_adjunct.orchestration.step.opened_step.step_run import OpenedStep, StepRun
 
 
 def store_first_positions(step: OpenedStep, run: StepRun, seen: Seen) -> StepRun:

@@ -12,7 +12,7 @@ from dagster_adjunct.resources.names import split_stream_name
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.spec.column_lineage import Made
-    from dagster_adjunct.orchestration.step.step_context import StepContext
+    from dagster_adjunct.orchestration.step.context.step_context import StepContext
     from dagster_adjunct.resources.schemas.schema import Schema
 
 

@@ -13,17 +13,17 @@ from dagster_adjunct.assets.unbounded.table_lag import check_fresh
 from dagster_adjunct.assets.versions.manifest import as_unbounded
 from dagster_adjunct.orchestration.operators.spec.versions_met import RECORDED
 from dagster_adjunct.orchestration.startpoints.resolving.recorded_plan import is_readable
-from dagster_adjunct.orchestration.step.step_report import StepEvent
+from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
 from dagster_adjunct.resources.errors import ConfigurationError, StaleDatasetError, VersionDiscardedError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, Intent
+    from dagster_adjunct.orchestration.step.context.step_context import StepContext
     from dagster_adjunct.orchestration.step.next_batch.look_before_batch import Seen
     from dagster_adjunct.orchestration.step.next_batch.plan_batch import PlannedBatch
     from dagster_adjunct.orchestration.step.next_batch.served_versions import ServedVersions
-    from dagster_adjunct.orchestration.step.step_context import StepContext
-    from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
+    from dagster_adjunct.orchestration.step.opened_step.step_run import OpenedStep, StepRun
     from dagster_adjunct.resources.schemas.schema import Schema
 
 

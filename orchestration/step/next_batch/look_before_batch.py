@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.startpoints.positions.stream_snapshots import StreamSnapshot
     from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
     from dagster_adjunct.orchestration.step.next_batch.served_versions import ServedVersions
-    from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
+    from dagster_adjunct.orchestration.step.opened_step.step_run import OpenedStep, StepRun
     from dagster_adjunct.resources.schemas.schema import Schema
 
 

@@ -9,7 +9,7 @@ from dagster_adjunct.assets.unbounded.state_table import tend_state
 from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
+    from dagster_adjunct.orchestration.step.opened_step.step_run import OpenedStep, StepRun
 
 
 def tend_own_tables(step: OpenedStep, run: StepRun) -> None:

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.stored_positions import Replay
     from dagster_adjunct.orchestration.startpoints.positions.input_positions import InputPositions
     from dagster_adjunct.orchestration.startpoints.resolving.recorded_plan import RecordedPiece, RecordedPlan
+    from dagster_adjunct.orchestration.step.context.step_context import StepContext
     from dagster_adjunct.orchestration.step.next_batch.look_before_batch import Seen
-    from dagster_adjunct.orchestration.step.step_context import StepContext
-    from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
+    from dagster_adjunct.orchestration.step.opened_step.step_run import OpenedStep, StepRun
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 K = TypeVar("K", bound=Hashable)

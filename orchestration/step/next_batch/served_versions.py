@@ -12,7 +12,7 @@ from dagster_adjunct.orchestration.step.next_batch.versions_to_wait_for import c
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
-    from dagster_adjunct.orchestration.step.step_run import OpenedStep
+    from dagster_adjunct.orchestration.step.opened_step.step_run import OpenedStep
 
 
 @dataclass(frozen=True, slots=True)

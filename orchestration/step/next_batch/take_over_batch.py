@@ -10,8 +10,8 @@ from dagster_adjunct.resources.names import split_stream_name
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.batch_log import Intent
-    from dagster_adjunct.orchestration.step.step_context import StepContext
-    from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
+    from dagster_adjunct.orchestration.step.context.step_context import StepContext
+    from dagster_adjunct.orchestration.step.opened_step.step_run import OpenedStep, StepRun
 
 
 def take_over(step: OpenedStep, run: StepRun, left_open: Intent) -> HeldBatch:

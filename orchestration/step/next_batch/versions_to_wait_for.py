@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.step.step_run import OpenedStep
+    from dagster_adjunct.orchestration.step.opened_step.step_run import OpenedStep
 
 
 def check_bootstrapped(step: OpenedStep, unserved: Iterable[str]) -> None:

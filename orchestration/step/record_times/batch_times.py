@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.stored_times import PartitionTimes, TimeState
     from dagster_adjunct.orchestration.operators.event_times.event_time import EventTime
     from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator
-    from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
-    from dagster_adjunct.orchestration.step.step_context import StepContext
+    from dagster_adjunct.orchestration.step.context.batch_inputs import BatchInputs
+    from dagster_adjunct.orchestration.step.context.step_context import StepContext
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 _LONGEST = 2**60  # microseconds: more than there is between any two times

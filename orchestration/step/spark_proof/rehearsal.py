@@ -18,9 +18,9 @@ from dagster_adjunct.orchestration.step.answers.table_answers import with_unknow
 from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import compiled
 from dagster_adjunct.orchestration.step.batch_compiler.compiling_batch import CompilingBatch
 from dagster_adjunct.orchestration.step.batch_compiler.known_batch import known_batch
-from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.batch_records.local_sends import kept_rows
 from dagster_adjunct.orchestration.step.batch_records.sent_records import sent_schema
+from dagster_adjunct.orchestration.step.context.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.spark_proof.physical_proof import Proof, check_written
 from dagster_adjunct.orchestration.step.spark_proof.spark_plan import marked, plan_of
 from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.spec.table_lookups import TableLookup
     from dagster_adjunct.orchestration.operators.spec.table_sends import TableSend
     from dagster_adjunct.orchestration.step.batch_compiler.known_batch import KnownBatch
+    from dagster_adjunct.orchestration.step.context.step_context import StepContext
     from dagster_adjunct.orchestration.step.spark_proof.physical_proof import PhysicalProof
     from dagster_adjunct.orchestration.step.spark_proof.spark_plan import SparkPlan
-    from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.resources.schemas.schema import Schema
     from dagster_adjunct.resources.streams.interface.stream_system import AppendResult
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition

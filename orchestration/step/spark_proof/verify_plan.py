@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.declaration.inputs_besides_streams import OwnedBy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
+from dagster_adjunct.orchestration.step.context.step_context import StepContext
 from dagster_adjunct.orchestration.step.spark_proof.rehearsal import rehearse
-from dagster_adjunct.orchestration.step.step_context import StepContext
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset

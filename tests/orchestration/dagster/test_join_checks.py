@@ -21,8 +21,8 @@ from dagster_adjunct.assets.validation.validators import (
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
 from dagster_adjunct.orchestration.code_location.assets.output_assets import StepRunner
 from dagster_adjunct.orchestration.code_location.build_definitions import definitions_of
-from dagster_adjunct.orchestration.step.step_context import StepContext
-from dagster_adjunct.orchestration.step.step_report import StepReport
+from dagster_adjunct.orchestration.step.context.step_context import StepContext
+from dagster_adjunct.orchestration.step.progress.step_report import StepReport
 from dagster_adjunct.resources.errors import ConfigurationError
 from tests.orchestration.dagster.lab import APPLES, NO_SPARK, SCHEMA, FinishedRun, Lab, key_of, plain, running_lab
 

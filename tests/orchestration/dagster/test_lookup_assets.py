@@ -9,7 +9,7 @@ from dagster import AssetKey
 from dagster_adjunct import Application, build_definitions
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
 from dagster_adjunct.orchestration.code_location.build_definitions import definitions_of
-from dagster_adjunct.orchestration.step.step_report import StepReport
+from dagster_adjunct.orchestration.step.progress.step_report import StepReport
 from dagster_adjunct.resources.tables.histogram import Histogram
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.tables import RemoteTable, SqliteTable

@@ -23,7 +23,7 @@ from dagster_adjunct.assets.declaration.discard_policy import VersionPartitions
 from dagster_adjunct.assets.declaration.inputs_besides_streams import Computation, QuerySource
 from dagster_adjunct.assets.validation.validators import min_rows
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
-from dagster_adjunct.orchestration.step.step_report import StepReport
+from dagster_adjunct.orchestration.step.progress.step_report import StepReport
 from dagster_adjunct.resources.errors import StoreUnavailableError
 from tests.orchestration.dagster.lab import APPLES, SCHEMA, FinishedRun, Lab, key_of, running_lab
 

@@ -30,7 +30,7 @@ from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage imp
 )
 from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.step.step_report import StepReport
+from dagster_adjunct.orchestration.step.progress.step_report import StepReport
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.tables import RemoteTable, SqliteTable
 from tests.orchestration.dagster.lab import APPLES, NO_SPARK, SCHEMA, Lab, key_of, running_lab

@@ -10,7 +10,7 @@ from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState,
 from dagster_adjunct.orchestration.code_location.shared.asset_metadata import output_metadata, step_metadata
 from dagster_adjunct.orchestration.code_location.shared.plan_metadata import plan_metadata
 from dagster_adjunct.orchestration.planner import ExecutionPlan, plan
-from dagster_adjunct.orchestration.step.step_report import StepReport
+from dagster_adjunct.orchestration.step.progress.step_report import StepReport
 from dagster_adjunct.resources.tables.metrics import Meter
 from tests.orchestration.planner.planning import application, catalog
 

@@ -11,8 +11,8 @@ from dagster_adjunct import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
 from dagster_adjunct.orchestration.batchlog.stored_times import PartitionTimes, TimeState
 from dagster_adjunct.orchestration.code_location.build_definitions import definitions_of
+from dagster_adjunct.orchestration.step.progress.step_report import StepReport
 from dagster_adjunct.orchestration.step.progress.time_progress import StateSize, input_times
-from dagster_adjunct.orchestration.step.step_report import StepReport
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from tests.orchestration.dagster.lab import NO_SPARK, SCHEMA, FinishedRun, running_lab
 

@@ -19,10 +19,10 @@ from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_o
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import OnUnresolved, StartpointRequest
 from dagster_adjunct.orchestration.step.batch_compiler.batch_counts import Counted
-from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
+from dagster_adjunct.orchestration.step.context.batch_inputs import BatchInputs
+from dagster_adjunct.orchestration.step.context.step_context import StepContext
+from dagster_adjunct.orchestration.step.progress.step_report import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.orchestration.step.step_context import StepContext
-from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport
 from dagster_adjunct.resources.lakes import lake_in
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects.lake import Lake

@@ -13,7 +13,7 @@ from dagster_adjunct.orchestration.startpoints.application_startpoints import As
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_listing import list_startpoints
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
 from dagster_adjunct.orchestration.startpoints.take_back_startpoints import TakenBack, take_back
-from dagster_adjunct.orchestration.step.step_report import StepEvent
+from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.streams.interface.startpoint import (
     Startpoint,

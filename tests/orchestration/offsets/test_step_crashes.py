@@ -8,7 +8,7 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.step.step_report import StepEvent
+from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
 from dagster_adjunct.resources.errors import CommitConflictError, ConfigurationError
 from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointOldest,

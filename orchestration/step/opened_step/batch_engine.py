@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
     from dagster_adjunct.orchestration.step.batch_compiler.batch_counts import Counted
-    from dagster_adjunct.orchestration.step.batch_inputs import BatchInputs
+    from dagster_adjunct.orchestration.step.context.batch_inputs import BatchInputs
+    from dagster_adjunct.orchestration.step.context.step_context import StepContext
     from dagster_adjunct.orchestration.step.spark_proof.physical_proof import PhysicalProof
-    from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
     Views = Mapping[str, VersionReader | TransientVersion | None]

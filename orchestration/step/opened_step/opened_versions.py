@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
     from dagster_adjunct.orchestration.batchlog.stored_positions import Replay
     from dagster_adjunct.orchestration.startpoints.resolving.recorded_plan import RecordedPlan
-    from dagster_adjunct.orchestration.step.step_context import StepContext
+    from dagster_adjunct.orchestration.step.context.step_context import StepContext
 
 
 class OpenedVersions:

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.batch_log import add_counters
 from dagster_adjunct.orchestration.step.batch_compiler.state_tables import states_of
+from dagster_adjunct.orchestration.step.progress.step_report import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.progress.time_progress import input_times, state_sizes
-from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog, ClosedBatch, LoggedState
     from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
-    from dagster_adjunct.orchestration.step.batch_engine import BatchEngine
-    from dagster_adjunct.orchestration.step.opened_versions import OpenedVersions
-    from dagster_adjunct.orchestration.step.step_context import StepContext
-    from dagster_adjunct.orchestration.step.version_leases import VersionLeases
+    from dagster_adjunct.orchestration.step.context.step_context import StepContext
+    from dagster_adjunct.orchestration.step.opened_step.batch_engine import BatchEngine
+    from dagster_adjunct.orchestration.step.opened_step.opened_versions import OpenedVersions
+    from dagster_adjunct.orchestration.step.opened_step.version_leases import VersionLeases
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 Counters = dict[str, dict[str, int]]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.spec.stream_facts import SPARK
-from dagster_adjunct.orchestration.planner.refusals import placed
+from dagster_adjunct.orchestration.planner.refused_operators.refusals import placed
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.sql.parsing import beyond_a_record, windows_of
 

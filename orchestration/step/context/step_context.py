@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.planner import ExecutionPlan
     from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
-    from dagster_adjunct.orchestration.step.step_report import StepEvent
+    from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
     from dagster_adjunct.resources.tables.credits.run_credits import RunCredits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.planner.refusals import placed
+from dagster_adjunct.orchestration.planner.refused_operators.refusals import placed
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.sql.changing_values import changing_values
 

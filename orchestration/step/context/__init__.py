@@ -1,0 +1,1 @@
+"""What a step works with, and what one batch of it reads."""
