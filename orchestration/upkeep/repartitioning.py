@@ -20,8 +20,8 @@ from dagster_adjunct.orchestration.startpoints.positions.repartitioned_positions
     carried_over,
     waiting_in,
 )
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_documents import waits_on
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import FAN_OUTS, REQUESTS
-from dagster_adjunct.orchestration.startpoints.requests.stored_requests import waits_on
 from dagster_adjunct.orchestration.upkeep.discard_with_roots import needed_versions
 from dagster_adjunct.orchestration.upkeep.who_reads import Readers, followers_of
 from dagster_adjunct.resources.errors import (

@@ -15,8 +15,8 @@ from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.orchestration.startpoints.application_startpoints import Startpoints
 from dagster_adjunct.orchestration.startpoints.positions.repartitioned_positions import carried_over
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_documents import settled_key
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import FAN_OUTS
-from dagster_adjunct.orchestration.startpoints.requests.stored_requests import settled_key
 from dagster_adjunct.orchestration.upkeep.repartitioning import repartition_stream
 from dagster_adjunct.resources.errors import (
     ConfigurationError,

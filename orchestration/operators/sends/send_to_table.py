@@ -10,7 +10,7 @@ from dagster_adjunct.orchestration.operators.columns.hidden_columns import carri
 from dagster_adjunct.orchestration.operators.columns.known_columns import require
 from dagster_adjunct.orchestration.operators.columns.update_columns import with_lists
 from dagster_adjunct.orchestration.operators.sends.exchange_before_sink import before_stream, before_table
-from dagster_adjunct.orchestration.operators.sends.refused_sends import (
+from dagster_adjunct.orchestration.operators.sends.refused_table_sends import (
     CheckedSink,
     check_columns,
     check_table,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.startpoints.requests.stored_requests import request_key
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_documents import request_key
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.startpoints.requests.fan_out import without
-from dagster_adjunct.orchestration.startpoints.requests.stored_requests import (
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_documents import (
     RequestReader,
     request_key,
     sequence_of,

@@ -23,6 +23,13 @@ from dagster_adjunct.orchestration.startpoints.requests.fan_out import (
     Taken,
     decide_fan_out,
 )
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_documents import (
+    RequestReader,
+    difference,
+    equal_requests,
+    request_key,
+    sequence_of,
+)
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_entries import StartpointEntries
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import (
     StartpointRequest,
@@ -30,13 +37,6 @@ from dagster_adjunct.orchestration.startpoints.requests.startpoint_request impor
     check_task,
 )
 from dagster_adjunct.orchestration.startpoints.requests.startpoints_not_applied import StoredStartpoints
-from dagster_adjunct.orchestration.startpoints.requests.stored_requests import (
-    RequestReader,
-    difference,
-    equal_requests,
-    request_key,
-    sequence_of,
-)
 from dagster_adjunct.orchestration.startpoints.requests.unreadable_requests import Unreadable, partition_of
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
 from dagster_adjunct.resources.metadata import MetadataStore

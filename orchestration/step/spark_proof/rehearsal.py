@@ -10,7 +10,7 @@ from dagster_adjunct.assets.declaration.inputs_besides_streams import OwnedBy
 from dagster_adjunct.assets.unbounded.state_table import check_state, state_dataset
 from dagster_adjunct.orchestration.operators.columns.hidden_columns import UNSENT, tie_breakers
 from dagster_adjunct.orchestration.operators.functions.shipped_function import shipped_function
-from dagster_adjunct.orchestration.operators.sends.refused_sends import CheckedSink, check_columns
+from dagster_adjunct.orchestration.operators.sends.refused_table_sends import CheckedSink, check_columns
 from dagster_adjunct.orchestration.operators.spec.table_lookups import check_stored, read_function
 from dagster_adjunct.orchestration.planner.known_records.fed_columns import check_fed
 from dagster_adjunct.orchestration.step.answers.function_sinks import SinkCall, made_by

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.orchestration.operators.columns.update_columns import Update
-from dagster_adjunct.orchestration.operators.sends.refused_sends import CheckedSink, check_columns
+from dagster_adjunct.orchestration.operators.sends.refused_table_sends import CheckedSink, check_columns
 from dagster_adjunct.orchestration.operators.spec.table_sends import TableSend
 from dagster_adjunct.resources.backends import DynamoDbTable, SqliteTable
 from dagster_adjunct.resources.errors import PlanningError
