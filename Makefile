@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Two processes keep two cores busy, all but a tenth. PYTEST_ARGS="-n 0" runs it in one.
-PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder --timings
+# A test waits a third of its time, for a server or a pause: a third process keeps two cores busy. PYTEST_ARGS="-n 0"
+# runs it in one.
+PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder --timings
 
 # Where an image keeps Python from writing bytecode, each process would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE

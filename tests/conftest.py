@@ -46,7 +46,7 @@ _SERVERS = (
     "dynamodb dynamodb_on_disk dynamodb_server kafka logical_server moto_s3 postgres_server redis_server registry_url"
 )
 _SERVERS += " s3_server spark_cluster versitygw"
-_MARKED = {"spark": {"spark", "main_job"}, "server": set(_SERVERS.split())}
+_MARKED = {"spark": {"spark", "sparkling", "main_job"}, "server": set(_SERVERS.split())}
 _LENGTHY = set(Path(__file__).with_name("lengthy.txt").read_text(encoding="utf-8").splitlines())
 
 

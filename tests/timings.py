@@ -1,8 +1,8 @@
 """How long a run took, by suite and by file: printed at its end with `--timings`, as CI does.
 
 A suite is a folder of tests. Seconds are those of set-up, call and tear-down together, added up over all processes:
-two processes do twice as many in a minute. What is shared by many tests (a session, a server) is counted where it was
-asked for first.
+three processes do three times as many in a minute. What is shared by many tests (a session, a server) is counted
+where it was asked for first.
 """
 
 from __future__ import annotations
