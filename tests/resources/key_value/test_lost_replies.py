@@ -72,14 +72,14 @@ def test_and_meets_what_others_wrote_meanwhile(backend: Any, table: Any) -> None
 
 
 def test_beyond_the_horizon_the_outcome_is_unknown(backend: Any, table: Any) -> None:
-    backend.horizon = 0.3
+    backend.horizon = 1.0
     backend.repeat = Lose(LOST)
     with pytest.raises(OutcomeUnknownError, match=r"scope/table: .*the line is cut") as caught:
         table.put("k", "1")
     assert caught.value.table == "table"
     times = [at for _, _, _, at in backend.asked]
     assert len(times) > 1
-    assert times[-1] - times[0] <= 0.3
+    assert times[-1] - times[0] <= 1.0
 
 
 def test_nothing_is_asked_beyond_the_horizon_though_a_pause_was_too_long() -> None:
@@ -106,7 +106,7 @@ def test_nothing_is_asked_beyond_the_horizon_though_a_pause_was_too_long() -> No
 
 
 def test_so_it_is_where_the_table_is_out_of_reach_after_a_reply_was_lost(backend: Any, table: Any) -> None:
-    backend.horizon = 0.2
+    backend.horizon = 1.0
     backend.script, backend.repeat = [Lose(LOST)], AWAY
     with pytest.raises(OutcomeUnknownError, match="nobody answers"):
         table.put("k", "1")
