@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# A test waits a third of its time, for a server or a pause: a third process keeps two cores busy. PYTEST_ARGS="-n 0"
-# runs it in one.
+# Tests wait for servers, pauses and what they start: a third process has the two cores meanwhile. PYTEST_ARGS="-n 0"
+# runs them in one.
 PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder --timings
 
 # Where an image keeps Python from writing bytecode, each process would compile all that it imports anew.

@@ -70,7 +70,7 @@ def test_what_a_folder_imports_when_any_of_its_files_is_imported_lies_in_it_or_b
         ("import dagster_adjunct.resources.errors\n", ("resources",)),
         ("import_module('dagster_adjunct.resources.lakes')\n", ("resources", "objects")),
         ("from dagster_adjunct.assets.versions.manifest import x\n", ("resources", "objects")),
-        ("from dagster_adjunct.resources.streams.lake.reading import x\n", ("resources", "streams", "kafka")),
+        ("from dagster_adjunct.resources.streams.lake.lake_reads import x\n", ("resources", "streams", "kafka")),
         ("from dagster_adjunct.streams import x\n", ("orchestration", "cli")),
     ],
 )

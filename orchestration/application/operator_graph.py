@@ -5,9 +5,11 @@ Input -> Filter / Map / Join / PartitionBy -> SendToStream / SendToTable -> ...
 
 from __future__ import annotations
 
+from dataclasses import is_dataclass
+
 from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator, Spec
 from dagster_adjunct.resources.declared_place import caller
-from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 
 
 class OperatorGraph:
@@ -31,6 +33,7 @@ class OperatorGraph:
     def add(self, spec: Spec, inputs: tuple[str, ...], name: str = "") -> str:
         """Add an operator behind others, and return its id."""
         operator = Operator(self.next_id(spec.kind, name), inputs, spec, caller())
+        _check_schemas_declared(operator)
         if len(inputs) > 1 and (spec.writes is not None or spec.match is not None):
             raise PlanningError(
                 f"{operator.id} has the inputs {', '.join(inputs)}: expected one, because it writes records, or looks "
@@ -77,4 +80,17 @@ class OperatorGraph:
             "Go on with what send_to() returns instead of reading the stream again.",
             application=self.name,
             stream=stream,
+        )
+
+
+def _check_schemas_declared(operator: Operator) -> None:
+    """Refuse an operator of which nobody can tell whether it makes sensitive columns: failures would tell them."""
+    kind = type(operator.spec)
+    if not is_dataclass(kind) and kind.declared_schemas is Spec.declared_schemas:
+        raise ConfigurationError(
+            f"{operator.id}: {kind.__name__} is no dataclass, and does not say its declared_schemas: which of its "
+            "columns are sensitive can't be known.",
+            "Make it a frozen dataclass, or let its declared_schemas say the schemas that it was given.",
+            argument="spec",
+            operator=operator.id,
         )

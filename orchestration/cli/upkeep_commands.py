@@ -98,7 +98,8 @@ def verify(name: str, version: str | None, deep: bool, lake_url: str | None, jso
     elif store.require_manifest().versions_are_commits:
         views = [store.require_current()]
     else:
-        views = [store.version(ref.id) for ref in store.versions() if ref.state == "sealed"]
+        sealed = [ref.id for ref in store.versions() if ref.state == "sealed"]
+        views = [store.version(ref) for ref in sealed] or [store.require_current()]  # which says why there is none
     reports = []
     for view in views:
         report = verify_version(view, deep=deep)

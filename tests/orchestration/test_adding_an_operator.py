@@ -29,7 +29,7 @@ from dagster_adjunct.orchestration.planner import plan
 from dagster_adjunct.orchestration.startpoints.requests.allowed_requests import joins_as_of, versions_met
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
 from dagster_adjunct.orchestration.step.failures.sensitive_columns import sensitive_columns
-from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest, StartpointUpcoming
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
@@ -230,6 +230,48 @@ def test_who_gets_results_again_with_each_update_is_told_so() -> None:
     latest.window(Tumbling(timedelta(hours=1)), by="tailnum", name="trips", aggregates={"trips": Count()})
     notes = "\n".join(plan(app, catalog(FACTS[0])).notes)
     assert "window-3-trips gets a window of sample-2 again with each update of it" in notes
+
+
+class Loose(Spec):
+    """An operator that is no dataclass, so that nobody sees what it holds."""
+
+    kind: ClassVar[str] = "loose"
+
+    def __init__(self, answers: Schema) -> None:
+        self.answers = answers
+
+    summary = Union.summary
+    flow = Sample.flow
+    compile = Union.compile
+
+
+class Told(Loose):
+    """One that says itself which schemas it was given."""
+
+    @property
+    def declared_schemas(self) -> Sequence[Schema]:
+        return (self.answers,)
+
+
+@dataclass(frozen=True)
+class Called(Sample):
+    """One that can be called, as a function can, and holds a schema all the same."""
+
+    answers: Schema
+
+    def __call__(self) -> None:
+        return None
+
+
+def test_an_operator_whose_schemas_nobody_can_see_is_refused_unless_it_says_them() -> None:
+    answers = Schema.of(tailnum="string")
+    stream = Application("app").input_stream("lake.old")
+    with pytest.raises(ConfigurationError, match=r"loose-2: Loose is no dataclass.*sensitive.* Make it a frozen"):
+        stream.apply(Loose(answers))
+    told = Told(answers)
+    stream.apply(told)
+    assert told.declared_schemas == (answers,)
+    assert Called("miles", 2, answers).declared_schemas == (answers,)
 
 
 def miles(first: int, count: int) -> list[tuple[str, int]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from dagster_adjunct.orchestration.operators.spec.held_schemas import schemas_in
+from dagster_adjunct.orchestration.operators.spec.held_schemas import schemas_of_fields
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -133,7 +133,7 @@ class Spec(ABC):
     def declared_schemas(self) -> Sequence[Schema]:
         """The schemas that it was given, as of what a function returns: no failure tells values of columns that one of
         them calls sensitive. Left out, all those in the fields of the dataclass."""
-        return tuple(schemas_in(self))
+        return tuple(schemas_of_fields(self))
 
     @property
     def writes(self) -> str | None:

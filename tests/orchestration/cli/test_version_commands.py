@@ -240,6 +240,15 @@ def test_verify_ends_with_an_exit_code_when_an_object_is_damaged(world: World) -
     assert guarded(lambda: root(command, standalone_mode=False)) == 1, "also as the installed command calls it"
 
 
+def test_verify_says_so_where_nothing_is_sealed_that_it_could_check(tmp_path: Path) -> None:
+    world = World(open_lake(tmp_path / "lake"), IN_PROCESS)
+    world.stream("planes", SCHEMA, ["tailnum"], 2)
+    world.send("planes", [("N1", 1)], version="v1")
+    world.advance(PLANES)
+    assert [version["state"] for version in document(world, "versions", "planes")] == ["rejected"]
+    assert "dataset 'planes' has no version to read yet" in refused(world, "verify", "planes")
+
+
 def test_forget_erases_keys_from_every_version_after_asking(world: World, tmp_path: Path) -> None:
     asked = CliRunner().invoke(
         root, ["dataset", "forget", "planes", "N2", *WHY, "--lake", world.lake.url], input="n\n", env={"COLUMNS": "220"}
