@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Self
 
+from dagster_adjunct.orchestration.application.applies_operators import AppliesOperators
 from dagster_adjunct.orchestration.operators.event_times.late_records import checked_late_records
 from dagster_adjunct.orchestration.operators.stream_joins.stream_join import StreamJoin
 from dagster_adjunct.orchestration.operators.stream_joins.stream_join_arguments import checked_stream_join
@@ -16,7 +16,6 @@ from dagster_adjunct.resources.errors import PlanningError
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.operator_graph import OperatorGraph
     from dagster_adjunct.orchestration.operators.joins.join_arguments import On
-    from dagster_adjunct.orchestration.operators.spec.operator_spec import Spec
     from dagster_adjunct.orchestration.operators.stream_joins.stream_join import HowStreams
     from dagster_adjunct.orchestration.operators.stream_joins.stream_join_arguments import Within
     from dagster_adjunct.orchestration.operators.windows.window_aggregates import Aggregation
@@ -24,16 +23,10 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.windows.window_results import Results
 
 
-class StreamOverTime:
+class StreamOverTime(AppliesOperators):
     """What a stream of records is asked for that have an event time."""
 
     __slots__ = ()
-    graph: OperatorGraph
-    operator: str
-
-    @abstractmethod
-    def apply(self, spec: Spec, *others: Self, name: str = "") -> Self:
-        """Return the records that an operator makes of these, and of those of `others`."""
 
     def join_stream(
         self,

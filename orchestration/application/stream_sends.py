@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
+from dagster_adjunct.orchestration.application.applies_operators import AppliesOperators
 from dagster_adjunct.orchestration.application.declared_handles import DatasetHandle, OutputStream, RemoteTableHandle
 from dagster_adjunct.orchestration.application.undeclared import check_ours, not_declared
 from dagster_adjunct.orchestration.operators.columns.update_columns import checked_update
@@ -21,24 +21,16 @@ from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.tables.partial_update import UpdateContract
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.application.operator_graph import OperatorGraph
     from dagster_adjunct.orchestration.operators.arguments import OnNullKey
     from dagster_adjunct.orchestration.operators.columns.update_columns import Columns, Update
-    from dagster_adjunct.orchestration.operators.spec.operator_spec import Spec
     from dagster_adjunct.orchestration.operators.spec.sink_context import SinkFunction
     from dagster_adjunct.resources.schemas.schema import Schema
 
 
-class StreamSends:
+class StreamSends(AppliesOperators):
     """What writes the records of a stream, beside or before the way on."""
 
     __slots__ = ()
-    graph: OperatorGraph
-    operator: str
-
-    @abstractmethod
-    def apply(self, spec: Spec, *others: Self, name: str = "") -> Self:
-        """Return the records that an operator makes of these, and of those of `others`."""
 
     def send_to(
         self,
