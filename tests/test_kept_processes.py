@@ -56,7 +56,7 @@ def test_it_is_killed_with_all_that_it_started_when_who_asked_is(python: str) ->
     pid = int(asking.stdout.readline())
     os.killpg(asking.pid, signal.SIGKILL)
     asking.wait()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 240
     while _alive(pid):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -79,7 +79,7 @@ print(*asked, flush=True)
     assert asking.stdout is not None
     assert asking.stdout.readline() == "ready\n"
     asking.terminate()
-    assert asking.communicate(timeout=30)[0] == "asked to end\n"
+    assert asking.communicate(timeout=240)[0] == "asked to end\n"
     assert asking.returncode == 0
 
 

@@ -47,7 +47,7 @@ def run(
 
 
 def test_several_datasets_bootstrap_at_the_same_time(world: World) -> None:
-    together = threading.Barrier(3, timeout=20)
+    together = threading.Barrier(3, timeout=120)
     assert [report.action for report in run(world, lambda name: together.wait()).datasets] == ["bootstrapped"] * 3
 
 

@@ -108,7 +108,7 @@ def test_a_process_that_waits_for_its_parent_only_is_dead() -> None:
     )
     assert not known.is_dead()
     child.kill()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while not known.is_dead() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert known.is_dead()
@@ -133,13 +133,17 @@ def test_a_second_run_is_refused_and_told_for_whom_since_when_and_where(lake: La
 def test_a_second_run_waits_for_the_end_of_the_first_and_says_so_once(lake: Lake) -> None:
     messages: list[str] = []
     first = lease(lake, "first").__enter__()
-    ending = threading.Timer(0.6, first.__exit__, (None, None, None))
-    ending.start()
-    with lease(lake, "second", Claim(wait=timedelta(seconds=20), say=messages.append)):
+    ending = threading.Timer(0.3, first.__exit__, (None, None, None))
+
+    def say(text: str) -> None:
+        messages.append(text)
+        ending.start()
+
+    with lease(lake, "second", Claim(wait=timedelta(seconds=120), say=say)):
         ending.join()
     (text,) = messages
     assert text.startswith("application delays is being run by run first on host ")
-    assert text.endswith("waiting for its end, up to 0:00:20")
+    assert text.endswith("waiting for its end, up to 0:02:00")
 
 
 def test_waiting_ends_at_its_limit(lake: Lake) -> None:
@@ -162,9 +166,9 @@ def test_a_run_that_was_killed_is_taken_over_at_once(lake: Lake, other_process: 
 def test_what_is_alive_is_taken_over_only_when_told_and_stops_at_its_next_check(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "TTL", timedelta(seconds=2))
+    monkeypatch.setattr(module, "TTL", timedelta(seconds=5))
     with lease(lake, "first") as first, lease(lake, "second", Claim(take_over=True)) as second:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while not first._renewal.lost and time.monotonic() < deadline:
             time.sleep(0.05)
         with pytest.raises(RunLeaseLostError, match=r"run first was lost: run second on host .* has taken it over"):

@@ -50,12 +50,11 @@ def test_a_table_gets_its_rate_from_any_number_of_partitions(
     lines = [line.split() for line in (tmp_path / "arrivals").read_text().splitlines()]
     arrivals = sorted((float(at), int(count)) for at, count in lines)
     assert sum(count for _, count in arrivals) == RECORDS
-    # The whole is shorter than the ten seconds of the promise: the first request's credits had come in before it.
-    first, last = arrivals[0], arrivals[-1]
-    got = (RECORDS - first[1]) / (last[0] - first[0])
-    print(partitions, round(got / RATE, 3), len(arrivals))
+    # A task that is stopped for a moment notes an arrival late, so a second of the rate is allowed for. That no rate is
+    # lost is shown in simulated time (test_credits_over_runs.py).
+    (first, count), (last, _) = arrivals[0], arrivals[-1]
+    assert RECORDS - count <= RATE * 1.1 * (last - first) + RATE
     assert report.measured["sink"].rate_waits > 2.0
-    assert 0.85 * RATE <= got <= 1.15 * RATE
 
 
 def test_a_budget_that_two_tables_state_with_two_rates_is_refused_before_anything_is_read(

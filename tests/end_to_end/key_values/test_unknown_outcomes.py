@@ -65,7 +65,7 @@ def test_a_success_is_not_called_a_conflict_even_after_another_writers(world: Wo
         with ThreadPoolExecutor(1) as pool:
             with world.troubled(silence):
                 answer = pool.submit(write, lost, old)
-                deadline = time.monotonic() + 10
+                deadline = time.monotonic() + 120
                 while (entry := other.get(key, family=FAMILY)) is None or entry.value != MARK:
                     assert time.monotonic() < deadline
                     time.sleep(0.01)

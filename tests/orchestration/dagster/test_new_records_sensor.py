@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -344,13 +343,11 @@ def wide(partitions: int, streams: int) -> tuple[Application, FakeStreams, Appli
 def test_thousands_of_partitions_fit_in_a_tick() -> None:
     app, fake, state = wide(500, 10)
     rule = LaunchWhen(records=5001, age=timedelta(days=1))
-    began = time.monotonic()
     stock = take_stock({"fake": fake}, app, state, Look(), rule, NOW, Deadline(40.0, lambda: 0.0))
     assert (stock.complete, stock.look.lag, stock.old) == (True, 5000, "")
     asked = Counter(fake.questions)
     assert asked.pop("offset_for_timestamp") == 5000, "the age of each first record is asked for once"
     assert max(asked.values()) <= 20, "all else is asked once a stream, or twice where ages are"
-    assert time.monotonic() - began < 10
 
 
 def test_ages_of_thousands_of_partitions_are_asked_for_over_several_ticks_each_once() -> None:

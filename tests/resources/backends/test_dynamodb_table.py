@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import pickle
+import threading
+import time
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, localcontext
 from itertools import count
@@ -705,12 +707,11 @@ def test_a_session_stays_in_its_process(new_table):
 
 
 def test_a_cancelled_request_sends_no_more_of_its_entries(new_table):
-    sent = count()
+    sent, third = count(), threading.Event()
 
     def slow(name, request, send):
-        import time
-
-        next(sent)
+        if next(sent) == 2:
+            third.set()
         time.sleep(0.5)
         return send(**request)
 
@@ -719,8 +720,11 @@ def test_a_cancelled_request_sends_no_more_of_its_entries(new_table):
         from dataclasses import replace
 
         store._open.here().live = replace(live, client=Troubled(live.client, slow))
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(store.send(update(*((f"k{n}", {}) for n in range(100)), default={})), 1.2)
+        sending = asyncio.create_task(store.send(update(*((f"k{n}", {}) for n in range(100)), default={})))
+        assert await asyncio.to_thread(third.wait, 120)
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
         await store.close()
 
     store = new_table(threads=2)

@@ -181,11 +181,11 @@ def test_waits_are_read_as_seconds_and_as_dates():
 
 def test_a_request_has_its_time_and_its_turn_is_no_part_of_it(service):
     service.delay = 0.1
-    table = new_table(service, connections=2, timeout=0.7)
-    keys = [f"k{n}" for n in range(24)]  # the last ones wait for 1.1 s
-    assert send(table, Operation(PUT, RowEntries(keys, [{}] * 24)))[0].problems == {}
+    table = new_table(service, connections=2, timeout=1.5)
+    keys = [f"k{n}" for n in range(36)]  # the last ones wait for 1.7 s
+    assert send(table, Operation(PUT, RowEntries(keys, [{}] * 36)))[0].problems == {}
     assert service.most_at_once == 2
-    service.delay = 1.5
+    service.delay = 3.0
     put, got = send(table, Operation(PUT, RowEntries(["a"], [{}])), Operation(GET, RowEntries(["a"])))
     assert (states(put), states(got)) == ({0: State.UNKNOWN}, {0: State.FAILED})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import psycopg
 import pyarrow as pa
@@ -97,18 +96,14 @@ def test_a_request_that_hangs_can_be_given_up_and_the_next_one_is_answered(proxi
     async def body():
         await store.put(1, {"n": 0})
         proxy.next("hangs", holding=b"UPDATE")
-        began = time.monotonic()
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(store.send(adding([1])), 0.3)
-        took = time.monotonic() - began
         await asyncio.wait_for(store.send(adding([1])), 10)
         record = await store.get(1)
         await store.close()
-        return took, record
+        return record
 
-    took, record = asyncio.run(body())
-    assert took < 3
-    assert record["n"] == 1
+    assert asyncio.run(body())["n"] == 1
 
 
 def test_as_many_requests_run_at_a_time_as_there_are_connections(postgres_server, table_of):

@@ -538,15 +538,15 @@ def test_a_restart_loses_nothing_that_was_answered_and_the_script_is_loaded_agai
 
 
 def test_a_reply_that_does_not_come_leaves_writes_unknown_and_gets_failed(new_table, redis_server):
-    table = new_table(timeout=0.3)
+    table = new_table(timeout=1.5)
     send(table, Operation(PUT, RowEntries(["k"], [{"n": 1}])))
     with redis_server.client() as client:
-        client.execute_command("CLIENT", "PAUSE", "3000", "ALL")
+        client.execute_command("CLIENT", "PAUSE", "60000", "ALL")
     put, got = send(table, Operation(PUT, RowEntries(["k"], [{"n": 2}])), Operation(GET, RowEntries(["k"])))
     assert (states(put), states(got)) == ({0: State.UNKNOWN}, {0: State.FAILED})
     with redis_server.client() as client:
         client.execute_command("CLIENT", "UNPAUSE")
-    patient = RedisTable(**{**table.to_dict(), "timeout": 10.0})
+    patient = RedisTable(**{**table.to_dict(), "timeout": 60.0})
     assert send(patient, Operation(GET, RowEntries(["k"])))[0].records[0]["n"] in (1, 2)
 
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import pickle
 import sqlite3
-import time
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -235,9 +234,7 @@ def test_of_forty_thousand_updates_each_is_applied_and_each_key_gets_its_default
     at = datetime(2013, 7, 1, tzinfo=UTC)
     messages = [(f"N{n % 4000}", UpdateMessage({"n": n, "at": at}, {"profile": "new"})) for n in range(40_000)]
     with blocking(SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=columns, create=True)) as table:
-        start = time.perf_counter()
         table.update_messages(messages, UpdateContract.UPDATE_WITH_DEFAULTS)
-        assert time.perf_counter() - start < 5  # 0.5 s on two idle cores
         assert table.metrics.defaults_put == 4000
         records = table.get_all([f"N{n}" for n in range(4000)])
         assert {(r["id"], r["n"], r["profile"]) for r in records.values()} == {

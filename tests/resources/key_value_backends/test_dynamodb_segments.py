@@ -379,7 +379,7 @@ def test_a_request_that_comes_late_is_not_applied_after_its_repeat_was_refused(
         assert await direct.get([put(b"k").key]) == [None]
         await direct.close()
 
-    run(behind(proxy, read_timeout=1.5).open(table, 0), work)
+    run(behind(proxy, read_timeout=5.0).open(table, 0), work)
 
 
 def test_a_server_out_of_reach_is_told_as_that_and_nothing_happened(proxy: TcpProxy, dynamodb: DynamoDbServer) -> None:

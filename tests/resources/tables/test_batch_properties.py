@@ -208,9 +208,9 @@ def test_a_caller_that_is_cancelled_harms_no_other(asked, size, delay, at_once, 
                 kept.append(asyncio.create_task(ask(table, call)))
             else:
                 ended.append(asyncio.create_task(cancelled(call, after)))
-        answers = await asyncio.wait_for(asyncio.gather(*kept), 10)
-        await asyncio.wait_for(asyncio.gather(*ended), 10)
-        await asyncio.wait_for(table.close(), 10)
+        answers = await asyncio.wait_for(asyncio.gather(*kept), 120)
+        await asyncio.wait_for(asyncio.gather(*ended), 120)
+        await asyncio.wait_for(table.close(), 120)
         return answers
 
     records: dict[str, dict[str, Any]] = {}

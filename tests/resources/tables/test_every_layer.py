@@ -420,15 +420,17 @@ def test_kinds_that_alternate_keep_the_order_of_their_key(made):
 
 def test_other_keys_overtake_one_that_is_slow(made):
     function = UserFunction()
-    function.will("put", "slow", 0.4)
+    released = asyncio.Event()
+    function.will("put", "slow", released)
     table = made(function)
 
     async def at_once():
         async with table:
             slow = asyncio.create_task(table.put("slow", {"n": 1}))
             await asyncio.sleep(0.02)
-            await asyncio.wait_for(table.put("quick", {"n": 1}), 0.35)
+            await asyncio.wait_for(table.put("quick", {"n": 1}), 60)
             assert not slow.done()
+            released.set()
             await slow
 
     run(at_once())
@@ -663,7 +665,7 @@ def test_a_request_that_hangs_is_given_up_and_sent_again():
     function = UserFunction()
     function.will("put", "a", 30)
     function.will("get", "a", 30)
-    table = table_of(function, {"retry"}, retry=RetryPolicy(attempts=3, first_wait=0, timeout=0.5))
+    table = table_of(function, {"retry"}, retry=RetryPolicy(attempts=3, first_wait=0, timeout=1.5))
 
     async def past_it():
         async with table:
@@ -678,12 +680,13 @@ def test_a_request_that_hangs_is_given_up_and_sent_again():
 def test_a_request_that_hangs_every_time_is_an_error_that_keeps_no_other_waiting():
     function = UserFunction()
     function.will("put", "a", *[30] * 3)
-    table = table_of(function, {"retry"}, retry=RetryPolicy(attempts=3, first_wait=0, timeout=0.5))
+    table = table_of(function, {"retry"}, retry=RetryPolicy(attempts=3, first_wait=0, timeout=1.5))
 
     async def past_it():
         async with table:
             hanging = asyncio.create_task(table.put("a", {"n": 1}))
-            await asyncio.wait_for(table.put("b", {"n": 1}), 0.4)
+            await table.put("b", {"n": 1})
+            assert not hanging.done()
             with pytest.raises(AdjunctError, match=r"state.*'a'") as caught:
                 await hanging
             await table.put("a", {"n": 2})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from types import SimpleNamespace
 
@@ -21,21 +22,26 @@ from dagster_adjunct.resources.tables.table_task import pump
 
 def test_no_batch_is_begun_once_one_before_it_has_failed():
     """Its messages would make those that failed look old, where marks are kept."""
-    begun = []
+    begun, failed = [], threading.Event()
 
     def batches():
         for number in range(6):
-            time.sleep(0.15)  # Spark takes its time: meanwhile the batch before it fails
+            if number > 2:
+                assert failed.wait(60)
+                time.sleep(0.15)  # Spark takes its time: meanwhile the pump notices that the batch before it failed
             yield number
+
+    def done(part, outcome):
+        if outcome == 2:
+            failed.set()
+        return outcome != 2
 
     async def send(part):
         begun.append(part.number)
         await asyncio.sleep(0.005)
         return part.number
 
-    asyncio.run(
-        pump(batches(), lambda number: [SimpleNamespace(number=number)], send, lambda part, outcome: outcome != 2)
-    )
+    asyncio.run(pump(batches(), lambda number: [SimpleNamespace(number=number)], send, done))
     assert begun == [0, 1, 2]
 
 

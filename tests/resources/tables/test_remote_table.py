@@ -156,7 +156,8 @@ def test_operations_on_one_key_keep_their_order_while_others_overtake():
             self.done = []
 
         async def put(self, key, value, *args):
-            await asyncio.sleep(0.02 if value == 1 else 0)
+            while value == 1 and not self.done:
+                await asyncio.sleep(0.001)
             self.done.append((key, value))
 
         async def delete(self, key, *args):
@@ -182,22 +183,25 @@ def test_operations_on_one_key_keep_their_order_while_others_overtake():
 
 def test_who_waits_behind_a_cancelled_operation_still_waits_for_those_before_it():
     async def scenario():
-        order, done = KeyOrder(), []
+        order, done, released = KeyOrder(), [], asyncio.Event()
 
-        async def work(name, seconds):
+        async def work(name):
             turn = order.take(RowEntries(["k"]))
             try:
                 await turn.come()
-                await asyncio.sleep(seconds)
+                if name == "first":
+                    await released.wait()
                 done.append(name)
             finally:
                 turn.leave()
 
-        first = asyncio.create_task(work("first", 0.5))
-        second = asyncio.create_task(work("second", 0))
-        third = asyncio.create_task(work("third", 0))
+        first = asyncio.create_task(work("first"))
+        second = asyncio.create_task(work("second"))
+        third = asyncio.create_task(work("third"))
         await asyncio.sleep(0.005)
         second.cancel()
+        await asyncio.sleep(0.05)
+        released.set()
         await asyncio.gather(first, second, third, return_exceptions=True)
         return done
 

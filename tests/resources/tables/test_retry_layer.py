@@ -242,13 +242,13 @@ def test_of_many_requests_under_way_only_those_that_take_too_long_are_given_up()
 
     async def run() -> list[set[State]]:
         some = Some(MemoryTable("hanging"))
-        layer = AttemptLayer("t", FunctionLayer("t", some, some), 0.1)
+        layer = AttemptLayer("t", FunctionLayer("t", some, some), 1.0)
 
         async def after(start: float, lasting: float) -> Outcomes:
             await asyncio.sleep(start)
             return await layer.send(puts(lasting))
 
-        answers = await asyncio.gather(after(0, 9), after(0, 0.02), after(0.05, 0.02), after(0.05, 8), after(0.3, 7))
+        answers = await asyncio.gather(after(0, 90), after(0, 0.02), after(0.05, 0.02), after(0.05, 80), after(0.3, 70))
         return [{problem.state for problem in outcomes.problems.values()} for outcomes in answers]
 
     late = {State.UNKNOWN}

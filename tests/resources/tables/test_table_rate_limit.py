@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -114,25 +113,23 @@ def test_a_rate_that_lets_nothing_through_is_refused(rate):
         RateLimit(writes_per_second=rate)
 
 
-def seconds_until(bucket: TokenBucket, cancelled: list[float], credits: float) -> float:
-    """How long `credits` take where waits for others before, and some behind, have been cancelled."""
+def acquire_after_cancelled(bucket: TokenBucket, cancelled: list[float], credits: float) -> None:
+    """Acquire `credits` where waits for others have been cancelled before; fail where those still count."""
 
-    async def run() -> float:
+    async def run() -> None:
         others = [asyncio.create_task(bucket.acquire(wanted)) for wanted in cancelled]
         await asyncio.sleep(0.02)
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        began = time.monotonic()
-        await bucket.acquire(credits)
-        return time.monotonic() - began
+        await asyncio.wait_for(bucket.acquire(credits), 60)
 
-    return asyncio.run(run())
+    asyncio.run(run())
 
 
 def test_a_cancelled_wait_gives_its_credits_back():
-    assert seconds_until(TokenBucket(1000, SystemClock()), [1.0] * 5000, 100) < 0.5
-    assert seconds_until(TokenBucket(1000, SystemClock()), [5000.0], 100) < 0.5
+    acquire_after_cancelled(TokenBucket(10, SystemClock()), [1.0] * 5000, 1)  # those would take 500 s
+    acquire_after_cancelled(TokenBucket(10, SystemClock()), [5000.0], 1)
 
 
 def test_who_waits_behind_a_cancelled_wait_moves_up_and_keeps_the_order():
@@ -143,27 +140,24 @@ def test_who_waits_behind_a_cancelled_wait_moves_up_and_keeps_the_order():
         await bucket.acquire(credits)
         served.append(name)
 
-    async def run() -> float:
-        began = time.monotonic()
-        gone = asyncio.create_task(ask("gone", 500))
+    async def run() -> None:
+        gone = asyncio.create_task(ask("gone", 50_000))
         others = [asyncio.create_task(ask(name, 10)) for name in ("first", "second")]
         await asyncio.sleep(0.01)
         gone.cancel()
         others.append(asyncio.create_task(ask("third", 10)))
-        await asyncio.gather(*others)
-        return time.monotonic() - began
+        await asyncio.wait_for(asyncio.gather(*others), 60)
 
-    assert 0.28 < asyncio.run(run()) < 2
+    asyncio.run(run())
     assert served == ["first", "second", "third"]
 
 
 def test_who_waits_in_another_event_loop_moves_up_too():
     bucket = TokenBucket(100, SystemClock())
-    seconds: list[float] = []
     waits = threading.Event()
 
     async def leave() -> None:
-        gone = asyncio.create_task(bucket.acquire(1000))
+        gone = asyncio.create_task(bucket.acquire(100_000))
         await asyncio.sleep(0)
         waits.set()
         await asyncio.sleep(0.2)
@@ -172,15 +166,13 @@ def test_who_waits_in_another_event_loop_moves_up_too():
 
     def wait() -> None:
         waits.wait()
-        began = time.monotonic()
         asyncio.run(bucket.acquire(10))
-        seconds.append(time.monotonic() - began)
 
     thread = threading.Thread(target=wait)
     thread.start()
     asyncio.run(leave())
-    thread.join(timeout=20)
-    assert 0 < seconds[0] < 3
+    thread.join(timeout=60)
+    assert not thread.is_alive()
 
 
 @settings(deadline=None)

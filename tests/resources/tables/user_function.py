@@ -72,7 +72,9 @@ class UserFunction(TableReadFunction, TableWriteFunction):
         befalls = waiting.popleft() if waiting else None
         if isinstance(befalls, BaseException):
             raise befalls
-        if befalls is not None:
+        if isinstance(befalls, asyncio.Event):
+            await befalls.wait()
+        elif befalls is not None:
             await asyncio.sleep(befalls)
         self.done.append((verb, key, value))
 

@@ -76,7 +76,7 @@ def committed(kafka: KafkaServer, group: str, topic: str, partition: int) -> int
     asked = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition)])
     admin = kafka.admin()
     (answer,) = admin.list_consumer_group_offsets([asked], require_stable=True).values()
-    return int(answer.result(10).topic_partitions[0].offset)
+    return int(answer.result(120).topic_partitions[0].offset)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import json
 import pickle
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -189,10 +188,8 @@ def test_protobuf_with_a_registry_has_the_id_and_the_place_of_its_type(
 def test_a_registry_that_is_down_is_a_passing_trouble_and_says_which() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     topic = KafkaTopic(value=Avro(NEW, registry=SchemaRegistry(url), malformed="bad"))
-    began = time.monotonic()
     with pytest.raises(StreamUnavailableError, match=url):  # also where malformed messages are kept
         read(topic, b"\0\0\0\0\1abc")
-    assert time.monotonic() - began < 5
     with pytest.raises(StreamUnavailableError, match=url):
         written(topic, {"tailnum": "N1", "seats": 1, "at": dt.datetime(2024, 1, 1, tzinfo=dt.UTC), "engines": 3})
 

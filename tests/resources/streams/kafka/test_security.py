@@ -7,7 +7,6 @@ import os
 import pickle
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -99,10 +98,8 @@ def test_a_wrong_password_is_a_permanent_error_at_once(
         "read": lambda: list(messages(streams.settings, TopicRange(topic, identity, 0, 0, 5, f"kafka.{topic}"))),
         "append": lambda: _sent(streams.settings, topic, identity),
     }
-    began = time.monotonic()
     with pytest.raises(ConfigurationError, match=r"Kafka system 'kafka' .* refused the connection") as caught:
         asked[ask]()
-    assert time.monotonic() - began < 10
     assert SECRET not in str(caught.value)
     assert "credentials" in caught.value.next_step
 
@@ -158,13 +155,11 @@ def test_a_callback_gives_tokens_to_every_kind_of_client(broker: KafkaServer) ->
 @server
 def test_a_callback_without_a_token_is_a_passing_trouble(broker: KafkaServer) -> None:
     streams = KafkaStreams(lake_in(InMemoryStore()), _with_tokens(broker, "no_token_settings"))
-    began = time.monotonic()
     with pytest.raises(
         StreamUnavailableError, match="no token was to be had: the callback failed with OSError"
     ) as caught:
         streams.info("private")
     assert str(caught.value.__cause__) == "the token service is away"
-    assert time.monotonic() - began < 5
 
 
 def test_nothing_that_is_kept_or_shown_holds_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
