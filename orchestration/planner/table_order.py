@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator
 from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, PlanContext
 from dagster_adjunct.orchestration.planner.plans.plan_parts import PlannedTable
-from dagster_adjunct.orchestration.planner.table_writers import keeps_marks, writers_of
+from dagster_adjunct.orchestration.planner.table_writers import keeps_marks, store_of, writers_of
 from dagster_adjunct.resources.errors import PlanningError
 
 if TYPE_CHECKING:
@@ -42,11 +42,14 @@ class _Read:
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A send to a table: the columns that it changes, None for all, and the other `ways` there that change them, too,
-    so that it matters which comes last."""
+    """A send to a table: the columns that it changes, None for all; the other `ways` there that change them, too, so
+    that it matters which comes last; and those that are `apart`, which set other columns of the same records. `mixed`:
+    it or one of the ways adds or appends there."""
 
     changed: ChangedColumns | None
-    ways: Sequence[str]
+    ways: Sequence[str] = ()
+    apart: Sequence[str] = ()
+    mixed: bool = False
 
     @property
     def only_sums(self) -> bool:
@@ -90,17 +93,28 @@ def _sent_to_tables(app: Application, types: Mapping[str, Types]) -> dict[str, _
         if operator.spec.sends is not None:
             (source,) = operator.inputs
             changed = operator.spec.changed(app, types[source])
-            to_tables.setdefault(operator.spec.sends.table, {})[operator.id] = changed
-    return {
-        one: _Sent(changed, [other for other, theirs in sends.items() if other != one and _in_order(changed, theirs)])
-        for sends in to_tables.values()
-        for one, changed in sends.items()
-    }
+            to_tables.setdefault(store_of(app, operator.spec.sends.table), {})[operator.id] = changed
+    sent = {}
+    for sends in to_tables.values():
+        for one, changed in sends.items():
+            others = {other: theirs for other, theirs in sends.items() if other != one}
+            ways = [other for other, theirs in others.items() if _in_order(changed, theirs)]
+            apart = [other for other, theirs in others.items() if _apart(changed, theirs)]
+            mixed = any(it is not None and it.adds for it in (changed, *(sends[way] for way in ways)))
+            sent[one] = _Sent(changed, ways, apart, mixed)
+    return sent
 
 
 def _in_order(one: ChangedColumns | None, other: ChangedColumns | None) -> bool:
     """Whether it matters which of two sends to a table comes last."""
     return one is None or other is None or one.depends_on_order_with(other)
+
+
+def _apart(one: ChangedColumns | None, other: ChangedColumns | None) -> bool:
+    """Whether what one of two sends sets would be lost where the other is newer, which sets other columns."""
+    if one is None or other is None:
+        return one is not other
+    return one.set != other.set and bool(one.set and other.set)
 
 
 def _after(operator: Operator, app: Application, catalog: Catalog, read: Mapping[str, _Read]) -> _Read:
@@ -142,9 +156,10 @@ def _planned(operator: Operator, app: Application, send: TableSend, before: _Rea
         why = f"its key is ({key}), and {streams} is partitioned by ({', '.join(before.keyed)}){changed}"
     if not why and sent.ways:
         why = f"{' and '.join(sent.ways)} write to it, too: a batch has all records of one come before those of another"
-    adds, harm, mends = operator.spec.adds, "", ""
+    harm, mends = "", ""
     if newest_by is not None:
         order, told = "newest", f"the store keeps what is newest by {newest_by}"
+        harm, mends = _lost_as_late(sent)
     elif not why:
         one = before.partitions == 1
         order, told = (
@@ -155,8 +170,8 @@ def _planned(operator: Operator, app: Application, send: TableSend, before: _Rea
         order, told = "any", _told_of_sums(sent.changed, why)
     else:
         order, told = "per source partition", why
-        harm, mends = _harm(sent.changed), _mends(adds)
-    replay = replay_of(order, newest_by, idempotent, skips, adds)
+        harm, mends = _harm(sent.changed), _mends(sent, by_key=before.partitions > 0)
+    replay = replay_of(order, newest_by, idempotent, skips, operator.spec.adds)
     names = tuple(sorted(before.streams))
     return PlannedTable(operator.id, send.table, order, told, replay, names, harm=harm, mends=mends)
 
@@ -168,21 +183,54 @@ def _told_of_sums(changed: ChangedColumns | None, why: str) -> str:
 
 
 def _harm(changed: ChangedColumns | None) -> str:
-    if changed is not None and changed.merged and not changed.set:
+    if changed is not None and not changed.set:
         return "what an older record appends, or adds to JSON, may come last"
     return "an older record may replace a newer one"
 
 
-def _mends(adds: bool) -> str:
-    if adds:
+def _mends(sent: _Sent, *, by_key: bool) -> str:
+    """What gives a table the order that it lacks. `by_key`: the input has an order for each of its keys."""
+    changed = sent.changed
+    adds = changed is not None and changed.adds
+    if sent.ways and (sent.mixed or sent.apart):
         return (
-            'Partition the input by the table\'s key; or declare the table with newest_by="column" and '
-            "idempotent=True: its store keeps what is newest then, and skips a late record with what it adds."
+            f"Give it and {' and '.join(sent.ways)} columns or tables of their own; or bring their records together "
+            "with merge() and send them once."
         )
-    return (
-        'Declare the table with newest_by="column", its store keeps what is newest then; or partition the input by the '
-        "table's key."
-    )
+    once = ", and declare the table with idempotent=True" if adds else ""
+    ways = [f"partition the input by the table's key{once}"] if by_key and not sent.ways else []
+    if sent.apart:
+        ways.append(f"give it and {' and '.join(sent.apart)} tables of their own, and declare these with newest_by")
+    elif changed is not None and changed.merged:
+        if not by_key:
+            ways.append("let each input stream add to a column of its own")
+    elif changed is not None and not changed.set:
+        ways.append(
+            "declare the table with idempotent=True, which appends each value once, and sort by a time in the values "
+            "where the list is read"
+        )
+    else:
+        both = 'newest_by="column" and idempotent=True' if adds else 'newest_by="column"'
+        more = ", and what a late record adds or appends is still applied, once" if adds else ""
+        ways.insert(0, f"declare the table with {both}: its store keeps what is newest then{more}")
+    text = "; or ".join(ways)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _lost_as_late(sent: _Sent) -> tuple[str, str]:
+    """What a table that keeps the newest loses of this send, and what mends it; nothing where it is safe."""
+    if sent.apart:
+        return (
+            f"one time stands for a whole record, so what it sets is skipped where {' or '.join(sent.apart)} has "
+            "brought a newer one, with other columns",
+            "Give each a table of its own; or partition the input by the table's key, and leave newest_by out.",
+        )
+    if sent.changed is not None and sent.changed.merged:
+        return (
+            f"members that a late record adds to {', '.join(sorted(sent.changed.merged))} are skipped with what it sets",
+            "Partition the input by the table's key, and leave newest_by out.",
+        )
+    return "", ""
 
 
 def replay_of(order: str, newest_by: str | None, idempotent: bool, skips: bool, adds: bool) -> str:
@@ -217,7 +265,8 @@ def _check_offsets(planned: PlannedTable, app: Application, catalog: Catalog, be
             raise PlanningError(
                 f"{planned.operator}: table {planned.table} marks what it has had by offsets, and those of {stream} "
                 "are no numbers that could be compared.",
-                "Leave idempotent and newest_by out, or send the records through a lake stream first.",
+                "Send the records through a lake stream first; or leave idempotent and newest_by out, and a batch that "
+                "is run again adds again.",
                 operator=planned.operator,
             )
 
@@ -238,6 +287,8 @@ def order_notes(tables: tuple[PlannedTable, ...]) -> list[str]:
     """Return what there is to be warned of."""
     return [
         f"Table {table.table}: order holds per source partition only, because {table.why}: {table.harm}. {table.mends}"
-        for table in tables
         if table.order == "per source partition"
+        else f"Table {table.table}: {table.operator}: {table.harm}. {table.mends}"
+        for table in tables
+        if table.harm
     ]

@@ -15,7 +15,8 @@ def writers_of(app: Application) -> dict[str, str]:
     """Return who writes at each send to a remote table, for its marks: the application, and which send it is, unless
     it is the first without a name. A send is called by its `marks_as`, or else by its number among those without.
 
-    PlanningError where two sends to one table have one name, or the table keeps no marks that could be named.
+    Marks are of the store: sends to two tables over one store's table are told apart like sends to one table.
+    PlanningError where two have one name, or the table keeps no marks that could be named.
     """
     names: dict[str, str] = {}
     unnamed: Counter[str] = Counter()
@@ -24,8 +25,9 @@ def writers_of(app: Application) -> dict[str, str]:
         send = operator.spec.sends
         if send is None:
             continue
+        store = store_of(app, send.table)
         if send.marks_as is None:
-            unnamed[send.table] += 1
+            unnamed[store] += 1
         elif not keeps_marks(app.tables[send.table]):
             raise PlanningError(
                 f"{operator.id}: its marks are named {send.marks_as!r}, and table {send.table} keeps none: it is "
@@ -33,10 +35,10 @@ def writers_of(app: Application) -> dict[str, str]:
                 "Leave marks_as out, or declare the table with idempotent=True or newest_by.",
                 operator=operator.id,
             )
-        number = unnamed[send.table]
+        number = unnamed[store]
         name = app.name if send.marks_as is None and number == 1 else f"{app.name}#{send.marks_as or number}"
         names[operator.id] = name
-        other = taken.setdefault((send.table, name), operator.id)
+        other = taken.setdefault((store, name), operator.id)
         if other != operator.id:
             raise PlanningError(
                 f"{operator.id}: table {send.table} would keep its marks as {name!r}, as it does those of {other}: "
@@ -47,6 +49,11 @@ def writers_of(app: Application) -> dict[str, str]:
     return names
 
 
+def store_of(app: Application, table: str) -> str:
+    """What two tables have in common that lie in one table of a store: how its function is shown."""
+    return repr(getattr(app.tables[table], "write_function", None) or table)
+
+
 def keeps_marks(table: object) -> bool:
     return bool(getattr(table, "idempotent", False)) or getattr(table, "newest_by", None) is not None
 
@@ -54,13 +61,16 @@ def keeps_marks(table: object) -> bool:
 def marks_notes(app: Application) -> list[str]:
     """Return a warning for each idempotent table whose marks go by the order of an application's sends."""
     sends: dict[str, list[str]] = {}
+    names: dict[str, str] = {}
     for operator in app.operators:
         send = operator.spec.sends
         if send is not None and send.marks_as is None and getattr(app.tables[send.table], "idempotent", False):
-            sends.setdefault(send.table, []).append(operator.id)
+            store = store_of(app, send.table)
+            names.setdefault(store, send.table)
+            sends.setdefault(store, []).append(operator.id)
     return [
-        f"Table {table} knows {' and '.join(operators)} apart by their order: where one is added or taken away in "
+        f"Table {names[store]} knows {' and '.join(operators)} apart by their order: where one is added or taken away in "
         'front, the others get its marks. Name all but the first: marks_as="…".'
-        for table, operators in sends.items()
+        for store, operators in sends.items()
         if len(operators) > 1
     ]

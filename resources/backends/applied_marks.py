@@ -70,18 +70,22 @@ class Applied:
     newest: tuple[Any, str] | None = None
     positions: dict[str, str] = field(default_factory=dict)
     stands: tuple[str | None, ...] = (None, None, None)  # the first three texts as they were read
+    of_record: tuple[Any, str] | None = None  # of a record that was written without conditions; it is not kept
 
-    def holds(self, conditions: Conditions, mark: Mark, time: Any) -> bool:
-        """Whether a message passes."""
-        if conditions.idempotent and mark.position <= self.positions.get(mark.source, ""):
-            return False
-        return conditions.newest_by is None or self.newest is None or (time, mark.tie) >= self.newest
+    def has_had(self, conditions: Conditions, mark: Mark) -> bool:
+        """Whether the message, or a later one of its source, was applied before."""
+        return conditions.idempotent and mark.position <= self.positions.get(mark.source, "")
 
-    def remember(self, conditions: Conditions, mark: Mark, time: Any) -> None:
-        """Take the message as applied."""
+    def is_late(self, conditions: Conditions, mark: Mark, time: Any) -> bool:
+        """Whether the record is newer."""
+        newest = self.newest or self.of_record
+        return conditions.newest_by is not None and newest is not None and (time, mark.tie) < newest
+
+    def remember(self, conditions: Conditions, mark: Mark, time: Any, *, late: bool) -> None:
+        """Record that the message was applied; one that is late does not become the newest."""
         if conditions.idempotent:
             self.positions[mark.source] = mark.position
-        if conditions.newest_by is not None:
+        if conditions.newest_by is not None and not late:
             self.newest = (time, mark.tie)
 
 

@@ -57,6 +57,11 @@ class EncodedChanges:
     append: Item = field(default_factory=dict)
     remove: tuple[str, ...] = ()
 
+    @property
+    def late(self) -> EncodedChanges:
+        """What of it is applied to a record that is newer (`Operation.adds_late`)."""
+        return EncodedChanges(add=self.add, limits=self.limits, append=self.append)
+
 
 class ItemCodec:
     """Encodes and decodes the items of one table; errors name the table, the column and the value.

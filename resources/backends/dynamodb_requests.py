@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dagster_adjunct.resources.backends import dynamodb_expressions as expressions
 from dagster_adjunct.resources.backends.dynamodb_connection import code_of, problem_of, throttled
 from dagster_adjunct.resources.backends.dynamodb_expressions import NO_GUARD, Guard, Request
-from dagster_adjunct.resources.backends.dynamodb_items import DELETED, ItemCodec, KeyItem, begun, comes_to_the_same
+from dagster_adjunct.resources.backends.dynamodb_items import (
+    DELETED,
+    EncodedChanges,
+    ItemCodec,
+    KeyItem,
+    begun,
+    comes_to_the_same,
+)
 from dagster_adjunct.resources.backends.dynamodb_values import AttributeValue, Item
 from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError, TableUnavailableError
 from dagster_adjunct.resources.tables.operation import OperationKind
@@ -207,14 +214,16 @@ class TableRequests:
             answer = self._send(expressions.update_or_begin(key, changes, guard))
             if answer.failed and guard.holds(answer.item):
                 self.codec.check_sums(changes, answer.item)
-            return not answer.failed and not answer.present, self._skipped(answer, guard)
+            if answer.failed:
+                return False, self._add_late(key, changes, guard, answer)
+            return not answer.present, None
         met: Item = {}
         for _ in range(_TURNS):
             answer = self._send(expressions.update(key, changes, guard, met))
             if not answer.failed:
                 return False, None
             if not guard.holds(answer.item):
-                return False, Problem(State.SKIPPED)
+                return False, self._add_late(key, changes, guard, answer)
             met = answer.item
             for name in changes.merge:
                 if "M" not in met.get(name, {"M": {}}):
@@ -229,8 +238,20 @@ class TableRequests:
                 if not answer.failed:
                     return True, None
                 if not guard.holds(answer.item):
-                    return False, Problem(State.SKIPPED)
+                    return False, self._add_late(key, changes, guard, answer)
         return False, self._contended(key)
+
+    def _add_late(self, key: KeyItem, changes: EncodedChanges, guard: Guard, answer: _Answer) -> Problem | None:
+        """Do what an update that did not pass adds and appends, if it is late and the record is there."""
+        late, of_source = changes.late, Guard(source=guard.source, position=guard.position)
+        adds_late = guard.position is not None and guard.time is not None and (late.add or late.append)
+        if adds_late and answer.present and of_source.holds(answer.item):
+            answer = self._send(expressions.update(key, late, of_source, {}))
+            if not answer.failed:
+                return None
+            if answer.present and of_source.holds(answer.item):
+                self.codec.check_sums(late, answer.item)  # what it adds is all that can have been refused
+        return self._skipped(answer, guard)
 
     def _skipped(self, answer: _Answer, guard: Guard) -> Problem | None:
         if not answer.failed:

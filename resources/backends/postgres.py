@@ -211,13 +211,16 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
         return outcomes
 
     async def _write_part(self, requests: PostgresRequests, operation: Operation[Any]) -> Outcomes:
-        import psycopg
-
         batch = as_batch(requests.codec, operation)
         if batch is not None:
             outcomes = await self._write_batch(requests, operation, batch)
             if outcomes is not None:
                 return outcomes
+        return await self._write_rows(requests, operation)
+
+    async def _write_rows(self, requests: PostgresRequests, operation: Operation[Any]) -> Outcomes:
+        import psycopg
+
         halving = Halving(checked(requests.codec, operation))
         while (part := halving.next()) is not None:
             try:
@@ -247,7 +250,12 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
         keys = operation.entries.keys if written.missing else []
         missing = {p: Problem(State.MISSING, record_not_found([keys[p]], self._label)) for p in written.missing}
         skipped = dict.fromkeys(written.skipped, Problem(State.SKIPPED))
-        return Outcomes(len(operation), problems=missing | skipped, defaults_put=written.defaults_put)
+        outcomes = Outcomes(len(operation), problems=missing | skipped, defaults_put=written.defaults_put)
+        if written.skipped and batch.shape.adds and operation.adds_late:
+            # The statement skips late entries whole. Each is alone with its key, so they may as well come after it.
+            late = operation.with_entries(operation.entries.take(written.skipped))
+            outcomes = outcomes.amended(written.skipped, await self._write_rows(requests, late))
+        return outcomes
 
     def _problem(self, error: psycopg.Error | AdjunctError, *, committing: bool = False) -> Problem:
         """What an error says of entries: a transaction whose commit was not sent had no effect."""

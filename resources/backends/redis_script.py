@@ -43,6 +43,7 @@ def script(kind: OperationKind, compares: str, marked: bool, changes: frozenset[
     changing = bool(changes - {"default"})
     refuses = changing or compares in ("n", "f")
     looks = kind is not OperationKind.PUT or timed or marked
+    adds_late = timed and marked and bool({"add", "append"} & changes)  # `Operation.adds_late`
     parts = [
         (_PRELUDE, True),
         (_REFUSE, refuses),
@@ -60,13 +61,16 @@ def script(kind: OperationKind, compares: str, marked: bool, changes: frozenset[
         ("local function apply(time, tie, source, position, from, to)\n", True),
         (_LOOK, looks),
         (_LOOK_AT_MARKS, marked),
-        (_LOOK_AT_TIME, timed),
+        (_LOOK_AT_TIME if timed else "  local late\n", True),
+        (_LATE_IS_SKIPPED, timed and not adds_late),
+        (_LATE_NEEDS_A_RECORD, adds_late),
         (_PUT_IF_ABSENT, kind is OperationKind.PUT_IF_ABSENT),
         ("  local fields = {}\n", True),
         (_COLLECT_RECORD, kind in _WHOLE),
         (_COLLECT_DELETE, delete),
         (_COLLECT_UPDATE, update),
         (_COLLECT_CHANGES, changing),
+        (_LATE_CHANGES_NOTHING, adds_late),
         (_KEEP_TIME, timed),
         (_KEEP_MARKS, marked),
         (_PUT, kind in _WHOLE),
@@ -226,8 +230,9 @@ end
 """
 
 _CHANGE = r"""
--- Collect the fields that the changes at these places make anew, and those that they remove.
-local function change(at, to, current, fields)
+-- Collect the fields that the changes at these places make anew, and those that they remove. What is late only adds
+-- numbers and appends.
+local function change(at, to, current, fields, late)
   local removed = {}
   while at <= to do
     local what, field, text = args[at], args[at + 1], nil
@@ -241,10 +246,10 @@ local function change(at, to, current, fields)
       at = at + 4
     elseif what == "merge" then
       local last = at + 3 + tonumber(args[at + 3])
-      text = within(field, merged(field, current(field) or "{}", at + 4, last), args[at + 2])
+      text = not late and within(field, merged(field, current(field) or "{}", at + 4, last), args[at + 2])
       at = last + 1
     else
-      removed[#removed + 1] = field
+      if not late then removed[#removed + 1] = field end
       at = at + 2
     end
     if text then fields[#fields + 1], fields[#fields + 2] = field, text end
@@ -268,9 +273,20 @@ _LOOK_AT_MARKS = r"""
 _LOOK_AT_TIME = r"""
   local before, tied = known[5], known[6]
   if known[4] ~= time_column then before, tied = known[7], "" end
-  if before and before ~= NULL and not below(before, time) and (below(time, before) or bytes_below(tie, tied)) then
-    return 2
-  end
+  local late = before and before ~= NULL and not below(before, time)
+    and (below(time, before) or bytes_below(tie, tied))
+"""
+
+_LATE_IS_SKIPPED = r"""
+  if late then return 2 end
+"""
+
+_LATE_NEEDS_A_RECORD = r"""
+  if late and not there(known) then return 2 end
+"""
+
+_LATE_CHANGES_NOTHING = r"""
+  if late and not fields[1] then return 2 end
 """
 
 _PUT_IF_ABSENT = r"""
@@ -297,7 +313,9 @@ _COLLECT_UPDATE = r"""
   if begin then
     for i = from + 1, from + default do fields[#fields + 1] = args[i] end
   end
-  for i = from + default + 2, set_to do fields[#fields + 1] = args[i] end
+  if not late then
+    for i = from + default + 2, set_to do fields[#fields + 1] = args[i] end
+  end
 """
 
 _COLLECT_CHANGES = r"""
@@ -310,13 +328,15 @@ _COLLECT_CHANGES = r"""
     end
     return text and text ~= NULL and text
   end
-  removed = change(set_to + 1, to, current, fields)
+  removed = change(set_to + 1, to, current, fields, late)
 """
 
 _KEEP_TIME = r"""
-  local n = #fields
-  fields[n + 1], fields[n + 2], fields[n + 3] = "adjunct_newest_by", time_column, "adjunct_time"
-  fields[n + 4], fields[n + 5], fields[n + 6] = time, "adjunct_tie", tie
+  if not late then
+    local n = #fields
+    fields[n + 1], fields[n + 2], fields[n + 3] = "adjunct_newest_by", time_column, "adjunct_time"
+    fields[n + 4], fields[n + 5], fields[n + 6] = time, "adjunct_tie", tie
+  end
 """
 
 _KEEP_MARKS = r"""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dagster_adjunct.resources.backends.applied_marks import Applied, check_newest_by
+from dagster_adjunct.resources.backends.column_values import Kind
 from dagster_adjunct.resources.backends.rows import CheckedChanges, Row, RowCodec
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.tables.arrow_entries import ArrowEntries
@@ -140,11 +141,12 @@ def must_look(operation: Operation[Any]) -> bool:
 def planned(codec: RowCodec, operation: Operation[Any], asked: Checked, stored: Found) -> Plan:
     """Decide, entry by entry in their order."""
     plan = Plan(problems=dict(asked.problems))
+    updates = _Updates(codec, operation)
     steps = {
         OperationKind.PUT: _put,
         OperationKind.PUT_IF_ABSENT: _put_if_absent,
         OperationKind.DELETE: _delete,
-        OperationKind.UPDATE: _Updates(codec, operation).update,
+        OperationKind.UPDATE: updates.update,
     }
     step = steps[operation.kind]
     conditions, marks = operation.conditions, operation.entries.marks
@@ -155,12 +157,13 @@ def planned(codec: RowCodec, operation: Operation[Any], asked: Checked, stored: 
             assert marks is not None  # whoever states conditions gives marks
             mark: Mark = marks[entry.place]
             applied = plan.applied.get(entry.key) or _known(operation, stored, entry.key)
-            if not applied.holds(conditions, mark, entry.time):
+            late = applied.is_late(conditions, mark, entry.time)
+            if applied.has_had(conditions, mark) or (late and not operation.adds_late):
                 plan.problems[entry.place] = Problem(State.SKIPPED)
                 continue
-            problem = step(plan, stored, entry)
+            problem = (updates.add_late if late else step)(plan, stored, entry)
             if problem is None:
-                applied.remember(conditions, mark, entry.time)
+                applied.remember(conditions, mark, entry.time, late=late)
                 plan.applied[entry.key] = applied
         if problem is not None:
             plan.problems[entry.place] = problem
@@ -173,7 +176,7 @@ def _known(operation: Operation[Any], stored: Found, key: Row) -> Applied:
     newest_by = operation.conditions.newest_by
     if newest_by is not None and applied.newest is None:
         time = stored.records.get(key, {}).get(newest_by)
-        applied.newest = None if time is None else (time, "")
+        applied.of_record = None if time is None else (time, "")
     return applied
 
 
@@ -225,6 +228,14 @@ class _Updates:
         plan.begins[entry.key] = record
         plan.defaults_put += 1
         return None
+
+    def add_late(self, plan: Plan, stored: Found, entry: Entry) -> Problem | None:
+        """Do what a late update adds and appends to a record that is there (`Operation.adds_late`)."""
+        numbers = {n: value for n, value in entry.value.add.items() if self._codec.columns[n].kind is not Kind.JSON}
+        changes = CheckedChanges({}, numbers, entry.value.append)
+        if not any(changes) or (entry.key not in stored.records and entry.key not in plan.begins):
+            return Problem(State.SKIPPED)
+        return self.update(plan, stored, entry._replace(value=changes))
 
 
 def _apply(

@@ -87,13 +87,14 @@ class MemoryTable(StoreFunction[Hashable, Record, Record | Changes]):
         problems: dict[int, Problem] = {}
         begun = 0
         for place, key in enumerate(entries.keys):
-            if not self._holds(operation, place, key):
+            if self._had(operation, place, key):
                 problems[place] = Problem(State.SKIPPED)
                 continue
-            began, problem = self._write(operation, place, key)
+            late = self._is_late(operation, place, key)
+            began, problem = (0, self._add_late(operation, place, key)) if late else self._write(operation, place, key)
             begun += began
             if problem is None:
-                self._remember(operation, place, key)
+                self._remember(operation, place, key, late=late)
             else:
                 problems[place] = problem
         return Outcomes(len(entries), problems=problems, defaults_put=begun)
@@ -135,29 +136,41 @@ class MemoryTable(StoreFunction[Hashable, Record, Record | Changes]):
         apply_changes(records[key], changes_of(entries.values[place]))
         return begun, None
 
-    def _holds(self, operation: Operation[Any], place: int, key: Hashable) -> bool:
+    def _add_late(self, operation: Operation[Any], place: int, key: Hashable) -> Problem | None:
+        """Do what a late update adds and appends to a record that is there (`Operation.adds_late`)."""
+        changes = changes_of((operation.entries.values or ())[place]) if operation.adds_late else Changes()
+        numbers = {n: number for n, number in changes.add.items() if not isinstance(number, Mapping | None)}
+        appended = {n: values for n, values in changes.append.items() if values}
+        if key not in self._store.records or not (numbers or appended):
+            return Problem(State.SKIPPED)
+        apply_changes(self._store.records[key], Changes(add=numbers, append=appended))
+        return None
+
+    def _had(self, operation: Operation[Any], place: int, key: Hashable) -> bool:
+        if not operation.conditions.idempotent:
+            return False
+        mark = _mark(operation, place)
+        return mark.position <= self._store.applied.get(key, {}).get(mark.source, "")
+
+    def _is_late(self, operation: Operation[Any], place: int, key: Hashable) -> bool:
         conditions, entries = operation.conditions, operation.entries
-        if conditions.idempotent:
-            mark = _mark(operation, place)
-            if mark.position <= self._store.applied.get(key, {}).get(mark.source, ""):
-                return False
-        if conditions.newest_by is not None:
-            assert entries.newest is not None
-            known = self._store.newest.get(key) or self._time_of_record(key, conditions.newest_by)
-            return known is None or (entries.newest[place], _mark(operation, place).tie) >= known
-        return True
+        if conditions.newest_by is None:
+            return False
+        assert entries.newest is not None
+        known = self._store.newest.get(key) or self._time_of_record(key, conditions.newest_by)
+        return known is not None and (entries.newest[place], _mark(operation, place).tie) < known
 
     def _time_of_record(self, key: Hashable, newest_by: str) -> tuple[Any, str] | None:
         """The time of a record that was put without conditions: older than any message of the same time."""
         time = self._store.records.get(key, {}).get(newest_by)
         return None if time is None else (time, "")
 
-    def _remember(self, operation: Operation[Any], place: int, key: Hashable) -> None:
+    def _remember(self, operation: Operation[Any], place: int, key: Hashable, *, late: bool) -> None:
         conditions, entries = operation.conditions, operation.entries
         if conditions.idempotent:
             mark = _mark(operation, place)
             self._store.applied.setdefault(key, {})[mark.source] = mark.position
-        if conditions.newest_by is not None:
+        if conditions.newest_by is not None and not late:
             assert entries.newest is not None
             self._store.newest[key] = (entries.newest[place], _mark(operation, place).tie)
 

@@ -198,6 +198,9 @@ class Conditions:
     the record, the greatest position applied from each source, and skips entries at or below it. With either a delete
     leaves the mark behind (a tombstone), so that what is older and comes later does not bring the record back.
 
+    With both, a late update is not lost: numbers that it adds and values that it appends are applied, once, to a record
+    that is there (`Operation.adds_late`). What it sets, removes, or adds to JSON is skipped, since a newer one stays.
+
     `keeps_marks` is no condition: the table is idempotent and these entries have no marks, as those of a direct call.
     Stores that keep marks in the record itself have to leave them there.
     """
@@ -235,6 +238,14 @@ class Operation(Generic[K_co]):
 
     def __len__(self) -> int:
         return self.count
+
+    @property
+    def adds_late(self) -> bool:
+        """Whether an entry that is late, but was not applied before, still adds numbers and appends to lists.
+
+        Its mark is kept then, and what is newest stays.
+        """
+        return self.kind is OperationKind.UPDATE and self.conditions.idempotent and self.conditions.newest_by is not None
 
     def with_entries(self, entries: Entries[K_co]) -> Operation[K_co]:
         """The same request for other entries."""

@@ -113,7 +113,8 @@ class SendToTable(PassesRecords):
         return ChangedColumns(
             frozenset(name for name, _ in update.set) | frozenset(update.remove),
             summed,
-            frozenset(name for name, _ in (*update.add, *update.append)) - summed,
+            frozenset(name for name, _ in update.append),
+            frozenset(name for name, _ in update.add) - summed,
             frozenset(name for name, _ in update.if_missing or ()) - frozenset(app.table_key(self.send.table)),
         )
 

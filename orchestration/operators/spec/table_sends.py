@@ -32,22 +32,31 @@ class TableSend:
 
 class ChangedColumns(NamedTuple):
     """The columns that updates change: to what they bring (`set`), by adding what is known to be a number (`summed`),
-    and by appending to lists, adding members to JSON, or adding what may be either (`merged`). `begun` are those that
-    a record has besides where there was none.
+    by appending to lists (`appended`), and by adding members to JSON, or what may be either (`merged`). `begun` are
+    those that a record has besides where there was none.
 
     Only sums come to the same in any order: a list has it, and of two members of one name the last stays.
     """
 
     set: frozenset[str]
     summed: frozenset[str]
+    appended: frozenset[str]
     merged: frozenset[str]
     begun: frozenset[str]
 
     @property
     def only_sums(self) -> bool:
-        return not self.set and not self.merged
+        return not self._ordered
+
+    @property
+    def adds(self) -> bool:
+        """Whether an update that is applied twice is not the same as one."""
+        return bool(self.summed or self.appended or self.merged)
+
+    @property
+    def _ordered(self) -> frozenset[str]:
+        return self.set | self.appended | self.merged
 
     def depends_on_order_with(self, other: ChangedColumns) -> bool:
         """Whether it matters which of two updates comes last: both change a column, and one not by summing."""
-        ours, theirs = self.set | self.merged, other.set | other.merged
-        return bool(ours & (theirs | other.summed)) or bool(theirs & self.summed)
+        return bool(self._ordered & (other._ordered | other.summed)) or bool(other._ordered & self.summed)

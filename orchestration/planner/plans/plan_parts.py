@@ -58,8 +58,8 @@ class PlannedOperator:
 @dataclass(frozen=True, slots=True)
 class PlannedTable:
     """A send to a remote table. `order` of the records of one key: "newest" (the store keeps it), "per key" (as their
-    stream has them), "any" (it comes to the same), or "per source partition" only, with the `harm` that this may do and
-    what `mends` it; `why` it is so. `replay` says what reading the `streams` again that its records are made of does to
+    stream has them), "any" (it comes to the same), or "per source partition" only; `why` it is so, the `harm` that it
+    may do, and what `mends` that. `replay` says what reading the `streams` again that its records are made of does to
     it. `marks` is the name by which it knows again what it has had; None where it does not."""
 
     operator: str

@@ -63,10 +63,10 @@ def test_a_table_by_another_key_than_its_streams_has_order_per_source_partition_
     assert document["order"] == "per source partition"
 
 
-def two_ways(*updates: dict[str, Any] | None, **more: Any) -> Application:
+def two_ways(*updates: dict[str, Any] | None, strict: bool = False, **declared: Any) -> Application:
     """An application that sends one stream, keyed by the table's key, in several ways to one table."""
-    app = Application("ways", **more)
-    table, stream = app.table(tags()), app.input_stream("lake.scans")
+    app = Application("ways", strict=strict)
+    table, stream = app.table(tags(**declared)), app.input_stream("lake.scans")
     for number, update in enumerate(updates):
         some = stream.filter(f"n % {len(updates)} = {number}")
         if update is None:
@@ -190,21 +190,54 @@ def test_a_number_is_known_by_the_tables_column_or_by_its_own_type() -> None:
 
 
 @pytest.mark.parametrize(
-    ("update", "harm"),
+    ("update", "harm", "mends"),
     [
-        ({"set": ["place"], "add": {"n": "n"}}, "an older record may replace a newer one"),
-        ({"append": {"seen": "place"}, "add": {"n": "n"}}, "what an older record appends, or adds to JSON, may come"),
-        ({"add": {"facts": "named_struct('n', n)"}}, "what an older record appends, or adds to JSON, may come"),
+        (
+            {"set": ["place"], "add": {"n": "n"}},
+            "an older record may replace a newer one",
+            'Declare the table with newest_by="column" and idempotent=True',
+        ),
+        ({"append": {"seen": "place"}, "add": {"n": "n"}}, "may come last", "sort by a time in the values"),
+        ({"add": {"facts": "named_struct('n', n)"}}, "may come last", "Partition the input by the table's key, and"),
     ],
 )
-def test_where_something_is_added_the_note_says_that_newest_by_skips_it_with_a_late_record(
-    update: dict[str, Any], harm: str
-) -> None:
+def test_the_advice_for_a_table_is_one_that_loses_nothing(update: dict[str, Any], harm: str, mends: str) -> None:
+    """tests/orchestration/test_advice_for_tables.py follows each of them."""
     (note,) = planned(two_ways(update)).notes
     assert harm in note
-    assert "idempotent=True: its store keeps what is newest then, and skips a late record with what it adds" in note
+    assert mends in note
+    assert ("newest_by" in note) is ("set" in update)
     with pytest.raises(PlanningError, match=f"{harm}.* is strict"):
         planned(two_ways(update, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("updates", "mends"),
+    [
+        (({"set": ["place"]}, {"set": ["place"]}), 'Declare the table with newest_by="column": its store keeps'),
+        ((None, {"set": ["place"]}), "columns or tables of their own"),
+        (({"add": {"n": "1"}}, {"set": {"n": "cast(n as bigint)"}}), "columns or tables of their own"),
+    ],
+)
+def test_where_two_sends_meet_in_a_column_partitioning_is_no_advice(updates: Any, mends: str) -> None:
+    for note in planned(two_ways(*updates), scans(("tag",))).notes:
+        assert mends in note
+        assert "artition the input" not in note
+
+
+@pytest.mark.parametrize(
+    ("updates", "harmed"),
+    [
+        (({"set": ["place", "at"]}, {"set": ["at"]}), 2),
+        ((None, {"set": ["at"]}), 2),
+        (({"set": ["place", "at"]}, {"set": ["place", "at"], "add": {"n": "1"}}), 0),
+        (({"set": ["at"], "add": {"facts": "named_struct('n', n)"}},), 1),
+        (({"set": ["at"], "add": {"n": "n"}, "append": {"seen": "place"}},), 0),
+    ],
+)
+def test_the_plan_says_what_a_table_that_keeps_the_newest_would_lose(updates: Any, harmed: int) -> None:
+    app = two_ways(*updates, newest_by="at", idempotent=True)
+    assert len([note for note in planned(app).notes if " skipped " in note]) == harmed
 
 
 def test_sums_that_another_send_replaces_depend_on_the_order() -> None:
@@ -423,6 +456,17 @@ def test_a_send_with_a_name_moves_no_marks_of_others() -> None:
     assert marks(None, None) == ["counts", "counts#2"]
     assert marks("2") == ["counts#2"]  # what is left when the first of two is taken away
     assert [table.marks for table in planned(last_seen(tags())).tables] == [None]
+
+
+def test_two_tables_over_one_table_of_a_store_have_marks_of_their_own() -> None:
+    app = Application("counts")
+    stream = app.input_stream("lake.scans")
+    for name in ("places", "numbers"):
+        table = RemoteTable(name, key="tag", write_function=tags().write_function, newest_by="at", idempotent=True)
+        stream.update(app.table(table), set=["at"], add={"n": "1"}, if_missing=[])
+    execution_plan = planned(app)
+    assert [table.marks for table in execution_plan.tables] == ["counts", "counts#2"]
+    assert any('marks_as="…"' in note for note in execution_plan.notes)
 
 
 def test_the_plan_warns_of_marks_that_go_by_the_order_of_sends() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -43,7 +43,10 @@ class PlainStore:
             if known is None and self.records.get(key, {}).get(newest_by) is not None:
                 known = (self.records[key][newest_by], "", 0, 0)
             if known is not None and order < known:
-                return "skipped"
+                if kind != "update" or not idempotent or not self._add_late(message):
+                    return "skipped"
+                self.last[(key, message.source)] = message.place
+                return "done"
         done = getattr(self, f"_{kind}")(message)
         if done == "done":
             if idempotent:
@@ -62,6 +65,15 @@ class PlainStore:
     def _delete(self, message: Message) -> str:
         self.records.pop(message.key, None)
         return "done"
+
+    def _add_late(self, message: Message) -> bool:
+        """Only add the numbers and append the values; return whether there were any, and a record to take them."""
+        numbers = {n: v for n, v in message.change.get("add", {}).items() if not isinstance(v, dict | None)}
+        lists = {n: v for n, v in message.change.get("append", {}).items() if v}
+        if message.key not in self.records or not (numbers or lists):
+            return False
+        self._update(replace(message, change={"add": numbers, "append": lists}))
+        return True
 
     def _update(self, message: Message) -> str:
         if message.key not in self.records:

@@ -17,6 +17,7 @@ from tests.resources.backends.reached_stores import STORES
 from tests.resources.tables.plain_oracle import (
     batches,
     counting,
+    counting_beside_newest,
     delivered_again,
     keeping_newest,
     messages,
@@ -120,6 +121,28 @@ def test_the_newest_stays_in_whatever_order_and_how_often_messages_come(new_stor
 
     expected = {key: record_of(message) for key, message in newest(sent).items()}
     kept = run(two_writers())
+    assert troubled.spoilt > 50
+    assert {key: {name: record[name] for name in expected[key]} for key, record in kept.items()} == expected
+
+
+@pytest.mark.rounds
+@pytest.mark.parametrize("seed", SEEDS)
+def test_updates_that_set_and_add_keep_the_newest_and_count_each_message_once(new_store, seed):
+    sent = messages(seed, per_source=120)
+    store = new_store()
+    troubled = TroubledFunction(store, seed)
+
+    async def source(number, own):
+        for batch in delivered_again(batches(own, 8), Random(seed * 100 + number)):
+            await through(troubled, counting_beside_newest(batch))
+
+    async def all_sources():
+        await asyncio.gather(*(source(number, own) for number, own in enumerate(sent.values())))
+        return await records(store, totals(every))
+
+    every = [message for own in sent.values() for message in own]
+    expected = {key: {**record_of(message), "total": totals(every)[key]} for key, message in newest(every).items()}
+    kept = run(all_sources())
     assert troubled.spoilt > 50
     assert {key: {name: record[name] for name in expected[key]} for key, record in kept.items()} == expected
 

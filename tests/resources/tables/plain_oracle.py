@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -80,6 +80,21 @@ def counting(batch: Sequence[Message], epoch: int = 0) -> Operation[Any]:
             [message.mark(epoch) for message in batch],
         ),
         conditions=Conditions(idempotent=True),
+    )
+
+
+def counting_beside_newest(batch: Sequence[Message], epoch: int = 0) -> Operation[Any]:
+    """Adds each message's amount once, and sets what it says if it is the newest."""
+    return replace(
+        counting(batch),
+        entries=RowEntries(
+            [message.key for message in batch],
+            [Changes(set=record_of(message), add={"total": message.amount}) for message in batch],
+            [{"id": message.key} for message in batch],
+            [message.mark(epoch) for message in batch],
+            [message.time for message in batch],
+        ),
+        conditions=Conditions(newest_by="seen", idempotent=True),
     )
 
 
