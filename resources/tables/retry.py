@@ -17,7 +17,7 @@ from dagster_adjunct.resources.tables.outcomes import Problem
 class Backoff:
     """Seconds to wait before a request is sent again; made by `none`, `fixed`, `random` and `exponential`.
 
-    The wait after the n-th failure is `first * growth ** (n - 1)`, at most `most`, and up to `jitter` more at random.
+    The wait after the n-th failure is `first * growth ** (n - 1)` and up to `jitter` more at random, at most `most`.
     """
 
     first: float
@@ -26,9 +26,11 @@ class Backoff:
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (_is_time(self.first) and _is_time(self.jitter) and self.most >= 0 and 1 <= self.growth <= 1000):
+        times = _is_time(self.first) and _is_time(self.jitter) and self.most >= self.first
+        if not (times and 1 <= self.growth <= 1000):
             raise ConfigurationError(
-                f"{self} can't work: expected times of 0 s or more, and a growth from 1 to 1000.",
+                f"{self} can't work: expected times of 0 s or more, the first wait at most the longest one, and a growth "
+                "from 1 to 1000.",
                 "Correct the backoff.",
                 argument="backoff",
             )
@@ -46,22 +48,25 @@ class Backoff:
     @staticmethod
     def random(least: float, most: float) -> Backoff:
         """Wait between `least` and `most` seconds, at random."""
-        return Backoff(least, jitter=most - least)
+        return Backoff(least, most=most, jitter=most - least)
 
     @staticmethod
     def exponential(first: float, most: float) -> Backoff:
-        """Wait `first` seconds, then twice as long each time up to `most`; and up to `first` more, at random."""
+        """Wait `first` seconds, then twice as long each time, and up to `first` more at random; at most `most`."""
         return Backoff(first, 2.0, most, first)
 
     def seconds(self, failures: int) -> float:
         """How long to wait after so many failures in a row, 1 or more."""
         wait = min(self.most, self.first * self.growth ** min(failures - 1, 60))
-        return wait + random.random() * self.jitter if self.jitter else wait
+        if not self.jitter:
+            return wait
+        least = min(wait, max(self.first, self.most - self.jitter))  # so that the longest waits differ, too
+        return least + random.random() * min(self.jitter, self.most - least)
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Waits that double from `first_wait` to `max_wait`, each with up to `first_wait` more at random, or `backoff`.
+    """Waits that double from `first_wait` to `max_wait`, with up to `first_wait` more at random, or `backoff`.
 
     Gives up after `attempts` requests, or before a wait that would end later than `max_total` after the first request;
     waiting for the table's rate does not count. All times in seconds. `RetryPolicy(attempts=1)` never sends again.
@@ -71,7 +76,8 @@ class RetryPolicy:
       about missing records and unfulfilled conditions, which are answers. A picklable function.
     - `unknown="fail"`: an update that is lost on its way and would act twice if it were sent twice (it adds or appends,
       and the table is not `idempotent`) is given up; by default it is sent again: at least once.
-    - A pause that the store asks for (Retry-After, throttling) is kept, where it is longer than the wait.
+    - A pause that the store asks for (Retry-After, throttling) is kept, where it is longer than the wait, and than
+      `max_wait`.
     """
 
     attempts: int = 8
@@ -93,6 +99,20 @@ class RetryPolicy:
                 f"{self} can't work: expected at least one attempt, a whole number, and no negative or endless wait.",
                 "Correct the policy.",
                 argument=wrong[0],
+            )
+        if self.backoff is None and self.first_wait > self.max_wait:
+            raise ConfigurationError(
+                f"first_wait={self.first_wait:g} of a retry policy is above max_wait={self.max_wait:g}.",
+                "Give it a max_wait that is at least as long, or a shorter first_wait.",
+                argument="first_wait",
+            )
+        least = self.first_wait if self.backoff is None else self.backoff.first
+        if self.attempts > 1 and (self.max_total < least or self.max_total == 0):
+            raise ConfigurationError(
+                f"max_total={self.max_total:g} of a retry policy leaves no time for a second attempt, which comes "
+                f"{least:g} s after the first at the earliest.",
+                "Allow more, wait less, or say that there is none: attempts=1.",
+                argument="max_total",
             )
         what = f"timeout={self.timeout!r} of a retry policy"
         check_seconds(self.timeout, what, argument="timeout", none=True, next_step="Correct the policy.")

@@ -136,6 +136,15 @@ def test_backoffs_wait_as_they_say():
     assert all(1 <= Backoff.exponential(1, 6).seconds(1) <= 2 for _ in range(50))
 
 
+@pytest.mark.parametrize(("first", "most"), [(1, 6), (1, 1.5), (2, 2), (0, 0), (0.1, 5)])
+def test_no_wait_is_longer_than_the_longest_or_shorter_than_the_first(first, most):
+    policy = RetryPolicy(99, first, most, 1e9)
+    for n in range(1, 60):
+        waits = [policy.wait(n, 0.0) for _ in range(20)]
+        assert first <= min(waits) <= max(waits) <= most
+    assert (len(set(waits)) > 1) is (first < most), "the longest waits of many tasks are not all the same"
+
+
 def test_no_wait_sends_again_without_sleeping():
     clock = ManualClock()
     sent(ScriptedLayer(failing(), failing()), puts("a"), clock, backoff=Backoff.none())
@@ -151,14 +160,31 @@ def test_no_wait_sends_again_without_sleeping():
         {"attempts": 2.5},
         {"attempts": True},
         {"max_total": float("nan")},
+        {"first_wait": 6.0},
+        {"max_wait": 0.05, "first_wait": 0.1},
+        {"max_total": 0.05},
+        {"max_total": 0, "first_wait": 0},
+        {"max_total": 2, "backoff": Backoff.fixed(3)},
     ],
 )
 def test_a_policy_that_cannot_work_is_refused(wrong):
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(ConfigurationError, check=lambda error: error.argument in wrong):
         RetryPolicy(**wrong)
-    for backoff in (lambda: Backoff.fixed(-1), lambda: Backoff.random(4, 1), lambda: Backoff.fixed(float("nan"))):
+    for backoff in (
+        lambda: Backoff.fixed(-1),
+        lambda: Backoff.random(4, 1),
+        lambda: Backoff.fixed(float("nan")),
+        lambda: Backoff.exponential(10, 5),
+    ):
         with pytest.raises(ConfigurationError, match="0 s or more"):
             backoff()
+
+
+def test_a_policy_whose_waits_fit_is_taken_to_the_limit():
+    RetryPolicy(first_wait=5.0, max_wait=5.0, max_total=5.0)
+    RetryPolicy(attempts=1, max_total=0)
+    RetryPolicy(first_wait=6.0, max_wait=5.0 + 1.0)
+    RetryPolicy(backoff=Backoff.fixed(10))
 
 
 def test_a_lost_increment_is_sent_again_unless_the_policy_forbids_it():
