@@ -245,7 +245,9 @@ class Operation(Generic[K_co]):
 
         Its mark is kept then, and what is newest stays.
         """
-        return self.kind is OperationKind.UPDATE and self.conditions.idempotent and self.conditions.newest_by is not None
+        return (
+            self.kind is OperationKind.UPDATE and self.conditions.idempotent and self.conditions.newest_by is not None
+        )
 
     def with_entries(self, entries: Entries[K_co]) -> Operation[K_co]:
         """The same request for other entries."""
