@@ -226,8 +226,9 @@ def _lost_as_late(sent: _Sent) -> tuple[str, str]:
             "Give each a table of its own; or partition the input by the table's key, and leave newest_by out.",
         )
     if sent.changed is not None and sent.changed.merged:
+        merged = ", ".join(sorted(sent.changed.merged))
         return (
-            f"members that a late record adds to {', '.join(sorted(sent.changed.merged))} are skipped with what it sets",
+            f"members that a late record adds to {merged} are skipped with what it sets",
             "Partition the input by the table's key, and leave newest_by out.",
         )
     return "", ""

@@ -69,8 +69,8 @@ def marks_notes(app: Application) -> list[str]:
             names.setdefault(store, send.table)
             sends.setdefault(store, []).append(operator.id)
     return [
-        f"Table {names[store]} knows {' and '.join(operators)} apart by their order: where one is added or taken away in "
-        'front, the others get its marks. Name all but the first: marks_as="…".'
+        f"Table {names[store]} knows {' and '.join(operators)} apart by their order: where one is added or taken away "
+        'in front, the others get its marks. Name all but the first: marks_as="…".'
         for store, operators in sends.items()
         if len(operators) > 1
     ]

@@ -29,8 +29,8 @@ class Backoff:
         times = _is_time(self.first) and _is_time(self.jitter) and self.most >= self.first
         if not (times and 1 <= self.growth <= 1000):
             raise ConfigurationError(
-                f"{self} can't work: expected times of 0 s or more, the first wait at most the longest one, and a growth "
-                "from 1 to 1000.",
+                f"{self} can't work: expected times of 0 s or more, the first at most as long as the longest, and a "
+                "growth from 1 to 1000.",
                 "Correct the backoff.",
                 argument="backoff",
             )
