@@ -210,12 +210,13 @@ def _takes(function: Any, args: Sequence[Any], given: Mapping[str, Any]) -> bool
 
 
 def _misfit(called: str, name: str, value: object, hint: Any, *, optional: bool) -> AdjunctError:
-    shown = repr(value)
+    shown = " ".join(repr(value).split())
     shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
     kind = "" if value is None else f" ({type(value).__name__})"
+    such = ".collect() of it" if type(value).__name__ == "LazyFrame" else "such a value"
     return ConfigurationError(
         f"{called}: {name} is {shown}{kind}: expected {expected(hint)}.",
-        f"Give {name}= such a value{', or leave it out' if optional else ''}.",
+        f"Give {name}= {such}{', or leave it out' if optional else ''}.",
         argument=name,
     )
 

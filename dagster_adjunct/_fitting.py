@@ -15,11 +15,14 @@ from functools import cache
 from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
+from dagster_adjunct.resources.schemas.records import ArrowFrame
+
 _FLOORS = tuple(f"dagster_adjunct.{floor}." for floor in ("resources", "assets", "orchestration"))
 _UNIONS = (Union, types.UnionType)
 _LOOKED_AT = 50  # elements: enough to see a mistake, and cheap for a million keys
 _WORDS = {
     str: "a text", int: "a whole number", float: "a number", bool: "True or False", bytes: "bytes", type(None): "None",
+    ArrowFrame: "an Arrow table, a pandas or a Polars frame",
 }  # fmt: skip
 
 
@@ -169,4 +172,6 @@ def expected(hint: Any) -> str:
     if kind in (Sequence, Collection, Iterable, list, tuple, set, frozenset):
         several = "several values" if not inner else f"several values, each {expected(inner[0])}"
         return "a tuple" if kind is tuple and not inner else several
+    if kind is _BY_NAME["DataFrame"]:
+        return "a Spark DataFrame"
     return _WORDS.get(kind, f"{getattr(kind, '__name__', kind)}")

@@ -16,12 +16,15 @@ def check_name(kind: str, name: str) -> str:
     because `system.stream.3` is how a stream partition is written.
     """
     if not isinstance(name, str) or not _SAFE.fullmatch(name):
-        raise InvalidNameError(
-            f"{kind} name {name!r} is not safe: expected 1 to 100 letters, digits, '-' or '_', "
-            "beginning with a letter or digit.",
-            "Rename it.",
-            name=str(name),
-        )
+        system, _, stream = str(name).partition(".")
+        if kind == "stream" and _SAFE.fullmatch(system) and _SAFE.fullmatch(stream):
+            problem, step = f"stream {name!r} is named with its system: expected its name alone.", f"Write {stream!r}."
+        else:
+            problem = f"{kind} name {name!r} is not safe: expected 1 to 100 letters, digits, '-' or '_', "
+            problem += "beginning with a letter or digit."
+            safe = re.sub(r"[^A-Za-z0-9_-]+", "-", str(name)).strip("-_")[:100]
+            step = f"Choose another name, such as {safe!r}." if safe else "Choose another name."
+        raise InvalidNameError(problem, step, name=str(name))
     return name
 
 
@@ -32,6 +35,12 @@ def split_stream_name(qualified: str) -> tuple[str, str]:
         raise InvalidNameError(
             f"stream {qualified!r} names no system: expected SYSTEM.STREAM.",
             f'Write "lake.{qualified}" for a stream of the lake.',
+            name=str(qualified),
+        )
+    if "." in stream:
+        raise InvalidNameError(
+            f"stream {qualified!r} has more than one dot: expected SYSTEM.STREAM.",
+            f'Write "{system}.{stream.partition(".")[0]}", without a partition; a stream\'s name has no dots.',
             name=str(qualified),
         )
     return check_name("system", system), check_name("stream", stream)

@@ -14,6 +14,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, DatasetError
+from dagster_adjunct.resources.schemas.records import ArrowFrame, spark_frame_of
 from dagster_adjunct.resources.spark.spark_errors import first_line
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class QuerySnapshot:
     """
 
     sql: str | None = None
-    query: Callable[[SparkSession], DataFrame] | None = None
+    query: Callable[[SparkSession], DataFrame | ArrowFrame] | None = None
     position: Position | Callable[[], Position] | None = None
 
     def __post_init__(self) -> None:
@@ -162,11 +163,14 @@ class QuerySnapshot:
             rows = calling(spec, what, "query function", lambda: query(spark))
         else:
             rows = _reading(spec, what, lambda: spark.sql(str(sql)))
-        if not hasattr(rows, "mapInArrow"):
+        frame = spark_frame_of(rows, spark, what)
+        if frame is None:
             raise DatasetError(
-                f"{what} returned a {type(rows).__name__}.", "Return a Spark DataFrame.", dataset=spec.name
+                f"{what} returned a {type(rows).__name__}.",
+                "Return a Spark, pandas or Polars frame, or an Arrow table.",
+                dataset=spec.name,
             )
-        return Snapshot(rows, position)
+        return Snapshot(frame, position)
 
     def describe(self) -> str:
         return f"query ({self.sql})" if self.query is None else f"query {getattr(self.query, '__name__', 'function')}"

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.files.file_formats import FileFormat
 from dagster_adjunct.resources.names import check_name
+from dagster_adjunct.resources.schemas.records import ArrowFrame
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.resources.schemas.schema import Schema
@@ -70,11 +70,12 @@ class QuerySource:
     """Versions computed by Spark: each advance runs the query and publishes what it gives, if that is new.
 
     `query` is SQL, in which `{version}` and `{partition}` stand as quoted texts, or a function of the session
-    and a Computation that returns a DataFrame. `schema` is what it returns, checked strictly. Without Spark it has to
-    be a function: that gets IN_PROCESS instead of a session, and returns an Arrow table.
+    and a Computation that returns a frame of Spark, pandas or Polars, or an Arrow table. `schema` is what it returns,
+    checked strictly. Without Spark it has to be a function, which gets IN_PROCESS instead of a session, and returns
+    another than Spark's frames.
     """
 
-    query: str | Callable[[Any, Computation], DataFrame | pa.Table]
+    query: str | Callable[[Any, Computation], DataFrame | ArrowFrame]
     schema: Schema
     name: str = "query"
 

@@ -19,6 +19,7 @@ from dagster_adjunct.assets.sources.versions_of_no_stream import VersionsOfNoStr
 from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.records import ArrowFrame, spark_frame_of, table_of
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct.resources.spark.spark_errors import first_line
@@ -76,12 +77,13 @@ class QueryVersions(VersionsOfNoStream):
         refuse_in_process(self._spec, [*sql, *what_only_spark_extracts(self._spec)])
         assert not isinstance(query, str), "SQL is refused"
         answer = query(IN_PROCESS, computation)
-        if not isinstance(answer, pa.Table):
+        if not isinstance(answer, ArrowFrame):
             raise DatasetError(
                 f"{what} returned a {type(answer).__name__}.",
-                "Return an Arrow table without Spark.",
+                "Without Spark, return an Arrow table, or a pandas or Polars frame.",
                 dataset=self._spec.name,
             )
+        answer = table_of(answer, what)
         columns = [(field.name, field.type) for field in Schema.from_arrow(answer.schema).fields]
         _check_columns(columns, self._query.schema, what)
         rows, zeros = answer.num_rows, [0] * answer.num_rows
@@ -96,19 +98,22 @@ class QueryVersions(VersionsOfNoStream):
 
         if isinstance(self._query.query, str):
             try:
-                answer = spark.sql(_filled_in(self._query.query, computation))
+                answer: object = spark.sql(_filled_in(self._query.query, computation))
             except PySparkException as error:
                 problem = f"{what} can't be planned: {first_line(error)}"
                 raise DatasetError(problem, "Correct the query, and run it again.", dataset=self._spec.name) from error
         else:
             answer = self._query.query(spark, computation)
-        if not hasattr(answer, "mapInArrow"):
+        frame = spark_frame_of(answer, spark, what)
+        if frame is None:
             raise DatasetError(
-                f"{what} returned a {type(answer).__name__}.", "Return a Spark DataFrame.", dataset=self._spec.name
+                f"{what} returned a {type(answer).__name__}.",
+                "Return a Spark, pandas or Polars frame, or an Arrow table.",
+                dataset=self._spec.name,
             )
-        check_answer(answer, self._query.schema, what)
+        check_answer(frame, self._query.schema, what)
         marks = {META[0]: F.lit(0), META[1]: F.lit(0).cast("bigint"), META[2]: F.lit(None).cast("timestamp")}
-        records = answer.select(
+        records = frame.select(
             *[column(name) for name in self._query.schema.names],
             *[value.alias(name) for name, value in marks.items()],
             F.lit(False).alias(META[3]),

@@ -25,6 +25,7 @@ from dagster_adjunct.resources.errors import (
     PreconditionFailedError,
     SourceChangedError,
 )
+from dagster_adjunct.resources.objects.lake_address import check_address
 from dagster_adjunct.resources.objects.object_store import S3Options
 
 if TYPE_CHECKING:
@@ -82,8 +83,9 @@ def open_tree(url: str) -> FileTree:
 
     S3 is reached like a lake's: by the ADJUNCT_S3_… settings, and credentials of boto3's own chain.
     """
-    scheme, separator, rest = url.partition("://")
-    if separator and scheme in ("s3", "s3a"):
+    check_address(url, "folder", ("s3", "s3a", "file"))
+    scheme, _, rest = url.partition("://")
+    if scheme in ("s3", "s3a"):
         from dagster_adjunct.resources.objects.lake import LakeSettings
 
         bucket, _, prefix = rest.rstrip("/").partition("/")
@@ -93,18 +95,7 @@ def open_tree(url: str) -> FileTree:
             )
         return S3Tree(bucket, f"{prefix}/" if prefix else "", LakeSettings().s3_options())
     if url.startswith("file:/"):
-        parts = urlsplit(url)
-        if parts.netloc not in ("", "localhost"):
-            raise ConfigurationError(
-                f"files at {url!r}: a host is named.", "Write three slashes: file:///FOLDER.", argument="url"
-            )
-        return LocalTree(unquote(parts.path))
-    if separator:
-        raise ConfigurationError(
-            f"files at {url!r}: the scheme {scheme!r} is unknown, expected a folder, file:///… or s3://….",
-            "Write the URL in one of these forms.",
-            argument="url",
-        )
+        return LocalTree(unquote(urlsplit(url).path))
     return LocalTree(str(Path(url).expanduser().absolute()))
 
 

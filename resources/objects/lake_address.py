@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 _SCHEMES = ("s3", "s3a", "memory", "file")
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?P<slashes>/*)")
+_WINDOWS = re.compile(r"[A-Za-z]:([\\/]|$)|(?![/.~]).*\\|\.{1,2}\\")
+_NO_COLON = re.compile(rf"({'|'.join(_SCHEMES)}|https?|gs|gcs|abfss?|wasbs?|hdfs)//", re.IGNORECASE)
+_FORMS = {"s3": "s3://BUCKET/PREFIX", "file": "file:///FOLDER"}
 
 
 def store_at(url: str | os.PathLike[str] | None, settings: LakeSettings) -> ObjectStore:
@@ -32,15 +36,7 @@ def _address(url: str, settings: LakeSettings) -> tuple[str, S3Options | None]:
             "Leave it out for ADJUNCT_LAKE, else .adjunct/lake.",
             argument="url",
         )
-    # Of file:/FOLDER it is plain what it means; s3:/BUCKET would be a folder.
-    named = _URL.match(url)
-    slashes = named["slashes"] if named and not url.startswith("file:/") else "//"
-    if named and len(slashes) < 2 and (slashes or named["scheme"].lower() in _SCHEMES):
-        raise ConfigurationError(
-            f"lake {url!r} has {'one slash' if slashes else 'no slashes'} after its scheme: expected two.",
-            f"Write {named['scheme'].lower()}://{url[named.end() :]}, or ./{url} for a folder of this name.",
-            argument="url",
-        )
+    check_address(url, "lake")
     scheme = url.partition("://")[0] if "://" in url else ""
     if scheme in ("s3", "s3a"):
         if set(url.partition("://")[2].partition("/")[0]) & set("@:"):
@@ -54,18 +50,38 @@ def _address(url: str, settings: LakeSettings) -> tuple[str, S3Options | None]:
     if scheme == "memory":
         return url, None
     if scheme == "file" or url.startswith("file:/"):
-        parts = urlsplit(url)
-        if parts.netloc not in ("", "localhost"):
-            raise ConfigurationError(
-                f"lake {url!r} names the host {parts.netloc!r}: expected file:///FOLDER.",
-                "Write three slashes.",
-                argument="url",
-            )
-        return unquote(parts.path), None
-    if scheme:
+        return unquote(urlsplit(url).path), None
+    return str(Path(url).expanduser().absolute()), None
+
+
+def check_address(url: str, what: str, schemes: Sequence[str] = _SCHEMES) -> None:
+    """Refuse what is neither a URL of these schemes nor plainly a folder; `what` says in the error what is there.
+
+    A folder of any name can be written as ./NAME. Raises ConfigurationError.
+    """
+    named = _URL.match(url)
+    scheme, slashes = (named["scheme"], named["slashes"]) if named else ("", "")
+    right = " or ".join(form for kind, form in _FORMS.items() if kind in schemes)
+    if url != url.strip() or url[:1] in ("'", '"'):
+        problem, right = "begins or ends with a space or a quotation mark", url.strip(" \t\n\r'\"")
+    elif _WINDOWS.match(url):
+        problem, right = "is a path of Windows", "the folder as this machine names it, with slashes"
+    elif _NO_COLON.match(url):
+        problem, right = "has no colon after its scheme", url.replace("//", "://", 1)
+    elif named and scheme not in schemes and (slashes or scheme.lower() in schemes):
+        problem = f"has the unknown scheme {scheme!r}"
+    elif named and scheme == "file" and (not slashes or urlsplit(url).netloc not in ("", "localhost")):
+        problem, right = "names a host, or no folder from the root on", _FORMS["file"]
+    elif named and scheme in schemes and scheme != "file" and len(slashes) < 2:
+        problem = f"has {'one slash' if slashes else 'no slashes'} after its scheme: expected two"
+        right = f"{scheme}://{url[named.end() :]}"
+    else:
+        return
+    if "@" in url:
         raise ConfigurationError(
-            f"lake {url!r} has the unknown scheme {scheme!r}: expected s3://BUCKET/PREFIX, a folder or file:///FOLDER.",
-            "Write the lake's URL in one of these forms.",
+            f"the URL of the {what}, which is not shown as it may hold a login, {problem}.",
+            f"Write it as in {_FORMS['s3']}, and leave credentials to boto3's own chain.",
             argument="url",
         )
-    return str(Path(url).expanduser().absolute()), None
+    or_folder = "" if url != url.strip() else f", or ./{url} for a folder of this very name"
+    raise ConfigurationError(f"{what} {url!r} {problem}.", f"Write {right}{or_folder}.", argument="url")

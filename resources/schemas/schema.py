@@ -241,9 +241,9 @@ def _type_from_arrow(field: pa.Field) -> str:
     kind = field.type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    if pa.types.is_large_string(kind):
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         kind = pa.string()
-    if pa.types.is_large_binary(kind):
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
         kind = pa.binary()
     if pa.types.is_timestamp(kind):
         if kind.tz is None:
@@ -284,6 +284,8 @@ def conform(table: pa.Table, schema: Schema, what: str) -> pa.Table:
                 f"{what}: column {field.name!r} holds {column.type} where the schema says {field.type}.",
                 _zoned(field.name)
                 if pa.types.is_timestamp(column.type) and field.type == "timestamp"
+                else f"Cast it, as in pandas df[{field.name!r}].astype('Int64'), which keeps what is missing."
+                if pa.types.is_floating(column.type) and pa.types.is_integer(arrow_type(field.type))
                 else "Cast the column before, so that it is seen what becomes of odd values.",
                 column=field.name,
             )

@@ -73,23 +73,34 @@ _PLANS = {
 
 
 def check_java() -> str:
-    """Return the path of a Java that Spark can use; say in one line what to install otherwise."""
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    """Return the path of a Java that Spark can use; say in one line what to install, or to unset, otherwise."""
+    home, on_path = os.environ.get("JAVA_HOME"), shutil.which("java")
+    java = str(Path(home) / "bin" / "java") if home else on_path
+    version = _java_version(java)
+    if java is not None and version is not None and version >= MINIMUM_JAVA:
+        return java
+    if home:
+        there = "has no bin/java that runs" if version is None else f"is Java {version}"
+        found = f"JAVA_HOME, which goes before the PATH, is {home!r}, and that {there}"
+    else:
+        found = "no java is on the PATH" if java is None else f"{java} is {version or 'no java that runs'}"
     advice = f"Install a Java {MINIMUM_JAVA} or 21 runtime (Debian, Ubuntu: apt install openjdk-17-jre-headless)."
-    if java is None or not Path(java).exists():
-        where = f"JAVA_HOME points to {home}" if home else "no java is on the PATH"
-        raise ConfigurationError(
-            f"Spark needs Java {MINIMUM_JAVA} or newer and found none: {where}.", advice, setting="JAVA_HOME"
-        )
-    answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    other = _java_version(on_path) if home else None
+    if on_path is not None and other is not None and other >= MINIMUM_JAVA:
+        advice = f"Unset JAVA_HOME: {on_path} on the PATH is Java {other}, and will do."
+    raise ConfigurationError(f"Spark needs Java {MINIMUM_JAVA} or newer: {found}.", advice, setting="JAVA_HOME")
+
+
+def _java_version(java: str | None) -> int | None:
+    """Return what feature release of Java this is; None where it can't be run, or does not say."""
+    if java is None:
+        return None
+    try:
+        answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    except OSError:
+        return None
     match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
-    if not match or int(match[1]) < MINIMUM_JAVA:
-        version = match[1] if match else "an unknown version"
-        raise ConfigurationError(
-            f"Spark needs Java {MINIMUM_JAVA} or newer and {java} is {version}.", advice, setting="JAVA_HOME"
-        )
-    return java
+    return int(match[1]) if match else None
 
 
 def session_config(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.records import ArrowFrame, table_of
 from dagster_adjunct.resources.tables.arrow_values import struct_of, to_python
 from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.key_columns import key_columns
@@ -37,25 +38,26 @@ class ArrowEntries:
     _made: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @staticmethod
-    def of(batch: pa.RecordBatch | pa.Table, key: str | Sequence[str], *, updates: bool = False) -> ArrowEntries:
-        """Return the rows of a batch as entries: their key in the columns `key`; the records are all columns, and what
-        `updates` set all others."""
+    def of(batch: ArrowFrame, key: str | Sequence[str], *, updates: bool = False) -> ArrowEntries:
+        """Return the rows of a batch, a table or a frame as entries: their key in the columns `key`; the records are
+        all columns, and what `updates` set all others."""
         import pyarrow as pa
 
-        if not is_arrow(batch):
+        if not isinstance(batch, ArrowFrame):
             raise ConfigurationError(
-                f"entries of Arrow were to be made of {batch!r:.60}; expected a pyarrow.RecordBatch or pyarrow.Table.",
+                f"entries of Arrow were to be made of {batch!r:.60}; expected an Arrow table or batch, or a frame.",
                 "Give one, or make RowEntries(keys, values).",
                 argument="batch",
             )
+        rows = batch if isinstance(batch, pa.RecordBatch) else table_of(batch, "entries")
         key = key_columns("entries", key)
-        columns = {name: _whole(batch, place) for place, name in enumerate(batch.schema.names)}
+        columns = {name: _whole(rows, place) for place, name in enumerate(rows.schema.names)}
         missing = [name for name in key if name not in columns]
-        twice = sorted({name for name in batch.schema.names if batch.schema.names.count(name) > 1})
+        twice = sorted({name for name in rows.schema.names if rows.schema.names.count(name) > 1})
         if missing or twice:
             wrong = f"no column {missing[0]!r}, which is of the key" if missing else f"two columns {twice[0]!r}"
             raise SchemaMismatchError(
-                f"an Arrow batch has {wrong}; it has {', '.join(batch.schema.names)}.",
+                f"an Arrow batch has {wrong}; it has {', '.join(rows.schema.names)}.",
                 f"Give it the key's columns ({', '.join(key)}), and each column once.",
                 column=(missing or twice)[0],
             )
@@ -67,8 +69,9 @@ class ArrowEntries:
                 column=nested,
             )
         held = {name: column for name, column in columns.items() if not (updates and name in key)}
-        rows = batch.num_rows
-        return ArrowEntries(struct_of({name: columns[name] for name in key}, rows), struct_of(held, rows))
+        return ArrowEntries(
+            struct_of({name: columns[name] for name in key}, rows.num_rows), struct_of(held, rows.num_rows)
+        )
 
     @property
     def key_names(self) -> tuple[str, ...]:

@@ -6,11 +6,10 @@ from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from dagster_adjunct.resources.loop_thread import LoopThread
+from dagster_adjunct.resources.schemas.records import ArrowFrame
 from dagster_adjunct.resources.tables.partial_update import UpdateContract, UpdateMessage
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from dagster_adjunct.resources.tables.metrics import TableMetrics
     from dagster_adjunct.resources.tables.operation import Operation
     from dagster_adjunct.resources.tables.outcomes import Outcomes
@@ -59,7 +58,7 @@ class BlockingTable(Generic[K, V, U]):
     def put(self, key: K, value: V | None, *args: object) -> None:
         self._thread.run(self.table.put(key, value, *args))
 
-    def put_all(self, entries: Iterable[tuple[K, V | None]] | pa.RecordBatch | pa.Table, *args: object) -> None:
+    def put_all(self, entries: Iterable[tuple[K, V | None]] | ArrowFrame, *args: object) -> None:
         self._thread.run(self.table.put_all(entries, *args))
 
     def delete(self, key: K, *args: object, newest: object = None) -> None:
@@ -71,7 +70,7 @@ class BlockingTable(Generic[K, V, U]):
     def update(self, key: K, update: U, *args: object) -> None:
         self._thread.run(self.table.update(key, update, *args))
 
-    def update_all(self, entries: Iterable[tuple[K, U]] | pa.RecordBatch | pa.Table, *args: object) -> None:
+    def update_all(self, entries: Iterable[tuple[K, U]] | ArrowFrame, *args: object) -> None:
         self._thread.run(self.table.update_all(entries, *args))
 
     def update_messages(

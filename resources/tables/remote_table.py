@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.names import check_name
-from dagster_adjunct.resources.tables.arrow_entries import ArrowEntries, is_arrow
+from dagster_adjunct.resources.schemas.records import ArrowFrame
+from dagster_adjunct.resources.tables.arrow_entries import ArrowEntries
 from dagster_adjunct.resources.tables.attempt_layer import AttemptLayer
 from dagster_adjunct.resources.tables.batch import BatchProvider
 from dagster_adjunct.resources.tables.batch_layer import BatchLayer
@@ -42,7 +43,7 @@ from dagster_adjunct.resources.tables.table_functions import TableReadFunction, 
 from dagster_adjunct.resources.tables.update_contract_layer import UpdateContractLayer
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -287,10 +288,11 @@ class RemoteTable(Generic[K, V, U]):
         else:
             await self._done(Operation(PUT, RowEntries((key,), (value,)), args))
 
-    async def put_all(self, entries: Iterable[tuple[K, V | None]] | pa.RecordBatch | pa.Table, *args: object) -> None:
+    async def put_all(self, entries: Iterable[tuple[K, V | None]] | ArrowFrame, *args: object) -> None:
         """`put` for each entry, in order for each key; those that are None delete.
 
-        Rows of Arrow are records by the table's key, of which no Python values are made where the store needs none.
+        Rows of an Arrow table or batch, or of a pandas or Polars frame, are records by the table's key.
+        No Python values are made of them where the store needs none.
         """
         await self._done(Operation(PUT, self._entries_of(entries), args))
 
@@ -309,20 +311,18 @@ class RemoteTable(Generic[K, V, U]):
         """Apply `update` to the record of `key`; RecordNotFoundError where there is none."""
         await self._done(Operation(UPDATE, RowEntries((key,), (update,)), args, contract=UpdateContract.UPDATE_ONLY))
 
-    async def update_all(self, entries: Iterable[tuple[K, U]] | pa.RecordBatch | pa.Table, *args: object) -> None:
-        """`update` for each entry, in order for each key. A row of Arrow sets the columns that are not of the key.
+    async def update_all(self, entries: Iterable[tuple[K, U]] | ArrowFrame, *args: object) -> None:
+        """`update` for each entry, in order for each key. A row of a frame sets the columns that are not of the key.
 
         RecordNotFoundError names the keys without a record; all other entries are applied.
         """
         rows = self._entries_of(entries, updates=True)
         await self._done(Operation(UPDATE, rows, args, contract=UpdateContract.UPDATE_ONLY))
 
-    def _entries_of(
-        self, entries: Iterable[tuple[Any, Any]] | pa.RecordBatch | pa.Table, *, updates: bool = False
-    ) -> Entries[Any]:
-        if is_arrow(entries):
-            return ArrowEntries.of(cast("pa.RecordBatch | pa.Table", entries), self.key, updates=updates)
-        keys, values = pairs_of(self.name, cast("Iterable[tuple[Any, Any]]", entries))
+    def _entries_of(self, entries: Iterable[tuple[Any, Any]] | ArrowFrame, *, updates: bool = False) -> Entries[Any]:
+        if isinstance(entries, ArrowFrame):
+            return ArrowEntries.of(entries, self.key, updates=updates)
+        keys, values = pairs_of(self.name, entries)
         return RowEntries(keys, values)
 
     async def update_messages(

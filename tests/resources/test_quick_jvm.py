@@ -75,3 +75,54 @@ def test_it_is_a_choice_of_the_environment_or_of_the_caller(monkeypatch: pytest.
     monkeypatch.setenv("ADJUNCT_SPARK_QUICK", "fast")
     with pytest.raises(ConfigurationError, match="ADJUNCT_SPARK_QUICK is 'fast': expected true or false"):
         options()
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A PATH with nothing on it but what the test puts there."""
+    folder = tmp_path / "path"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    return folder
+
+
+def java_of(folder: Path, version: str) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    java = folder / "java"
+    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    java.chmod(0o755)
+    return str(java)
+
+
+@pytest.mark.parametrize("home", ["none", "8", "not executable", "the program itself"])
+def test_a_wrong_java_home_beside_a_java_that_will_do_is_to_be_unset(
+    home: str, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = java_of(path, "21.0.1")
+    assert check_java() == good
+    at = tmp_path / "home"
+    monkeypatch.setenv("JAVA_HOME", good if home == "the program itself" else str(at))
+    if home == "8":
+        java_of(at / "bin", "1.8.0_412")
+    elif home == "not executable":
+        Path(java_of(at / "bin", "21")).chmod(0o644)
+    with pytest.raises(ConfigurationError) as refused:
+        check_java()
+    assert refused.value.setting == "JAVA_HOME"
+    assert refused.value.next_step == f"Unset JAVA_HOME: {good} on the PATH is Java 21, and will do."
+
+
+def test_a_java_home_goes_before_the_path(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    java_of(path, "1.8.0_412")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
+    java = java_of(tmp_path / "home" / "bin", "17.0.9")
+    assert check_java() == java
+
+
+@pytest.mark.parametrize("version", [None, "11.0.2", "nonsense"])
+def test_without_a_java_that_will_do_one_is_to_be_installed(version: str | None, path: Path) -> None:
+    if version is not None:
+        java_of(path, version)
+    with pytest.raises(ConfigurationError, match="Install a Java 17"):
+        check_java()

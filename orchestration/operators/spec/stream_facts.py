@@ -79,10 +79,18 @@ def facts_of(catalog: Catalog, stream: str, what: str) -> StreamFacts:
         there = ", ".join(sorted(catalog)) or "none"
         raise PlanningError(
             f"{what} reads stream {stream!r}, which does not exist: " + (missing or f"streams there: {there}."),
-            "Correct the name, or create the stream by appending to it.",
+            _how_to_have(stream),
             stream=stream,
         )
     return facts
+
+
+def _how_to_have(stream: str) -> str:
+    system, name = split_stream_name(stream)
+    if system != LAKE:
+        return "Correct the name, or create the stream first."
+    create = f"LakeStreams(open_lake()).create({name!r}, schema=Schema.of(…), key=[…], partitions=…)"
+    return f"Correct the name, run first what writes the stream, or create it and append to it: {create}."
 
 
 def bytes_of(catalog: Catalog, stream: str) -> int | None:

@@ -26,6 +26,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LEAST_MS, GREATEST_MS = -62_135_596_800_000, 253_402_300_799_999
 _FINER = (("microseconds", 1_000), ("nanoseconds", 1_000_000))
 _LIKELY_MS = 500_000_000_000  # a day in 1985: who writes an earlier one does not count in finer units
+_LIKELY_SECONDS = range(_LIKELY_MS // 1000, 10_000_000_000)  # of 1985 to 2286; in milliseconds January to April 1970
 ID_LENGTH = 200
 
 In_contra = TypeVar("In_contra", contravariant=True)
@@ -64,7 +65,7 @@ class Startpoint(ABC):
     id: str = field(default_factory=_new_id)
 
     def __post_init__(self) -> None:
-        _check_ms("creation_timestamp_ms", self.creation_timestamp_ms)
+        check_ms("creation_timestamp_ms", self.creation_timestamp_ms)
         check_id("startpoint", self.id)
 
     @abstractmethod
@@ -119,7 +120,7 @@ class StartpointTimestamp(Startpoint):
 
     def __post_init__(self) -> None:
         Startpoint.__post_init__(self)
-        _check_ms("timestamp_ms", self.timestamp_ms)
+        check_ms("timestamp_ms", self.timestamp_ms)
 
     def apply(self, given: G, visitor: StartpointVisitor[G, T]) -> T:
         return visitor.visit_timestamp(given, self)
@@ -302,11 +303,19 @@ def check_id(what: str, value: object) -> None:
         )
 
 
-def _check_ms(name: str, value: object) -> None:
+def check_ms(name: str, value: object, what: str = "startpoint") -> None:
+    """Refuse what is no time in ms since 1970, or looks like one in another unit. Raises ConfigurationError."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise ConfigurationError(
-            f"startpoint {name} {value!r} is no time: expected whole milliseconds since 1970 in UTC.",
+            f"{what} {name} {value!r} is no time: expected whole milliseconds since 1970 in UTC.",
             "Convert the time first: int(moment.timestamp() * 1000).",
+            argument=name,
+        )
+    if value in _LIKELY_SECONDS:
+        moments = [f"{_EPOCH + timedelta(milliseconds=1) * ms:%Y-%m-%d %H:%M} UTC" for ms in (value, value * 1000)]
+        raise ConfigurationError(
+            f"{what} {name} {value} is {moments[0]} in milliseconds since 1970: it looks like seconds ({moments[1]}).",
+            f"Give milliseconds: {value * 1000}.",
             argument=name,
         )
     if not LEAST_MS <= value <= GREATEST_MS:
@@ -318,7 +327,7 @@ def _check_ms(name: str, value: object) -> None:
                 step = f"Give milliseconds: {value // n}."
                 break
         raise ConfigurationError(
-            f"startpoint {name} {_short(value)} is no time of the years 1 to 9999 in milliseconds since 1970{looks}.",
+            f"{what} {name} {_short(value)} is no time of the years 1 to 9999 in milliseconds since 1970{looks}.",
             step,
             argument=name,
         )

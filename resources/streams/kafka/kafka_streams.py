@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
@@ -19,9 +19,11 @@ from dagster_adjunct.resources.errors import (
     StreamNotFoundError,
 )
 from dagster_adjunct.resources.names import check_name
+from dagster_adjunct.resources.schemas.records import ArrowFrame
 from dagster_adjunct.resources.spark.given_session import session_of
 from dagster_adjunct.resources.streams.interface.checked_arguments import check_epochs, no_partition, one_stream
 from dagster_adjunct.resources.streams.interface.numbered_offsets import NumberedOffsets, parse_offset
+from dagster_adjunct.resources.streams.interface.startpoint import check_ms
 from dagster_adjunct.resources.streams.interface.stream_system import (
     AppendResult,
     Epochs,
@@ -40,7 +42,6 @@ from dagster_adjunct.resources.streams.kafka.offset_texts import TOPIC
 from dagster_adjunct.resources.streams.kafka.record_formats import schema_of
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.resources.objects.lake import Lake
@@ -145,6 +146,7 @@ class KafkaStreams(NumberedOffsets):
 
     def offset_for_timestamp(self, ssp: SystemStreamPartition, timestamp_ms: int) -> str:
         """Return the offset of the first record that readers see, in offset order, at or after this time."""
+        check_ms("timestamp_ms", timestamp_ms, str(ssp))
         facts = self._topic_with([ssp])
         return str(self._first_at(facts, [ssp.partition], timestamp_ms)[ssp.partition])
 
@@ -196,7 +198,7 @@ class KafkaStreams(NumberedOffsets):
     def append(
         self,
         stream: str,
-        data: DataFrame | pa.Table,
+        data: DataFrame | ArrowFrame | Sequence[Mapping[str, Any]],
         *,
         producer: str,
         sequence: int,

@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.schemas.quoted_columns import quoted
+from dagster_adjunct.resources.schemas.records import ArrowFrame, table_of
 from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
 from dagster_adjunct.resources.spark.spark_errors import unwrapped, wrapped
 from dagster_adjunct.resources.streams.interface.checked_arguments import check_producer
@@ -61,7 +62,7 @@ Sent = tuple[list[SentSpan], bool]
 def append(
     system: KafkaStreams,
     stream: str,
-    data: DataFrame | pa.Table,
+    data: DataFrame | ArrowFrame | Sequence[Mapping[str, Any]],
     *,
     producer: str,
     sequence: int,
@@ -71,7 +72,7 @@ def append(
     consumed: Mapping[SystemStreamPartition, str] | None = None,
     valid_from: datetime | None = None,
 ) -> AppendResult:
-    """Add records to a topic, from a frame by Spark's tasks, from a table by this process and in its order.
+    """Add records to a topic, from a Spark frame by its tasks, from anything else by this process and in its order.
 
     `data` has the stream's columns and may have `__tombstone`, `__timestamp` (kept in ms; null is now) and `__epoch`.
     Records of one key go out by one task, in the order of `order_by` (columns that only serve the order are left
@@ -96,16 +97,17 @@ def append(
         markers = dict.fromkeys(range(facts.partitions), marker_text(end_of_dataset, valid_from=valid_from))
     what = _append(system, facts, producer, sequence, markers, consumed or {})
     before = system.admin.upcoming(facts.topic, range(facts.partitions))
-    if type(data).__module__.startswith("pyarrow"):  # asking for the class itself would import Arrow
+    if not hasattr(data, "mapInArrow"):
         if order_by or partitioned:
             raise ConfigurationError(
                 f"{what.target}: order_by and partitioned are for Spark frames; a table keeps its own order.",
                 "Sort the table before, and leave both out.",
                 argument="order_by",
             )
-        sent = _send(facts)(what, encode_table(data, facts.declared, str(what.target)).to_batches())
+        table = table_of(data, str(what.target), schema_of(facts.declared))
+        sent = _send(facts)(what, encode_table(table, facts.declared, str(what.target)).to_batches())
     else:
-        frame = encode(_prepared(data, facts, order_by), facts.declared, str(what.target))
+        frame = encode(_prepared(cast("DataFrame", data), facts, order_by), facts.declared, str(what.target))
         sent = _in_tasks(frame, facts, what, len(order_by))
     return _result(system, what, sent, before)
 

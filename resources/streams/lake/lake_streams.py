@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.resources.errors import ConfigurationError, ObjectExistsError, ProducerConflictError
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.objects.removal import is_deleted
+from dagster_adjunct.resources.schemas.records import ArrowFrame, table_of
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.checked_arguments import check_producer, no_partition, one_stream
 from dagster_adjunct.resources.streams.interface.marker_times import micros_of_marker
 from dagster_adjunct.resources.streams.interface.source_ranges import Sources
+from dagster_adjunct.resources.streams.interface.startpoint import check_ms
 from dagster_adjunct.resources.streams.interface.stream_system import AppendResult, StreamInfo, StreamSystem
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.appending import Append, NewMarker, decide_append
@@ -49,7 +51,6 @@ from dagster_adjunct.resources.streams.lake.stream_manifest import (
 from dagster_adjunct.resources.streams.lake.stream_states import NAMES
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.resources.objects.commit_log import Commit
@@ -135,6 +136,7 @@ class LakeStreams(LakeReads):
         return self._edges(ssps, lambda state: state.next)
 
     def offset_for_timestamp(self, ssp: SystemStreamPartition, timestamp_ms: int) -> str:
+        check_ms("timestamp_ms", timestamp_ms, str(ssp))
         state = self._state_of(ssp)
         prefix, pages = self.lake.stream_prefix(ssp.stream), self.pages_of(ssp.stream)
         offset = first_offset_at(self.lake.store, prefix, state, pages, ssp.partition, timestamp_ms * 1000)
@@ -145,7 +147,7 @@ class LakeStreams(LakeReads):
     def append(
         self,
         stream: str,
-        data: DataFrame | pa.Table,
+        data: DataFrame | ArrowFrame | Sequence[Mapping[str, Any]],
         *,
         producer: str,
         sequence: int,
@@ -159,26 +161,28 @@ class LakeStreams(LakeReads):
     ) -> AppendResult:
         """Add records to all their partitions in one commit, once per producer and sequence.
 
-        `data` has the stream's columns, or those that it had before some were added, which then are null. It may have
-        `__tombstone` (boolean), `__timestamp` and `__epoch` (int). The records of a partition keep the order of a
-        table, or get that of `order_by` in a frame (columns that only serve the order are left out). A table is written
-        without Spark. `end_of_dataset` ends a version: a marker follows in every partition, with the number of its
-        records since its marker before; `valid_from` (with its zone) is since when that version is valid.
+        `data` is a Spark frame, an Arrow table or batch, a pandas or Polars frame, or rows as dictionaries; all but
+        Spark's become a table, which is written without Spark. It has the stream's columns, or those that it had before
+        some were added, which then are null. It may have `__tombstone` (boolean), `__timestamp` and `__epoch` (int).
+        The records of a partition keep the order of a table, or get that of `order_by` in a Spark frame (columns that
+        only serve the order are left out). `end_of_dataset` ends a version: a marker follows in every partition, with
+        the number of its records since its marker before; `valid_from` (with its zone) is since when it is valid.
         `partitioned=True` says that partition i of the frame holds exactly the stream's partition i. `consumed` is not
-        kept here. `sources` says what ranges all records were made of; each
-        then has the columns of POSITION, which are left out otherwise. With `one_task` one task writes all
-        partitions of a frame of few records, instead of one each.
+        kept here. `sources` says what ranges all records were made of; each then has the columns of POSITION, which are
+        left out otherwise. With `one_task` one task writes all partitions of a frame, which has few records.
 
-        A retry with the same records is answered with the first result. It must come the same way, as a table
-        or as a frame, because the two have digests of their own. Raises SchemaMismatchError, ProducerConflictError,
-        and CommitConflictError or CommitStateUnknownError, after which the same call may be repeated.
+        A retry with the same records is answered with the first result. It must come the same way, as a table or as a
+        Spark frame, because the two have digests of their own. Raises SchemaMismatchError, ProducerConflictError, and
+        CommitConflictError or CommitStateUnknownError, after which the same call may be repeated.
         """
         check_producer(producer, sequence)
         if end_of_dataset is not None:
             check_name("version", end_of_dataset)
         valid_micros = micros_of_marker(end_of_dataset, valid_from)
+        _, state = self.state(stream)
+        if not hasattr(data, "mapInArrow"):
+            data = table_of(data, f"stream {stream!r}", state.declaration.schema_)
         while True:
-            _, state = self.state(stream)
             append, files = written(
                 self.lake,
                 stream,
@@ -200,6 +204,7 @@ class LakeStreams(LakeReads):
                 sent = known(self.state(stream)[1].producers, producer, sequence)
                 if sent is None or sent.columns == append.columns:
                     raise
+                _, state = self.state(stream)
                 continue  # somebody with other columns came first: with the same records, maybe
             if result.duplicate:
                 self.lake.store.delete_many(files)

@@ -50,7 +50,8 @@ class StreamStates:
             there = ", ".join(self.list_streams()) or "none"
             raise StreamNotFoundError(
                 f"there is no stream {stream!r} in {self.lake.url}: there are {there}.",
-                "Check the name and the lake, or create the stream first.",
+                f"Check the name and the lake, or create the stream first: streams.create({stream!r}, schema=…, "
+                "partitions=…).",
                 stream=f"lake.{stream}",
             )
         return commit

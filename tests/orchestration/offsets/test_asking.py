@@ -103,7 +103,7 @@ def test_a_time_is_iso_with_its_zone_or_a_date_or_milliseconds(text: str, moment
     assert startpoint.timestamp_ms == round(moment.timestamp() * 1000)
 
 
-@given(st.datetimes(datetime(1970, 1, 1), datetime(2200, 1, 1)), st.integers(-14 * 60, 14 * 60))
+@given(st.datetimes(datetime(1971, 1, 1), datetime(2200, 1, 1)), st.integers(-14 * 60, 14 * 60))
 def test_a_time_means_the_same_in_every_zone(moment: datetime, minutes: int) -> None:
     moment = moment.replace(microsecond=moment.microsecond // 1000 * 1000, tzinfo=UTC)
     there = moment.astimezone(timezone(timedelta(minutes=minutes)))

@@ -67,9 +67,22 @@ def test_a_declaration_that_can_not_work_says_why(streams: LakeStreams) -> None:
         streams.create("s", schema=Schema.of(x="double"), key=["x"], partitions=2)
     with pytest.raises(SchemaMismatchError, match="column 'v' is bigint, and the record's time"):
         streams.create("s", schema=SCHEMA, key=["k"], partitions=2, timestamp="v")
-    with pytest.raises(InvalidNameError, match=r"stream name 'a\.b' is not safe"):
-        streams.create("a.b", schema=SCHEMA, partitions=1)
+    with pytest.raises(InvalidNameError, match=r"stream name 'a b' is not safe") as refused:
+        streams.create("a b", schema=SCHEMA, partitions=1)
+    assert "'a-b'" in refused.value.next_step
     assert streams.list_streams() == []
+
+
+def test_a_stream_that_is_named_with_its_system_is_told_its_name(streams: LakeStreams) -> None:
+    records = SCHEMA.to_arrow().empty_table()
+    for named in (
+        lambda: streams.create("lake.s", schema=SCHEMA, partitions=1),
+        lambda: streams.append("lake.s", records, producer="p", sequence=1),
+        lambda: streams.whole("lake.s"),
+    ):
+        with pytest.raises(InvalidNameError) as refused:
+            named()
+        assert (refused.value.name, refused.value.next_step) == ("lake.s", "Write 's'.")
 
 
 def test_a_stream_that_is_not_there_names_those_that_are(streams: LakeStreams) -> None:

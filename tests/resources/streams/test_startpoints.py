@@ -41,7 +41,7 @@ from tests.resources.streams.stream_helpers import SCHEMA
 
 SSP = SystemStreamPartition("lake", "s", 0)
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
-MS = st.integers(-62_135_596_800_000, 253_402_300_799_999)
+MS = st.integers(-62_135_596_800_000, 253_402_300_799_999).filter(lambda ms: not 500_000_000 <= ms < 10**10)
 IDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 COMMON: dict[str, Any] = {"creation_timestamp_ms": MS, "id": IDS}
 STARTPOINTS = st.one_of(
@@ -302,6 +302,19 @@ def test_a_time_outside_of_the_years_1_to_9999_is_refused_with_a_hint(ms: int, t
     stored = {**StartpointTimestamp(timestamp_ms=0).to_json(), "timestamp_ms": ms}
     with pytest.raises(MalformedDocumentError, match="years 1 to 9999"):
         startpoint_from_json(stored)
+
+
+@pytest.mark.parametrize("seconds", [500_000_000, 1_767_225_600, 9_999_999_999])
+def test_seconds_where_milliseconds_belong_are_refused_with_what_they_are(filled: LakeStreams, seconds: int) -> None:
+    for made in (
+        lambda ms: StartpointTimestamp(timestamp_ms=ms),
+        lambda ms: StartpointOldest(creation_timestamp_ms=ms),
+        lambda ms: filled.offset_for_timestamp(SSP, ms),
+    ):
+        with pytest.raises(ConfigurationError) as refused:
+            made(seconds)
+        assert refused.value.next_step == f"Give milliseconds: {seconds * 1000}."
+        made(seconds * 1000)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,106 @@
+"""Records as users have them: Arrow tables, pandas and Polars frames, rows as dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import date
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.schema import Schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@runtime_checkable
+class ArrowFrame(Protocol):
+    """Columns that Arrow can take: an Arrow table or batch, a pandas or Polars frame, a DuckDB relation."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
+
+
+def table_of(records: Any, what: str, schema: Schema | None = None) -> pa.Table:
+    """Return an ArrowFrame, or rows as dictionaries, as an Arrow table with the types that they have.
+
+    `schema` gives the columns of an empty list of rows. A pandas index that has a name becomes a column; one without is
+    left out. Raises SchemaMismatchError for columns that Arrow can't hold, and ConfigurationError for a reader of
+    batches, whose second reading would find nothing.
+    """
+    import pyarrow as pa
+
+    if isinstance(records, pa.Table):
+        return _each_once(records, what)
+    if isinstance(records, pa.RecordBatchReader):
+        raise ConfigurationError(
+            f"{what}: a RecordBatchReader can be read only once, and a repeated call has to give the same records.",
+            "Read it first: reader.read_all().",
+            argument="data",
+        )
+    if not isinstance(records, ArrowFrame):
+        return schema.to_arrow().empty_table() if schema and not len(records) else _table_of_rows(records, what)
+    try:
+        table = pa.Table.from_pandas(records) if _is_pandas(records) else _without_views(pa.table(records))
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:  # pandas' columns are named in it
+        raise SchemaMismatchError(
+            f"{what}: the {type(records).__name__} can't be made an Arrow table: {_in_words(error)}.",
+            "Give each column values of one type, and a name of its own.",
+            argument="data",
+        ) from error
+    unnamed = [name for name in table.column_names if name.startswith("__index_level_")]
+    return _each_once(table.drop_columns(unnamed).replace_schema_metadata(None), what)
+
+
+def spark_frame_of(answer: Any, spark: SparkSession, what: str) -> DataFrame | None:
+    """Return what a user's function has returned as a Spark frame; None where it is no frame at all."""
+    if isinstance(answer, ArrowFrame) and not hasattr(answer, "mapInArrow"):
+        answer = spark.createDataFrame(table_of(answer, what))
+    return answer if hasattr(answer, "mapInArrow") else None
+
+
+def _table_of_rows(rows: Sequence[Mapping[str, Any]], what: str) -> pa.Table:
+    """Return rows as a table; a column that a row does not name is null there."""
+    import pyarrow as pa
+
+    columns: dict[str, Any] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row.get(name) for row in rows]
+        moments = {(type(value), getattr(value, "tzinfo", None) is None) for value in values if isinstance(value, date)}
+        try:
+            if len(moments) > 1:
+                raise TypeError("dates, times with a zone and times without one are mixed")
+            columns[name] = pa.array(values)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise SchemaMismatchError(
+                f"{what}: column {name!r} of the rows can't be made an Arrow column: {_in_words(error)}.",
+                "Give the column values of one type.",
+                column=name,
+            ) from error
+    return pa.table(columns)
+
+
+def _without_views(table: pa.Table) -> pa.Table:
+    """Return a table with plain texts and bytes in place of views, which Polars gives and few kernels take."""
+    import pyarrow as pa
+
+    plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    return table.cast(pa.schema([field.with_type(plain.get(field.type, field.type)) for field in table.schema]))
+
+
+def _each_once(table: pa.Table, what: str) -> pa.Table:
+    twice = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
+    if twice:
+        raise SchemaMismatchError(f"{what}: there are two columns {twice[0]!r}.", "Rename one.", column=twice[0])
+    return table
+
+
+def _is_pandas(value: object) -> bool:
+    return any(kind.__module__.startswith("pandas.") for kind in type(value).__mro__)
+
+
+def _in_words(error: Exception) -> str:
+    """Return what Arrow says in one line; it names a column of pandas in the second argument."""
+    return "; ".join(
+        str(argument).strip().splitlines()[0].rstrip(".") for argument in error.args if str(argument).strip()
+    )

@@ -1,0 +1,155 @@
+"""Records as users have them, given to streams, tables and datasets: frames of libraries, rows as dictionaries."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from dagster_adjunct import IN_PROCESS, LakeStreams, Schema, advance_dataset, bounded_dataset, open_dataset, open_lake
+from dagster_adjunct.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.lakes import lake_in
+from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.sources import QuerySource
+from dagster_adjunct.tables import BlockingTable, MemoryTable, RemoteTable
+
+SCHEMA = Schema.of(k="string", n="bigint", x="double", m="decimal(10,2)", at="timestamp", day="date", raw="binary")
+AT = dt.datetime(2026, 3, 1, 12, 0, 0, 5, tzinfo=dt.UTC)
+A = {"k": "a", "n": 1, "x": 0.5, "m": Decimal("1.50"), "at": AT, "day": AT.date(), "raw": b"\x00"}
+B = {"k": "b", "n": 2**53 + 1, "x": 2.0, "m": Decimal("-3.00"), "at": AT, "day": AT.date(), "raw": b""}
+NOTHING = {"k": "c", "n": None, "x": None, "m": None, "at": None, "day": None, "raw": None}
+ROWS = [A, B, NOTHING]
+PANDAS = {"n": "Int64", "x": "float64"}
+
+
+def pandas_frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    return pd.DataFrame(rows, dtype=object).astype({name: kind for name, kind in PANDAS.items() if name in rows[0]})
+
+
+def duckdb_relation(rows: list[dict[str, Any]]) -> Any:
+    table = pa.Table.from_pylist(rows)
+    return duckdb.from_arrow(table).project("*")
+
+
+FORMS: dict[str, Callable[[list[dict[str, Any]]], Any]] = {
+    "rows": list,
+    "pandas": pandas_frame,
+    "pandas filtered": lambda rows: pandas_frame([{**A, "n": 0}, *rows]).query("n != 0 or n.isna()"),
+    "pandas with an index": lambda rows: pandas_frame(rows).set_index("k"),
+    "polars": pl.DataFrame,
+    "batch": pa.RecordBatch.from_pylist,
+    "table": pa.Table.from_pylist,
+    "duckdb": duckdb_relation,
+}
+
+
+@pytest.fixture
+def streams() -> LakeStreams:
+    streams = LakeStreams(lake_in(InMemoryStore()))
+    streams.create("s", schema=SCHEMA, key=["k"], partitions=1)
+    return streams
+
+
+def stored(streams: LakeStreams) -> list[dict[str, Any]]:
+    return streams.read_arrow(streams.whole("s")).select(SCHEMA.names).to_pylist()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_records_in_any_form_are_stored_as_a_table_of_them_is(streams: LakeStreams, form: str) -> None:
+    streams.append("s", FORMS[form](ROWS), producer="p", sequence=1)
+    assert stored(streams) == ROWS
+    assert streams.append("s", pa.Table.from_pylist(ROWS), producer="p", sequence=1).duplicate
+
+
+def test_rows_that_are_none_or_name_fewer_columns_are_taken(streams: LakeStreams) -> None:
+    assert streams.append("s", [], producer="p", sequence=1).rows == 0
+    streams.append("s", [A, {"k": "c"}], producer="p", sequence=2)
+    assert stored(streams) == [A, NOTHING]
+
+
+@pytest.mark.parametrize(
+    ("data", "column"),
+    [
+        ([{**A, "extra": 1}], "extra"),
+        ([{"k": "a"}], "n"),
+        ([{**A, "n": 1.5}], "n"),
+        ([{**A, "n": "1"}], "n"),
+        ([A, {**A, "n": "1"}], "n"),
+        ([{**A, "k": 1}], "k"),
+        ([{**A, "n": 2**70}], "n"),
+        ([{**A, "at": AT.replace(tzinfo=None)}], "at"),
+        ([A, {**A, "at": AT.replace(tzinfo=None)}], "at"),
+        ([{**A, "day": AT}], "day"),
+        ([A, {**A, "day": AT}], "day"),
+        ([{**A, "k": "\ud800"}], "k"),
+        (pd.DataFrame([A, NOTHING]), "n"),
+        (pandas_frame([A]).assign(at=pd.Timestamp("2026-03-01")), "at"),
+        (pl.DataFrame([A]).with_columns(at=dt.datetime(2026, 3, 1)), "at"),
+        (pa.table([pa.array(["a"])] * 2, names=["k", "k"]), "k"),
+    ],
+)
+def test_records_that_lose_something_as_columns_are_refused(streams: LakeStreams, data: Any, column: str) -> None:
+    with pytest.raises(SchemaMismatchError) as refused:
+        streams.append("s", data, producer="p", sequence=1)
+    assert refused.value.column == column
+    assert stored(streams) == []
+
+
+@pytest.mark.parametrize(
+    "data", [pd.concat([pandas_frame([A])] * 2, axis=1), pandas_frame([A]).assign(k=[{1: 2}]), pl.Series(["a"])]
+)
+def test_a_frame_that_arrow_can_not_hold_is_refused(streams: LakeStreams, data: Any) -> None:
+    with pytest.raises(SchemaMismatchError):
+        streams.append("s", data, producer="p", sequence=1)
+
+
+@pytest.mark.parametrize("data", [None, "abc", 5, [1], pd.Series(["a"]), pl.DataFrame([A]).lazy()])
+def test_what_holds_no_records_is_refused_and_told_what_does(streams: LakeStreams, data: Any) -> None:
+    with pytest.raises(ConfigurationError, match="a pandas or a Polars frame") as refused:
+        streams.append("s", data, producer="p", sequence=1)
+    assert refused.value.argument == "data"
+
+
+def test_a_reader_of_batches_is_refused_since_a_repeat_would_find_nothing(streams: LakeStreams) -> None:
+    with pytest.raises(ConfigurationError, match=r"read_all"):
+        streams.append("s", pa.Table.from_pylist(ROWS).to_reader(), producer="p", sequence=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("form", ["pandas", "polars", "batch", "table", "duckdb"])
+def test_a_table_takes_frames_as_records_and_as_updates(form: str) -> None:
+    memory = MemoryTable(f"frames of {form}")
+    memory.clear()
+    with BlockingTable(RemoteTable("t", key="k", read_function=memory, write_function=memory)) as table:
+        table.put_all(FORMS[form]([A, B]))
+        assert memory.records() == {"a": A, "b": B}
+        table.update_all(FORMS[form]([{**B, "k": "a"}]))
+        assert memory.records() == {"a": {**B, "k": "a"}, "b": B}
+
+
+@pytest.mark.parametrize("form", ["pandas", "polars", "batch", "table"])
+def test_a_dataset_can_be_computed_as_any_frame(form: str, tmp_path: Path) -> None:
+    lake = open_lake(tmp_path)
+    frame = FORMS[form]([{"k": "a", "n": 1}, {"k": "b", "n": 2**53 + 1}])
+    query = QuerySource(lambda _session, _computation: frame, Schema.of(k="string", n="bigint"))
+    advance_dataset(lake, {}, bounded_dataset("d", input=query, key="k", partitions=1), IN_PROCESS, by="test")
+    with open_dataset(lake, "d") as opened:
+        assert {key: entry["n"] for key, entry in opened.items()} == {"a": 1, "b": 2**53 + 1}
+
+
+@pytest.mark.parametrize("form", ["pandas", "polars", "table"])
+def test_spark_takes_what_a_query_computes_as_any_frame(form: str, spark: SparkSession, tmp_path: Path) -> None:
+    lake = open_lake(tmp_path)
+    frame = FORMS[form]([{"k": "a", "n": 1}, {"k": "b", "n": 2**53 + 1}])
+    query = QuerySource(lambda _session, _computation: frame, Schema.of(k="string", n="bigint"))
+    advance_dataset(lake, {}, bounded_dataset("d", input=query, key="k", partitions=1), spark, by="test")
+    with open_dataset(lake, "d") as opened:
+        assert {key: entry["n"] for key, entry in opened.items()} == {"a": 1, "b": 2**53 + 1}
