@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.bounded.bounded_report import report_of
-from dagster_adjunct.assets.bounded.build_candidate import build_candidate
+from dagster_adjunct.assets.bounded.build_candidate import build_candidate, refuse_withdrawn
 from dagster_adjunct.assets.bounded.commit_waiting import begin, wait
 from dagster_adjunct.assets.bounded.delivered_together import delivered_together
 from dagster_adjunct.assets.bounded.judge_candidate import judge
@@ -142,7 +142,7 @@ def _advance(unit: Unit, *, once: bool, make_current: bool) -> list[AdvanceRepor
             if not answers.together:
                 return [report_of(member) for member in wait(unit, answers).members]
             built = [build_candidate(unit.member(name), delivery) for name, delivery in answers.together.items()]
-            judged = [judge(candidate) for candidate in built]
+            judged = [judge(candidate) for candidate in refuse_withdrawn(built)]
         except (MarkerConflictError, ValidatorError):
             begin(unit)
             raise

@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 class Outcome:
     """What an advance has done with one dataset so far.
 
-    `sealed`, `rejected` and `unchanged` are ids of versions, `taken_in` counts the deliveries that they came of, and
+    `sealed`, `rejected` and `unchanged` are ids of versions, `kept` those of the sealed that come before what was
+    current and are kept beside it; `taken_in` counts the deliveries that they came of, and
     `looked_at` is the version that was built last.
     """
 
     sealed: tuple[str, ...] = ()
     rejected: tuple[str, ...] = ()
     unchanged: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     lost: tuple[Lost, ...] = ()
     notes: tuple[str, ...] = ()

@@ -33,6 +33,7 @@ def report_of(member: Member) -> AdvanceReport:
     for ref in (manifest.ref(rejected) for rejected in done.rejected):
         if ref is not None:
             notes.append(_rejected(member, ref))
+    notes += [_kept(member, ref) for kept in done.kept if (ref := manifest.ref(kept)) is not None]
     newest = max(manifest.versions, key=lambda ref: ref.number, default=None)
     if newest is not None and newest.state == "rejected" and not done.rejected:
         notes.append(f"version {newest.name!r} ({newest.id}), delivered last, is rejected: {newest.reason}")
@@ -66,6 +67,21 @@ def report_of(member: Member) -> AdvanceReport:
         seconds=member.stages.seconds,
         schema=member.source.schema if version is None else version.columns,
         note="; ".join(notes),
+    )
+
+
+def _kept(member: Member, ref: VersionRef) -> str:
+    """Return that a version comes before the one that is current, and how to serve it all the same."""
+    manifest = member.manifest
+    head = manifest.ref(manifest.head or "")
+    assert head is not None
+    names = [
+        f"{told.name!r}" + (f" (valid from {told.valid_from:%Y-%m-%d %H:%M:%S} UTC)" if told.valid_from else "")
+        for told in (ref, head)
+    ]
+    return (
+        f"version {names[0]} is sealed and kept beside {names[1]}, which comes after it and stays current. "
+        f"To serve it: adjunct dataset rollback {manifest.name} {ref.id} --reason …"
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -64,8 +65,29 @@ def build_candidate(member: Member, delivery: Delivery) -> Built:
                         renewal.finish({"fingerprint": fingerprint, "version": built.version.model_dump(mode="json")})
     if built.version is not None:
         with member.stages("unchanged", delivery.version):
-            return replace(built, unchanged=_equal_to(member, built.version))
+            unchanged = _equal_to(member, built.version)
+            withdrawn = None if unchanged else _withdrawn_of(member, built.version)
+            return replace(built, unchanged=unchanged, withdrawn=withdrawn)
     return built
+
+
+def refuse_withdrawn(built: Sequence[Built]) -> list[Built]:
+    """Return built versions, refused where all that is new in them was withdrawn under their name.
+
+    A producer that delivers twice must not bring back what somebody has taken away. Of a version set the content of one
+    member may be what it was, where that of another is corrected.
+    """
+    again = all(candidate.withdrawn or candidate.unchanged for candidate in built)
+    return [
+        replace(
+            candidate,
+            problem=f"it holds what version {candidate.withdrawn.id} of this name held, which is withdrawn: "
+            f"{candidate.withdrawn.reason}",
+        )
+        if again and candidate.withdrawn
+        else replace(candidate, withdrawn=None)
+        for candidate in built
+    ]
 
 
 def _build(member: Member, delivery: Delivery, attempt: Attempt) -> SealedVersion:
@@ -151,11 +173,24 @@ def _equal_to(member: Member, new: SealedVersion) -> str | None:
         ref = named[-1] if named else None
     else:
         ref = manifest.ref(manifest.head) if manifest.head else None
-    if ref is None or ref.rows != new.rows or not _says_so_of_time(manifest, ref, new):
+    if ref is None or not _says_so_of_time(manifest, ref, new):
         return None
-    served = manifest.version
+    return ref.id if _holds(member, ref, new) else None
+
+
+def _withdrawn_of(member: Member, new: SealedVersion) -> VersionRef | None:
+    """Return the withdrawn version of this name with this content and time, None where there is none."""
+    named = (ref for ref in member.manifest.versions if ref.name == new.name and ref.state == "withdrawn")
+    return next((ref for ref in named if ref.valid_from == new.valid_from and _holds(member, ref, new)), None)
+
+
+def _holds(member: Member, ref: VersionRef, new: SealedVersion) -> bool:
+    """Whether a version holds the entries of a new one, in the same layout."""
+    if ref.rows != new.rows or ref.document is None or new.digest is None:
+        return False
+    served = member.manifest.version
     old = served if served is not None and served.id == ref.id else member.log.read_version(ref)
-    return old.id if old.layout == new.layout and _facts(old) == _facts(new) and new.digest is not None else None
+    return old.layout == new.layout and _facts(old) == _facts(new)
 
 
 def _says_so_of_time(manifest: BoundedManifest, before: VersionRef, new: SealedVersion) -> bool:

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.sources.version_source import Delivery
     from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
     from dagster_adjunct.assets.versions.dataset_log import Attempt
-    from dagster_adjunct.assets.versions.sealed_version import SealedVersion
+    from dagster_adjunct.assets.versions.sealed_version import SealedVersion, VersionRef
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
     """A version on its way: built or not, and what speaks against it. `problem` "" means nothing does.
 
-    `unchanged` is the id of the version that has the same content already, `document` the object that describes this
-    one, None until it is written.
+    `unchanged` is the id of the version that has the same content already, `withdrawn` the version of this name that
+    had it and was withdrawn; `document` is the object that describes this one, None until it is written.
     """
 
     member: Member
@@ -32,6 +32,7 @@ class Built:
     version: SealedVersion | None
     problem: str = ""
     unchanged: str | None = None
+    withdrawn: VersionRef | None = None
     warnings: tuple[str, ...] = ()
     document: str | None = None
 

@@ -10,7 +10,7 @@ from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
 from dagster_adjunct.assets.versions.choose_version import order_of
 from dagster_adjunct.assets.versions.common_manifest import Change
 from dagster_adjunct.assets.versions.deliveries import Delivered
-from dagster_adjunct.assets.versions.operator_actions import serve
+from dagster_adjunct.assets.versions.operator_actions import kept_beside_head, serve
 from dagster_adjunct.assets.versions.sealed_version import VersionRef
 from dagster_adjunct.assets.writing.write_generation import add
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.bounded.built_version import Built
 
 
-def after_delivery(built: Built, refused: Built | None, *, make_current: bool) -> Member:
+def after_delivery(built: Built, refused: Built | None, *, switches: bool) -> Member:
     """Return the member as it stands once this delivery is committed, with what came of it."""
-    after = _manifest(built, refused, make_current)
+    after = _manifest(built, refused, switches)
     outcome, ref = built.member.outcome.heard(built.delivery), after.ref(built.id)
     if ref is None:
         outcome = replace(outcome, unchanged=(*outcome.unchanged, str(built.unchanged)))
@@ -30,6 +30,8 @@ def after_delivery(built: Built, refused: Built | None, *, make_current: bool) -
     else:
         outcome = replace(outcome, sealed=(*outcome.sealed, built.id))
         outcome = outcome.counted(built.version.counters if built.version else {})
+        kept = () if after.head == built.id else (built.id,)
+        outcome = replace(outcome, kept=(*outcome.kept, *kept))
     outcome = replace(
         outcome,
         warnings=(*outcome.warnings, *built.warnings),
@@ -39,19 +41,20 @@ def after_delivery(built: Built, refused: Built | None, *, make_current: bool) -
     return replace(built.member.at(after), outcome=outcome)
 
 
-def _manifest(built: Built, refused: Built | None, make_current: bool) -> BoundedManifest:
+def _manifest(built: Built, refused: Built | None, switches: bool) -> BoundedManifest:
     """Return the manifest with this delivery: published, kept aside as `refused` says, or found unchanged."""
     manifest, delivery, version = built.member.manifest, built.delivery, built.version
     unchanged = built.unchanged if refused is None else None
-    ref = _ref(built, refused) if unchanged is None else manifest.ref(unchanged)
-    assert ref is not None, "the version that it equals was found in this manifest"
-    head = {"head": ref.id} if refused is None and _switches(manifest, ref, make_current) else {}
-    done = Delivered(name=delivery.version, version=ref.id, markers=dict(delivery.markers))
+    ref = _ref(built, refused)
+    head = {"head": ref.id} if refused is None and switches else {}
+    # What was withdrawn and came again as it was takes no name.
+    freed = built.member.context.now() if refused is not None and refused.withdrawn else None
+    done = Delivered(name=delivery.version, version=ref.id, markers=dict(delivery.markers), freed=freed)
     fields = {**place_in_input(manifest, delivery, done), **head, "awaited": None}
     if unchanged is None:
         used = [generation.id for generation in version.generations] if version is not None else []
         fields |= {
-            "versions": (*manifest.versions, ref),
+            "versions": (*manifest.versions, ref) if head or refused else kept_beside_head(manifest, ref),
             "next_number": built.number + 1,
             "next_generation": max([manifest.next_generation, *(number + 1 for number in used)]),
             "counters": add(manifest.counters, version.counters if version is not None else {}),
@@ -66,7 +69,20 @@ def _manifest(built: Built, refused: Built | None, make_current: bool) -> Bounde
     return serve(built.member.log, manifest, **fields, built=version, change=change)
 
 
+def switches_to(built: Built) -> bool:
+    """Whether a version becomes the one that readers get: never by itself an older one, in the dataset's order."""
+    manifest = built.member.manifest
+    head = manifest.ref(manifest.head) if manifest.head else None
+    order = order_of(manifest)
+    return head is None or bool(order(_ref(built, None)) >= order(head))
+
+
 def _ref(built: Built, refused: Built | None) -> VersionRef:
+    """Return how a version is listed; of one that is unchanged, the one that it equals."""
+    if refused is None and built.unchanged:
+        same = built.member.manifest.ref(built.unchanged)
+        assert same is not None, "the version that it equals was found in this manifest"
+        return same
     version, reason = built.version, ""
     if refused is not None:
         reason = refused.problem
@@ -86,12 +102,3 @@ def _ref(built: Built, refused: Built | None) -> VersionRef:
         verdicts=version.verdicts if refused is not None and version is not None else (),
         valid_from=None if version is None else version.valid_from,
     )
-
-
-def _switches(manifest: BoundedManifest, new: VersionRef, make_current: bool) -> bool:
-    """Whether a version becomes the one that readers get: never by itself an older one, in the dataset's order."""
-    head = manifest.ref(manifest.head) if manifest.head else None
-    if head is None or make_current:
-        return True
-    order = order_of(manifest)
-    return bool(order(new) >= order(head))

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.bounded.commits_meanwhile import rebased
-from dagster_adjunct.assets.bounded.manifest_after_delivery import after_delivery
+from dagster_adjunct.assets.bounded.manifest_after_delivery import after_delivery, switches_to
 from dagster_adjunct.assets.versions.advance_report import REJECT
 from dagster_adjunct.resources.errors import AdjunctError, CommitConflictError
 from dagster_adjunct.resources.objects.commit_log import commit_upon
@@ -56,8 +56,9 @@ def _sealed(built: Built) -> Built:
 
 def _committed(unit: Unit, built: Sequence[Built], refused: Built | None, *, make_current: bool) -> Unit:
     def commit(unit: Unit) -> Unit:
-        members = [after_delivery(candidate.of(unit), refused, make_current=make_current) for candidate in built]
-        return unit.committed(members)
+        now = [candidate.of(unit) for candidate in built]
+        switches = make_current or all(map(switches_to, now))
+        return unit.committed([after_delivery(candidate, refused, switches=switches) for candidate in now])
 
     def catch_up(unit: Unit) -> Unit:
         try:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.discard_policy import natural_order
+from dagster_adjunct.assets.declaration.version_times import MARKER
 from dagster_adjunct.assets.sources.entries_of_records import entries_of
 from dagster_adjunct.assets.sources.folder_contents import FolderContents
 from dagster_adjunct.assets.sources.folder_records import FolderRecords
@@ -190,7 +191,9 @@ class FileVersions(VersionsOfNoStream):
                 version=self._partition,
             )
         done = manifest.delivered[-1] if manifest.delivered else None
-        if done is not None and not done.freed:
+        held = manifest.ref(done.version) if done else None
+        # A copy of what was withdrawn is none that was delivered again.
+        if done is not None and (not done.freed or held is not None):
             copied = self._known.is_copy(done.markers, folder)
             if copied or self._known.is_known(done.markers, folder):
                 copies = {done.name: self._known.markers(folder, done.markers)} if copied else {}
@@ -216,18 +219,26 @@ class FileVersions(VersionsOfNoStream):
     def _in_order(self, manifest: BoundedManifest, folders: list[Folder]) -> tuple[list[Folder], list[Folder]]:
         """Return the folders that come too late, and the rest as they follow each other.
 
-        None is late where versions go by name.
+        None is late where versions go by name, nor is one that was withdrawn where they go by time.
         """
         folders = sorted(folders, key=lambda folder: natural_order(folder.path))
         newest = max(manifest.taken, key=natural_order, default=None)
         if self._spec.versions is not None or newest is None:
             return [], folders
-        late = [folder for folder in folders if natural_order(folder.path) < natural_order(newest)]
+        timed = self._spec.valid_from is not None
+        again = {done.name for done in manifest.delivered if done.freed is not None and timed}
+        late = [
+            folder
+            for folder in folders
+            if folder.path not in again and natural_order(folder.path) < natural_order(newest)
+        ]
         return late, [folder for folder in folders if folder not in late]
 
     def _late(self, manifest: BoundedManifest, late: list[Folder]) -> tuple[str, ...]:
         """Refuse complete folders that come too late, but for copies of what was delivered, which are told."""
         newest = max(manifest.taken, key=natural_order, default=None)
+        # Where names tell the time since when they are valid, another one would tell a wrong one.
+        rename = "Rename it so that it comes after, or end" if self._spec.valid_from in (None, MARKER) else "End"
         notes = []
         for folder in late:
             if folder.complete is not None:
@@ -238,9 +249,8 @@ class FileVersions(VersionsOfNoStream):
                 raise MarkerConflictError(
                     f"dataset {self._spec.name!r}: the folder {folder.path!r} in {self._source.url} is complete, and "
                     f"comes before version {newest!r}, which was delivered already.",
-                    "Rename it so that it comes after, or end it with abandon_version(lake, "
-                    f"{self._spec.name!r}, {folder.path!r}, reason=…, by=…). Where older versions may come later, "
-                    "declare versions=VersionPartitions(…).",
+                    f"{rename} it with abandon_version(lake, {self._spec.name!r}, {folder.path!r}, reason=…, by=…). "
+                    "Where older versions may come later, declare versions=VersionPartitions(…).",
                     dataset=self._spec.name,
                     version=newest,
                 )

@@ -15,7 +15,7 @@ class SettledVersions:
     """Where a dataset stands in its stream (`offsets`), and what it knows of versions that were marked before there.
 
     `markers` has what those of delivered versions said; nothing contradicts one abandoned, rejected, or long past.
-    `gone` names versions that were lost, or dropped after they were rejected: they may come again.
+    `gone` names versions that were lost, withdrawn, or dropped after they were rejected: they may come again.
     """
 
     offsets: dict[SystemStreamPartition, int]
@@ -26,7 +26,8 @@ class SettledVersions:
 def settled_versions(manifest: BoundedManifest) -> SettledVersions:
     """Return what a manifest has settled of its stream.
 
-    The name of a rejected version that was dropped says nothing any more: what comes under it is a new version.
+    The name of a version that was withdrawn, or dropped after it was rejected, says nothing any more: what comes under
+    it is a new version.
     """
     offsets = {SystemStreamPartition.parse(text): int(offset) for text, offset in manifest.offsets.items()}
     rejected = {ref.id for ref in manifest.versions if ref.state == "rejected"}
@@ -40,9 +41,9 @@ def settled_versions(manifest: BoundedManifest) -> SettledVersions:
             for ssp, facts in markers.items()
         }
     lost = {name for lost in manifest.lost for name in lost.versions}
-    dropped = {done.name for done in manifest.delivered if done.freed is not None}
+    freed = {done.name for done in manifest.delivered if done.freed is not None}
     return SettledVersions(
         dict(sorted(offsets.items())),
         marked | {ended.name: {} for ended in manifest.abandoned},
-        frozenset(lost | dropped),
+        frozenset(lost | freed),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration.discard_policy import natural_order
@@ -18,6 +19,7 @@ from dagster_adjunct.resources.errors import DatasetError
 if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.dataset_log import Members
 
+_BEFORE_ALL = datetime.min.replace(tzinfo=UTC)
 SHORT_ID = re.compile(r"v\d{6,}(-[0-9a-f]*)?")
 """The beginning of a version's id: its whole number at least."""
 
@@ -102,7 +104,12 @@ def previous(manifest: BoundedManifest, ref: VersionRef) -> VersionRef | None:
 
 
 def order_of(manifest: BoundedManifest) -> Callable[[VersionRef], Any]:
-    """Return what the dataset's versions are ordered by: as they arrived, or by their names."""
+    """Return what the dataset's versions are ordered by: the time that they are valid from, arrival, or their names.
+
+    Of two of one time the one that was sealed later comes after; those without a time come before all others.
+    """
+    if manifest.declaration.by_time:
+        return lambda ref: (ref.valid_from or _BEFORE_ALL, ref.number)
     if manifest.declaration.order == "arrival":
         return lambda ref: ref.number
     return lambda ref: (natural_order(ref.name or ""), ref.number)
@@ -117,7 +124,7 @@ def comes_after_head(manifest: BoundedManifest, ref: VersionRef) -> bool:
     if head is None:
         return True
     order = order_of(manifest)
-    if manifest.declaration.order == "name":
+    if manifest.declaration.by_time or manifest.declaration.order == "name":
         return bool(order(ref) > order(head))
     last = {done.version: at for at, done in enumerate(manifest.delivered)}
     return (last.get(ref.id, -1), ref.number) > (last.get(head.id, -1), head.number)
@@ -231,6 +238,10 @@ def _together_before(manifests: Members, dataset: str) -> dict[str, VersionRef] 
     mine = manifests[dataset]
     heads = {name: m.head for name, m in manifests.items()}
     names = [done.name for done in mine.delivered]
+    if mine.declaration.by_time:
+        order = order_of(mine)
+        held = [(name, ref) for name in names if (ref := find_version(mine, name)) is not None]
+        names = [name for name, _ in sorted(held, key=lambda named: order(named[1]))]
     for name in reversed(names[: _served_at(manifests, dataset, names)]):
         refs = {member: find_version(m, name) for member, m in manifests.items()}
         sealed = {member: ref for member, ref in refs.items() if ref is not None and ref.state == "sealed"}

@@ -40,7 +40,8 @@ class Delivered(ManifestPart):
     """A version that was delivered whole: its name, its markers, and the sealed version that holds its content.
 
     A delivery whose content equals the version before it is held by that one. `freed` is set where its version was
-    rejected and then dropped, to the time of the rejection: what is delivered under its name now is a new version.
+    rejected and then dropped, to the time of the rejection, and where it was withdrawn, to the time of that: what is
+    delivered under its name since then is a new version.
     """
 
     name: str

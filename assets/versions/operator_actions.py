@@ -6,7 +6,7 @@ operation moves all members to the version of the same name, in the same commit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from dagster_adjunct.assets.versions.choose_version import (
     comes_after_head,
     heads_without,
     names_of,
+    order_of,
 )
 from dagster_adjunct.assets.versions.common_manifest import Change
 from dagster_adjunct.assets.versions.deliveries import Delivered
@@ -124,8 +125,9 @@ def roll_back(log: DatasetLog, to: str | None, *, reason: str, by: str) -> Bound
 def withdraw_version(log: DatasetLog, version: str, *, reason: str, by: str) -> BoundedManifest:
     """Never serve this version again. What was served before it takes its place; a pin to it ends.
 
-    That is what the switch to it has replaced, not what a rollback had left before; see `heads_without`.
-    Of the other members of a version set goes what was delivered under this name and no other.
+    That is what the switch to it has replaced, not what a rollback had left before; see `heads_without`. By time it may
+    be a version that came later and is valid from before. Of the other members of a version set goes what was delivered
+    under this name and no other. The name is free: it can be delivered again, with other content.
     """
     explained("withdraw", version, reason, by)
 
@@ -141,13 +143,16 @@ def withdraw_version(log: DatasetLog, version: str, *, reason: str, by: str) -> 
         unpinned = any(
             m.pin is not None and name in gone and m.pin.version == gone[name].id for name, m in manifests.items()
         )
+        names = names_of(manifests[log.name], chosen[log.name]) if log.name in gone else ()
+        freed = {name: _freed(m, gone.get(name), names, log.lake.now()) for name, m in manifests.items()}
         after = {
             name: serve(
                 log_of(log, m), m, versions=without[name], back_to=heads[name], pin=None if unpinned else m.pin,
                 change=Change(action="withdraw", version=chosen[name].id if name in chosen else None, reason=reason),
+                **freed[name],
             )
             for name, m in manifests.items()
-            if name in gone or heads[name] != m.head or (unpinned and m.pin is not None)
+            if name in gone or heads[name] != m.head or (unpinned and m.pin is not None) or freed[name]
         }  # fmt: skip
         return after or None
 
@@ -176,10 +181,8 @@ def force_version(
         forced = ref.model_copy(update={"state": "sealed", "reason": f"forced by {by}: {reason}"})
         head = {"head": ref.id} if switches else {}
         why = reason if switches else f"{reason} (kept beside {manifest.head})"
-        return serve(
-            log_of(log, manifest), manifest, versions=_with(manifest, forced), **head,
-            change=_change("force", ref, why),
-        )  # fmt: skip
+        versions = _with(manifest, forced) if switches else kept_beside_head(manifest, forced)
+        return serve(log_of(log, manifest), manifest, versions=versions, **head, change=_change("force", ref, why))
 
     def force_all(manifests: Members) -> Members:
         chosen = choose_versions(manifests, log.name, version)
@@ -249,6 +252,23 @@ def serve(log: DatasetLog, manifest: BoundedManifest, **changes: Any) -> Bounded
     return manifest.after(version=version, **changes)
 
 
+def kept_beside_head(manifest: BoundedManifest, new: VersionRef) -> tuple[VersionRef, ...]:
+    """Return the retained versions with a sealed one that does not become current.
+
+    By time it comes in between: it is served when what is valid after it is withdrawn, and before what it follows.
+    """
+    versions = [ref for ref in manifest.versions if ref.id != new.id]
+    head, order = manifest.ref(manifest.head or ""), order_of(manifest)
+    if manifest.declaration.by_time and head is not None and order(new) < order(head):
+        later, before = head, manifest.ref(head.replaced or "")
+        while before is not None and order(new) < order(before) < order(later):
+            later, before = before, manifest.ref(before.replaced or "")
+        new = new.model_copy(update={"replaced": later.replaced})
+        later = later.model_copy(update={"replaced": new.id})
+        versions = [later if ref.id == later.id else ref for ref in versions]
+    return tuple(sorted([*versions, new], key=lambda ref: ref.number))
+
+
 def log_of(log: DatasetLog, manifest: DatasetManifest) -> DatasetLog:
     """Return the log of another member of the same version set."""
     return type(log)(log.lake, manifest.name)
@@ -287,21 +307,29 @@ def _with(manifest: BoundedManifest, new: VersionRef | None) -> tuple[VersionRef
 
 
 def _dropped(manifest: BoundedManifest, ref: VersionRef, reason: str) -> BoundedManifest:
-    """Return the manifest without this version. The name of a rejected one is free: it can be delivered anew."""
+    """Return the manifest without this version. The name of a rejected one is free: it can be delivered again."""
     kept = tuple(other for other in manifest.versions if other.id != ref.id)
     doomed = (*manifest.doomed, *ref.folders, *([ref.document] if ref.document else []))
-    freed: dict[str, Any] = {}
-    if ref.state == "rejected" and any(done.version == ref.id for done in manifest.delivered):
-        freed["delivered"] = tuple(
-            done.model_copy(update={"freed": ref.sealed_at}) if done.version == ref.id else done
-            for done in manifest.delivered
-        )
-    elif ref.state == "rejected" and ref.name in manifest.known:  # delivered long ago: of its markers nothing is known
-        at = manifest.known.index(ref.name)
-        freed["known"] = manifest.known[:at] + manifest.known[at + 1 :]
-        done = Delivered(name=ref.name, version=ref.id, markers={}, freed=ref.sealed_at)
-        freed["delivered"] = (done, *manifest.delivered)
+    delivered = any(done.version == ref.id for done in manifest.delivered)
+    freed = _freed(manifest, ref, () if delivered else (ref.name,), ref.sealed_at) if ref.state == "rejected" else {}
     return manifest.after(versions=kept, doomed=doomed, **freed, change=_change("drop", ref, reason))
+
+
+def _freed(
+    manifest: BoundedManifest, ref: VersionRef | None, names: Collection[str | None], at: datetime
+) -> dict[str, Any]:
+    """Return what changes when the names that a version was delivered under, or these, are free from now on."""
+    version, delivered = "" if ref is None else ref.id, manifest.delivered
+    free = [done for done in delivered if not done.freed and (done.version == version or done.name in names)]
+    # Delivered long ago: of its markers nothing is known any more.
+    past = [name for name in manifest.known if name in names and name not in {done.name for done in free}]
+    if not free and not past:
+        return {}
+    changed = tuple(done.model_copy(update={"freed": at}) if done in free else done for done in delivered)
+    return {
+        "known": tuple(name for name in manifest.known if name not in past),
+        "delivered": (*(Delivered(name=name, version=version, markers={}, freed=at) for name in past), *changed),
+    }
 
 
 def _change(action: str, ref: VersionRef, reason: str) -> Change:

@@ -27,10 +27,11 @@ class DatasetDeclaration(ManifestPart):
     of a table of state that says when a row is gone, and `kept_for` what it is kept for. `partitions` None is a
     broadcast copy. `columns` are what new versions store, None for all of the input's. `input_partitions` is how many
     partitions the input had when the dataset was made (0: files, a query or a local table).
-    `order` says whether versions follow each other as they arrive, or by name (version partitions). `keep` and
-    `grace_seconds` are the discard policy; of an unbounded dataset `compact_…` are the compaction policy, and
-    `keep_tombstones` is how far below the newest position deletions are remembered. `history` says whose rows are kept
-    over time, and how far back. Order and policies may change: they are those of the last advance.
+    `order` says whether versions follow each other as they arrive, or by name (version partitions), and `by_time` that
+    the time counts since when they are valid. `keep` and `grace_seconds` are the discard policy; of an unbounded
+    dataset `compact_…` are the compaction policy, and `keep_tombstones` is how far below the newest position deletions are
+    remembered. `history` says whose rows are kept over time, and how far back. Order and policies may change: they are
+    those of the last advance.
     """
 
     kind: Kind
@@ -47,6 +48,7 @@ class DatasetDeclaration(ManifestPart):
     columns: tuple[str, ...] | None = None
     bootstrap: bool = True
     order: Literal["arrival", "name"] = "arrival"
+    by_time: bool = False
     keep: int | None = Field(default=3, ge=1)
     grace_seconds: float = Field(default=86_400.0, ge=0)
     keep_tombstones: int | None = Field(default=None, ge=0)
@@ -70,8 +72,8 @@ class DatasetDeclaration(ManifestPart):
 
     def with_policies_of(self, declared: DatasetDeclaration) -> DatasetDeclaration:
         """Return this declaration of a dataset that arrives in versions with order and policy as they are declared."""
-        now = {"order": declared.order, "keep": declared.keep, "grace_seconds": declared.grace_seconds}
-        return self.model_copy(update=now)
+        changing = ("order", "by_time", "keep", "grace_seconds")
+        return self.model_copy(update={name: getattr(declared, name) for name in changing})
 
     @property
     def compaction(self) -> DeltaCompaction:
@@ -99,6 +101,7 @@ def declaration_of(spec: AdjunctDataset, schema: Schema, *, input_partitions: in
         columns=spec.columns,
         bootstrap=spec.bootstrap,
         order="arrival" if spec.versions is None else "name",
+        by_time=spec.valid_from is not None,
         keep=spec.discard.keep,
         grace_seconds=spec.discard.grace.total_seconds(),
         keep_tombstones=spec.following.keep_tombstones,

@@ -131,7 +131,7 @@ class BoundedMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.model.freed and not self.model.in_flight())
     @rule(rows=ROWS)
-    def deliver_a_dropped_version_anew(self, rows: list[tuple[str, int | None]]) -> None:
+    def deliver_a_freed_version_again(self, rows: list[tuple[str, int | None]]) -> None:
         """Deliver under a name that was freed, whole, when no other version is on its way."""
         name = min(self.model.freed)
         self.deliver(rows)
@@ -183,7 +183,7 @@ class BoundedMachine(RuleBasedStateMachine):
 
     # -- what operators do
 
-    @precondition(lambda self: self.model.names)
+    @precondition(lambda self: self.model.delivered)
     @rule(back=BACK, ends=st.booleans(), crash=CRASHES)
     def pin(self, back: int, ends: bool, crash: tuple[int, str] | None) -> None:
         def act(store: StoredVersions, name: str) -> None:
@@ -194,12 +194,12 @@ class BoundedMachine(RuleBasedStateMachine):
 
         self._operate(back, crash, act, lambda m, n: m.pin_to(n, ends=ends))
 
-    @precondition(lambda self: self.model.names)
+    @precondition(lambda self: self.model.delivered)
     @rule(crash=CRASHES)
     def unpin(self, crash: tuple[int, str] | None) -> None:
         self._operate(0, crash, lambda store, _: store.unpin(**WHY), lambda m, _: m.unpin())
 
-    @precondition(lambda self: self.model.names)
+    @precondition(lambda self: self.model.delivered)
     @rule(back=st.one_of(st.none(), BACK), crash=CRASHES)
     def rollback(self, back: int | None, crash: tuple[int, str] | None) -> None:
         def act(store: StoredVersions, name: str) -> object:
@@ -207,12 +207,13 @@ class BoundedMachine(RuleBasedStateMachine):
 
         self._operate(back or 0, crash, act, lambda m, n: m.rollback(None if back is None else n))
 
-    @precondition(lambda self: self.model.names)
+    @precondition(lambda self: self.model.delivered)
     @rule(back=BACK, crash=CRASHES)
     def withdraw(self, back: int, crash: tuple[int, str] | None) -> None:
+        self.advance(None)  # what came again before and was not read yet would be the new version
         self._operate(back, crash, lambda store, name: store.withdraw(name, **WHY), Model.withdraw, ALL)
 
-    @precondition(lambda self: self.model.names)
+    @precondition(lambda self: self.model.delivered)
     @rule(back=BACK, crash=CRASHES, now=st.booleans())
     def force(self, back: int, crash: tuple[int, str] | None, now: bool) -> None:
         def act(store: StoredVersions, name: str) -> object:
@@ -220,7 +221,7 @@ class BoundedMachine(RuleBasedStateMachine):
 
         self._operate(back, crash, act, lambda m, n: m.force(n, make_current=now), ("rejected",))
 
-    @precondition(lambda self: self.model.names)
+    @precondition(lambda self: self.model.delivered)
     @rule(back=BACK, crash=CRASHES)
     def drop(self, back: int, crash: tuple[int, str] | None) -> None:
         self.advance(None)  # what came again before the drop and was not read yet would be the new version
@@ -246,10 +247,9 @@ class BoundedMachine(RuleBasedStateMachine):
         model: Callable[[Model, str], object],
         wanted: tuple[str, ...] = ("sealed",),
     ) -> None:
-        states = {
-            name: version.state for name, n in self.model.names.items() if (version := self.model.versions.get(n))
-        }
-        fitting = [name for name in self.model.names if states.get(name) in wanted] or list(self.model.names)
+        names = {name: number for name, number, _ in self.model.delivered}
+        states = {name: version.state for name, n in names.items() if (version := self.model.versions.get(n))}
+        fitting = [name for name in names if states.get(name) in wanted] or list(names)
         name = "nothing" if back == NOT_THERE else fitting[-1 - back % len(fitting)]
         outcomes = [deepcopy(self.model)]
         try:

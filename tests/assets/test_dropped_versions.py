@@ -1,4 +1,4 @@
-"""What was rejected keeps its name until it is dropped; what is delivered under the name then is a new version."""
+"""What was rejected keeps its name until it is dropped, what is withdrawn gives it back: it can be delivered again."""
 
 from __future__ import annotations
 
@@ -102,15 +102,62 @@ def test_a_version_that_was_refused_before_it_was_built_is_not_said_to_be_forcea
     assert "adjunct dataset force" not in note
 
 
-def test_a_withdrawn_version_that_was_dropped_keeps_its_name(plain: World) -> None:
+@pytest.mark.parametrize("drop", [False, True])
+@pytest.mark.parametrize("gone", ["v2", "v3"])
+def test_the_name_of_a_withdrawn_version_can_be_delivered_again(plain: World, drop: bool, gone: str) -> None:
+    for number in (1, 2, 3):
+        deliver(plain, f"v{number}", number)
+    plain.advance(PRICES)
+    store = StoredVersions(plain.lake, PRICES)
+    store.withdraw(gone, **WHY)
+    assert served(plain) == (2 if gone == "v3" else 3)
+    if drop:
+        store.drop(gone, **WHY)
+    assert plain.advance(PRICES).action == "up-to-date"
+    deliver(plain, gone, 7)
+    report = plain.advance(PRICES)
+    assert (report.action, report.counters.get("redelivered"), served(plain)) == ("sealed", None, 7)
+    deliver(plain, gone, 8)
+    assert (plain.advance(PRICES).counters, served(plain)) == ({"redelivered": 2}, 7), "the name is taken again"
+    store.withdraw(gone, **WHY)
+    deliver(plain, gone, 9)
+    assert (plain.advance(PRICES).action, served(plain)) == ("sealed", 9)
+
+
+def test_a_withdrawn_version_that_comes_again_as_it_was_is_not_served_and_holds_no_name(plain: World) -> None:
     for number in (1, 2):
         deliver(plain, f"v{number}", number)
     plain.advance(PRICES)
     store = StoredVersions(plain.lake, PRICES)
+    (gone,) = [ref.id for ref in store.versions() if ref.name == "v2"]
     store.withdraw("v2", **WHY)
-    store.drop("v2", **WHY)
     deliver(plain, "v2", 2)
-    assert (plain.advance(PRICES).counters, served(plain)) == ({"redelivered": 2}, 1)
+    report = plain.advance(PRICES)
+    assert (report.action, served(plain)) == ("rejected", 1)
+    assert f"what version {gone} of this name held, which is withdrawn: ticket 7 (by ada)" in report.note
+    deliver(plain, "v2", 3)
+    assert (plain.advance(PRICES).action, served(plain)) == ("sealed", 3)
+    assert store.force(report.rejected[0], make_current=True, **WHY).version is not None
+    assert served(plain) == 2, "on somebody's word"
+
+
+@pytest.mark.parametrize("names", [["v1", "v2", "v3"], ["longago"]])
+def test_a_version_frees_all_names_that_it_has_where_it_is_withdrawn(
+    plain: World, monkeypatch: pytest.MonkeyPatch, names: list[str]
+) -> None:
+    deliver(plain, "v0", 1)
+    for name in names:
+        deliver(plain, name, 2)
+    plain.advance(PRICES)
+    if names == ["longago"]:
+        monkeypatch.setattr(place_in_input, "FACTS_KEPT", 1)
+        for name in ("x", "y"):
+            deliver(plain, name, ord(name))
+            plain.advance(PRICES)
+    StoredVersions(plain.lake, PRICES).withdraw(names[-1], **WHY)
+    for number, name in enumerate(names, 3):
+        deliver(plain, name, number)
+        assert (plain.advance(PRICES).action, served(plain)) == ("sealed", number)
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["dropped before", "dropped after"])
@@ -174,6 +221,32 @@ def test_of_a_version_set_the_name_is_free_in_all_members(plain: World) -> None:
     deliver(plain, "v1", 3, "fares")
     assert advance() == ["sealed", "sealed"]
     assert (served(plain, "fares"), served(plain, "routes")) == (3, 3)
+
+
+def test_of_a_version_set_a_withdrawn_name_can_be_delivered_again_where_one_member_stays_as_it_was(
+    plain: World,
+) -> None:
+    def advance() -> list[str]:
+        reports = advance_version_set(plain.lake, plain.systems, SET, IN_PROCESS, by="test")
+        return [report.action for report in reports]
+
+    def send(version: str, fares: int, routes: int) -> list[str]:
+        deliver(plain, version, fares, "fares")
+        deliver(plain, version, routes, "routes")
+        return advance()
+
+    assert send("v1", 1, 1) == ["sealed", "sealed"]
+    assert send("v2", 2, 1) == ["sealed", "unchanged"]
+    StoredVersions(plain.lake, "fares").withdraw("v2", **WHY)
+    assert (served(plain, "fares"), served(plain, "routes")) == (1, 1)
+    assert send("v2", 2, 1) == ["rejected", "rejected"], "as it was"
+    assert send("v2", 3, 4) == ["sealed", "sealed"]
+    assert (served(plain, "fares"), served(plain, "routes")) == (3, 4)
+
+    StoredVersions(plain.lake, "routes").withdraw("v2", **WHY)
+    assert (served(plain, "fares"), served(plain, "routes")) == (1, 1)
+    assert send("v2", 3, 5) == ["sealed", "sealed"], "fares was right, and goes with what was corrected"
+    assert (served(plain, "fares"), served(plain, "routes")) == (3, 5)
 
 
 # -- files

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,14 @@ import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
-from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
+from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy, VersionPartitions
 from dagster_adjunct.assets.declaration.inputs_besides_streams import FileSource
 from dagster_adjunct.assets.reading.open_dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.versions_over_time import VersionsOverTime
 from dagster_adjunct.assets.rebucketing.rebucketed_versions import repartition_versions
 from dagster_adjunct.assets.retention.discard import discard
+from dagster_adjunct.assets.validation.validators import min_rows
 from dagster_adjunct.assets.versions.leases import all_leases
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, MarkerConflictError
 from dagster_adjunct.resources.lakes import open_lake
@@ -192,27 +194,122 @@ def test_a_version_of_the_same_content_stays_where_the_one_before_is_withdrawn(p
     assert _seats(place) == [(day(1), 10), (day(5), 20)]
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_any_order_of_deliveries_with_equal_contents_and_withdrawals_is_what_plain_python_says(
-    place: Place, seed: int
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("valid_from", ["name", "marker", "%Y-%m-%d"])
+def test_any_order_of_deliveries_and_withdrawals_is_what_plain_python_says(
+    place: Place, seed: int, valid_from: str
 ) -> None:
     draw = random.Random(seed)
-    spec, stored = place.dataset("name"), StoredVersions(place.lake, "planes")
+    spec, stored = place.dataset(valid_from), StoredVersions(place.lake, "planes")
     days = draw.sample(range(1, 10), 7)
     said: dict[int, int] = {}
-    for number in days:
-        said[number] = draw.choice((10, 20))
-        place.send(f"2026-01-0{number}", {"N1": said[number]})
+    for step in range(12):
+        number = days[step % 7]
+        if number in said:  # what was withdrawn is delivered again
+            continue
+        said[number] = draw.choice((10, 20, 30 + step))
+        content = {"N1": said[number], "step": step}
+        place.send(f"2026-01-0{number}", content, at=day(number) if valid_from == "marker" else None)
         place.advance(spec)
-        if len(said) > 2 and draw.random() < 0.4:
+        if len(said) > 2 and draw.random() < 0.6:
             gone = draw.choice([other for other in said if other != number])
             stored.withdraw(f"2026-01-0{gone}", reason="a mistake", by="me")
             del said[gone]
+        current = stored.require_current()
+        assert (current.sealed.valid_from, current.get("N1")["seats"]) == (day(max(said)), said[max(said)])  # type: ignore[index]
         expected: list[tuple[dt.datetime, int]] = []
         for begun, seats in sorted(said.items()):
             if not expected or expected[-1][1] != seats:
                 expected.append((day(begun), seats))
         assert _seats(place) == expected, (days, said)
+
+
+@pytest.mark.parametrize("valid_from", ["name", "marker"])
+def test_a_version_that_comes_later_and_is_valid_from_before_is_kept_beside(place: Place, valid_from: str) -> None:
+    spec, stored = place.dataset(valid_from), StoredVersions(place.lake, "planes")
+    for number in (1, 5, 3):
+        place.send(f"2026-01-0{number}", {"N1": number}, at=day(number) if valid_from == "marker" else None)
+        report = place.advance(spec)
+    assert (report.action, report.version, report.rows) == ("sealed", stored.require_current().version, 1)
+    late = "version '2026-01-03' (valid from 2026-01-03 00:00:00 UTC) is sealed and kept beside '2026-01-05'"
+    assert late in report.note
+    assert f"adjunct dataset rollback planes {report.sealed[0]}" in report.note
+    assert stored.require_current().get("N1") == {"tailnum": "N1", "seats": 5}
+    assert _seats(place) == [(day(1), 1), (day(3), 3), (day(5), 5)]
+    assert stored.rollback(reason="wrong", by="me").version.name == "2026-01-03", "which is the one before, by time"
+    place.send("2026-01-06", {"N1": 6}, at=day(6) if valid_from == "marker" else None)
+    place.advance(spec)
+    assert stored.require_current().get("N1") == {"tailnum": "N1", "seats": 6}
+
+
+def test_late_versions_take_the_place_of_what_is_withdrawn_after_them(place: Place) -> None:
+    spec, stored = place.dataset("name"), StoredVersions(place.lake, "planes")
+    for number in (8, 2, 6, 4, 9):
+        place.send(f"2026-01-0{number}", {"N1": number})
+        place.advance(spec)
+    for gone, left in ((9, 8), (8, 6), (4, 6), (6, 2)):
+        stored.withdraw(f"2026-01-0{gone}", reason="wrong", by="me")
+        assert stored.require_current().get("N1") == {"tailnum": "N1", "seats": left}
+
+
+def test_a_forced_version_that_is_valid_from_before_is_kept_beside_what_is_current(place: Place) -> None:
+    spec, stored = place.dataset("name", validators=[min_rows(2)]), StoredVersions(place.lake, "planes")
+    for number, content in ((1, {"N1": 1, "N2": 1}), (4, {"N1": 4, "N2": 4}), (3, {"N1": 3}), (6, {"N1": 6})):
+        place.send(f"2026-01-0{number}", content)
+        place.advance(spec)
+    assert stored.force("2026-01-03", reason="right", by="me").version.name == "2026-01-04"
+    assert stored.force("2026-01-06", reason="right", by="me").version.name == "2026-01-06"
+    for gone, left in ((6, 4), (4, 3)):
+        stored.withdraw(f"2026-01-0{gone}", reason="wrong", by="me")
+        assert stored.require_current().get("N1") == {"tailnum": "N1", "seats": left}
+
+
+def test_versions_that_tell_no_time_come_before_all_that_do(place: Place) -> None:
+    stored = StoredVersions(place.lake, "planes")
+    place.send("2026-01-09", {"N1": 9})
+    place.advance(place.dataset(None))
+    for number, current in ((5, 5), (3, 5)):
+        place.send(f"2026-01-0{number}", {"N1": number})
+        place.advance(place.dataset("name"))
+        assert stored.require_current().get("N1") == {"tailnum": "N1", "seats": current}
+    place.send("2026-01-02", {"N1": 2})
+    place.advance(place.dataset(None))
+    assert stored.require_current().get("N1") == {"tailnum": "N1", "seats": 2}, "where nothing tells it, arrival counts"
+
+
+def test_what_is_kept_for_being_new_is_so_by_time(place: Place) -> None:
+    spec = place.dataset("name", discard=DiscardPolicy(keep=2, grace=dt.timedelta(0)))
+    for number in (5, 7, 1, 6):
+        place.send(f"2026-01-0{number}", {"N1": number})
+    place.advance(spec)
+    discard(place.lake, "planes", by="test")
+    assert [name for name, _, _ in place.spans()] == ["2026-01-06", "2026-01-07"]
+
+
+def test_partitions_whose_markers_tell_times_are_current_by_these(place: Place) -> None:
+    spec = place.dataset("marker", files=True, versions=VersionPartitions())
+    for name, number in (("a", 3), ("c", 5), ("z", 4)):
+        place.write(name, {"N1": number}, json.dumps({"valid_from": f"2026-01-0{number}"}))
+        place.advance(spec)
+    assert StoredVersions(place.lake, "planes").require_current().get("N1") == {"tailnum": "N1", "seats": 5}
+
+
+def test_a_withdrawn_folder_is_taken_again_once_it_is_completed_again(place: Place) -> None:
+    spec, stored = place.dataset("name", files=True), StoredVersions(place.lake, "planes")
+    for number in (1, 3, 5):
+        place.write(f"2026-01-0{number}", {"N1": number})
+    place.advance(spec)
+    stored.withdraw("2026-01-03", reason="wrong", by="me")
+    assert place.advance(spec).action == "up-to-date", "the folder that lies there is what was withdrawn"
+    shutil.rmtree(place.folder / "2026-01-03")
+    place.write("2026-01-03", {"N1": 4})
+    assert place.advance(spec).action == "sealed"
+    assert _seats(place) == [(day(1), 1), (day(3), 4), (day(5), 5)]
+    assert stored.require_current().get("N1") == {"tailnum": "N1", "seats": 5}
+    place.write("2026-01-02", {"N1": 2})
+    with pytest.raises(MarkerConflictError, match="comes before version '2026-01-05'") as refused:
+        place.advance(spec)
+    assert "Rename" not in str(refused.value), "the name would tell another time"
 
 
 def _seats(place: Place) -> list[tuple[dt.datetime, int | None]]:

@@ -40,11 +40,15 @@ class Partition:
 
 @dataclass
 class Model:
-    """The dataset: its input, the versions by number, which one is served, and under which names they came."""
+    """The dataset: its input, the versions by number, which one is served, and under which names they came.
+
+    `delivered` are names with the numbers of their versions, and whether the name is free again; `freed` are names
+    under which nothing was delivered since.
+    """
 
     partitions: list[Partition]
     versions: dict[int, Version] = field(default_factory=dict)
-    names: dict[str, int] = field(default_factory=dict)
+    delivered: list[tuple[str, int, bool]] = field(default_factory=list)
     abandoned: set[str] = field(default_factory=set)
     freed: set[str] = field(default_factory=set)
     head: int | None = None
@@ -53,6 +57,10 @@ class Model:
     numbers: int = 0
 
     # -- what readers and operators see
+
+    @property
+    def names(self) -> dict[str, int]:
+        return {name: number for name, number, free in self.delivered if not free}
 
     @property
     def served(self) -> int | None:
@@ -91,14 +99,28 @@ class Model:
         refused = any(other.closed[name][1] for other in self.partitions)
         current = self.versions[self.head].entries if self.head is not None else None
         if not refused and entries == current and self.head is not None:
-            self.names[name] = self.head
+            self.take(name, self.head)
             return
         self.numbers += 1
-        self.names[name] = self.numbers
+        gone = [v.entries for v in self.versions.values() if (v.name, v.state) == (name, "withdrawn")]
+        if not refused and entries in gone:  # what was withdrawn comes again as it was, and takes no name
+            self.take(name, self.numbers, free=True)
+            self.freed.add(name)
+            self.versions[self.numbers] = Version(name, entries, "rejected")
+            return
+        self.take(name, self.numbers)
         state = "rejected" if refused or len(entries) > MOST_ROWS else "sealed"
         self.versions[self.numbers] = Version(name, None if refused else entries, state)
         if state == "sealed":
             self.switch(self.numbers)
+
+    def take(self, name: str, number: int, *, free: bool = False) -> None:
+        self.delivered = [done for done in self.delivered if not (done[0] == name and done[2])]
+        self.delivered.append((name, number, free))
+
+    def free(self, number: int) -> None:
+        self.freed |= {name for name, held in self.names.items() if held == number}
+        self.delivered = [(name, held, free or held == number) for name, held, free in self.delivered]
 
     def switch(self, number: int) -> None:
         self.versions[number].replaced, self.head = self.head, number
@@ -121,9 +143,11 @@ class Model:
     # -- operators
 
     def find(self, name: str, *, sealed: bool = False) -> int:
-        number = self.names.get(name)
-        if number is None or number not in self.versions:
+        held = {done[1] for done in self.delivered if done[0] == name}
+        named = [n for n, version in self.versions.items() if n in held or version.name == name]
+        if not named:
             raise Refused
+        number = max(named, key=lambda n: (self.versions[n].state == "sealed", n))
         if sealed and self.versions[number].state != "sealed":
             raise Refused
         return number
@@ -151,6 +175,8 @@ class Model:
         number = self.find(name)
         if self.pin == number:
             self.unpin()
+        if self.versions[number].state != "withdrawn":
+            self.free(number)
         self.versions[number].state = "withdrawn"
         if self.head == number:
             self.head = self.served_before(number)
@@ -177,15 +203,14 @@ class Model:
 
     def delivered_at(self, number: int) -> int:
         """Return where a version stands in the order of delivery: what was delivered again, where it was last."""
-        return max(at for at, held in enumerate(self.names.values()) if held == number)
+        return max(at for at, (_, held, _) in enumerate(self.delivered) if held == number)
 
     def drop(self, name: str) -> None:
         number = self.find(name)
         if self.versions[number].state == "sealed":
             raise Refused
         if self.versions[number].state == "rejected":
-            del self.names[name]
-            self.freed.add(name)
+            self.free(number)
         del self.versions[number]
 
     def in_flight(self) -> bool:
