@@ -117,7 +117,8 @@ class StoredVersions(VersionOperations):
 
         assert self.spec is not None
         source = open_source(systems, self.spec, self._lake)
-        offered = source.next(source.first_manifest() if manifest is None else as_bounded(manifest))
+        known = source.first_manifest() if manifest is None else source.carried_over(manifest) or manifest
+        offered = source.next(as_bounded(known))
         return offered if isinstance(offered, Awaiting) else None
 
     def version(self, version: str | None = None, *, as_of: AsOf | None = None) -> VersionReader:

@@ -1,7 +1,8 @@
 """Which version of a bounded dataset is complete: decided from offsets and markers alone, without I/O.
 
 In each partition, the records up to the first marker of a version that is not settled yet are that version's.
-A version is complete when every partition has delivered its marker, in whatever order. Records that end with
+A version is complete when every partition has delivered its marker, in whatever order; where its markers say how many
+partitions the stream had, these are enough: others were added later. Records that end with
 the marker of a settled version (sealed before, or abandoned) are a re-delivery: dropped, counted and
 told, unless the marker contradicts what was sealed.
 """
@@ -48,16 +49,20 @@ class MarkedSegment:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """A version that every partition has delivered: its records, and what to drop before them."""
+    """A version that its partitions have delivered: its records, and what to drop before them.
+
+    `position` is where each partition stands before it.
+    """
 
     version: str
     segments: tuple[MarkedSegment, ...]
     dropped: tuple[MarkedSegment, ...]
+    position: Mapping[SystemStreamPartition, int]
 
     @property
     def offsets(self) -> dict[SystemStreamPartition, int]:
         """Where each partition stands after this version."""
-        return {segment.ssp: segment.next for segment in self.segments}
+        return {**self.position, **{segment.ssp: segment.next for segment in self.segments}}
 
     def delivery(self, records: Mapping[SystemStreamPartition, int], redelivered: int) -> Delivery:
         """Return it as a source gives it: it holds so many `records`, and so many were dropped before it."""
@@ -118,6 +123,7 @@ def next_delivery(
     again, and their markers alone, sent again, are no version without records. Raises MarkerConflictError when a marker
     contradicts another one of its version, or when partitions mark different versions as the next.
     """
+    spans = spans_of(markers)
     by_partition: dict[SystemStreamPartition, list[Marker]] = {ssp: [] for ssp in sorted(offsets)}
     for marker in sorted(markers, key=lambda candidate: int(candidate.offset)):
         if marker.ssp in by_partition and int(marker.offset) >= offsets[marker.ssp]:
@@ -134,23 +140,23 @@ def next_delivery(
             segment = MarkedSegment(ssp, position[ssp], int(marker.offset), marker)
             dropped.append(segment)
             position[ssp] = segment.next
-    check_one_version(dataset, {ssp: segment.marker.version for ssp, segment in next_segments.items()})
-    if len(next_segments) == len(by_partition) and _come_again(next_segments.values(), gone):
-        behind = next_delivery(
-            dataset, {ssp: segment.next for ssp, segment in next_segments.items()}, markers, settled, gone
-        )
+    marked = {ssp: segment.marker.version for ssp, segment in next_segments.items()}
+    version = next_version(dataset, marked, spans)
+    wanted = [ssp for ssp in by_partition if in_span(ssp, version, spans)]
+    next_segments = {ssp: next_segments[ssp] for ssp in wanted if ssp in next_segments}
+    if len(next_segments) == len(wanted) and _come_again(next_segments.values(), gone):
+        after = {**position, **{ssp: segment.next for ssp, segment in next_segments.items()}}
+        behind = next_delivery(dataset, after, markers, settled, gone)
         return replace(behind, dropped=(*dropped, *behind.dropped))
     for ssp, segment in next_segments.items():
         first = MarkerSaid(segment.marker.rows, segment.marker.checksum, segment.marker.valid_from)
         for marker in by_partition[ssp]:
             if marker.version == segment.marker.version:
                 _check_repeated(dataset, marker, first)
-    missing = tuple(ssp for ssp in by_partition if ssp not in next_segments)
-    if missing or not next_segments:
-        version = next((segment.marker.version for segment in next_segments.values()), None)
+    missing = tuple(ssp for ssp in wanted if ssp not in next_segments)
+    if version is None or missing:
         return Waiting(version, missing, tuple(dropped), position)
-    segments = tuple(next_segments[ssp] for ssp in by_partition)
-    return Complete(segments[0].marker.version, segments, tuple(dropped))
+    return Complete(version, tuple(next_segments[ssp] for ssp in wanted), tuple(dropped), position)
 
 
 def is_bare(markers: Iterable[Marker]) -> bool:
@@ -220,12 +226,33 @@ def _check_repeated(dataset: str, marker: Marker, before: MarkerSaid | None) -> 
             )
 
 
-def check_one_version(dataset: str, versions: Mapping[SystemStreamPartition, str]) -> None:
-    """Refuse partitions that mark different versions as the next one."""
+def spans_of(markers: Iterable[Marker]) -> dict[str, int]:
+    """Return of how many partitions versions are, the first ones; those whose markers do not say it are of all."""
+    spans: dict[str, int] = {}
+    for marker in markers:
+        if marker.partitions is not None:
+            told = max(marker.partitions, marker.ssp.partition + 1)
+            spans[marker.version] = max(spans.get(marker.version, 0), told)
+    return spans
+
+
+def in_span(ssp: SystemStreamPartition, version: str | None, spans: Mapping[str, int]) -> bool:
+    """Whether a version is waited for in a partition."""
+    return version is None or version not in spans or ssp.partition < spans[version]
+
+
+def next_version(dataset: str, versions: Mapping[SystemStreamPartition, str], spans: Mapping[str, int]) -> str | None:
+    """Return the next version, by the one that each partition marks next; None where none does.
+
+    Others may come next where it has no part. Raises MarkerConflictError where partitions mark different versions.
+    """
     names: dict[str, list[SystemStreamPartition]] = {}
     for ssp, version in versions.items():
         names.setdefault(version, []).append(ssp)
-    if len(names) > 1:
+    for version in names:
+        if all(other == version or not in_span(ssp, version, spans) for ssp, other in versions.items()):
+            return version
+    if names:
         by_version = "; ".join(
             f"{', '.join(map(str, ssps[:3]))}{' …' if len(ssps) > 3 else ''}: {version!r}"
             for version, ssps in sorted(names.items())
@@ -233,10 +260,11 @@ def check_one_version(dataset: str, versions: Mapping[SystemStreamPartition, str
         raise MarkerConflictError(
             f"dataset {dataset!r}: partitions mark different versions as the next one ({by_version}); expected the "
             "same version in every partition, in one order.",
-            "If the marker of one version will never come, abandon that version: "
-            f"abandon_version(lake, {dataset!r}, VERSION, reason=…, by=…).",
+            "If the marker of one version will never come, in a partition that was added after it, say, abandon that "
+            f"version: abandon_version(lake, {dataset!r}, VERSION, reason=…, by=…).",
             dataset=dataset,
         )
+    return None
 
 
 def _way_out(dataset: str, version: str) -> str:

@@ -12,7 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from dagster_adjunct.assets.sources.end_of_dataset_markers import MarkedSegment, Settled, check_one_version, is_bare
+from dagster_adjunct.assets.sources.end_of_dataset_markers import (
+    MarkedSegment,
+    Settled,
+    in_span,
+    is_bare,
+    next_version,
+    spans_of,
+)
 from dagster_adjunct.resources.errors import MarkerConflictError
 from dagster_adjunct.resources.streams.interface.stream_system import Marker
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
@@ -89,23 +96,31 @@ def go_on(
     seen = {ssp: _after(ssp, at, markers) for ssp, at in start.items()}
     fresh = {ssp: _firsts(marked, settled) for ssp, marked in seen.items()}
     names = {ssp: [marker.version for marker in marked] for ssp, marked in fresh.items()}
+    spans = spans_of(markers)
+    common = {
+        version
+        for version in {name for marked in names.values() for name in marked}
+        if all(version in marked for ssp, marked in names.items() if in_span(ssp, version, spans))
+    }
     silent = tuple(ssp for ssp, marked in names.items() if not marked)
-    if silent:
+    if silent and not common:
         return Unknown(None, silent)
-    common = set.intersection(*map(set, names.values()))
     if not common:
         # A partition that retention has cut is ahead: the others have yet to deliver what it has.
         ahead = {names[ssp][0] for ssp in cut}
         version = ahead.pop() if len(ahead) == 1 else None
         return Unknown(version, tuple(ssp for ssp, marked in names.items() if version not in marked))
-    first = {ssp: next(marker for marker in fresh[ssp] if marker.version in common) for ssp in names}
-    check_one_version(dataset, {ssp: marker.version for ssp, marker in first.items()})
-    version = next(iter(first.values())).version
-    lost = _lost_before(dataset, version, names, cut)
-    repeated = is_bare(first.values()) and any(seen[ssp][0] is first[ssp] for ssp in cut)
-    if repeated or any(_is_partial(seen[ssp][0], version, counted.get(ssp)) for ssp in cut):
-        return GoesOn({ssp: int(marker.offset) + 1 for ssp, marker in first.items()}, (*lost, version))
-    return GoesOn({ssp: _behind(marked, start[ssp], int(first[ssp].offset)) for ssp, marked in seen.items()}, lost)
+    nexts = {ssp: next((marker for marker in fresh[ssp] if marker.version in common), None) for ssp in names}
+    version = next_version(dataset, {ssp: marker.version for ssp, marker in nexts.items() if marker}, spans)
+    assert version is not None, "it is one of those that are common"
+    first = {ssp: marker for ssp, marker in nexts.items() if marker is not None and in_span(ssp, version, spans)}
+    lost = _lost_before(dataset, version, {ssp: names[ssp] for ssp in first}, cut, spans)
+    cut_in_it = [ssp for ssp in cut if ssp in first]
+    repeated = is_bare(first.values()) and any(seen[ssp][0] is first[ssp] for ssp in cut_in_it)
+    if repeated or any(_is_partial(seen[ssp][0], version, counted.get(ssp)) for ssp in cut_in_it):
+        return GoesOn({**start, **{ssp: int(marker.offset) + 1 for ssp, marker in first.items()}}, (*lost, version))
+    behind = {ssp: _behind(seen[ssp], start[ssp], int(marker.offset)) for ssp, marker in first.items()}
+    return GoesOn({**start, **behind}, lost)
 
 
 def _lost_before(
@@ -113,12 +128,14 @@ def _lost_before(
     version: str,
     names: Mapping[SystemStreamPartition, Sequence[str]],
     cut: Collection[SystemStreamPartition],
+    spans: Mapping[str, int],
 ) -> tuple[str, ...]:
     """Return the versions before this one; a cut partition may lack the earliest of them, no other may lack any."""
     before = {ssp: tuple(marked[: marked.index(version)]) for ssp, marked in names.items()}
     longest = max(before.values(), key=len)
     for ssp, marked in before.items():
-        if marked != (longest[len(longest) - len(marked) :] if ssp in cut else longest):
+        expected = tuple(name for name in longest if in_span(ssp, name, spans))
+        if marked != (expected[len(expected) - len(marked) :] if ssp in cut else expected):
             orders = "; ".join(f"{other}: {', '.join(earlier) or 'none'}" for other, earlier in before.items())
             raise MarkerConflictError(
                 f"dataset {dataset!r}: retention has taken records that were not read, and before version {version!r} "

@@ -23,7 +23,7 @@ from dagster_adjunct.assets.sources.settled_versions import settled_versions
 from dagster_adjunct.assets.sources.source_made_anew import SameStream
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
 from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
-from dagster_adjunct.assets.versions.carried_to_rewritten_stream import carried_over
+from dagster_adjunct.assets.versions.carried_to_rewritten_stream import carried_over, grown
 from dagster_adjunct.assets.versions.deliveries import Lost
 from dagster_adjunct.assets.versions.manifest import taken_up
 from dagster_adjunct.resources.errors import MarkerConflictError, SchemaMismatchError
@@ -105,8 +105,8 @@ class StreamSource:
         )
 
     def carried_over(self, stored: DatasetManifest) -> DatasetManifest | None:
-        """Return a stored manifest at its place in the stream as that is partitioned now; see `carried_over`."""
-        return carried_over(stored, self.info)
+        """Return a stored manifest at its place in the stream as that is partitioned now; None where it is there."""
+        return carried_over(stored, self.info) or grown(stored, self.info)
 
     def taken_up(self, stored: DatasetManifest) -> BoundedManifest:
         """Return a stored manifest to go on from; see `VersionSource`."""

@@ -1,7 +1,7 @@
-"""Carries a dataset over to its stream as it was rewritten into other partitions (`repartition_stream`).
+"""Carries a dataset over to its stream as it was rewritten into other partitions (`repartition_stream`), or has grown.
 
-Only where it had read all of the old partitions: what it has not read, and what came after the rewriting, then are the
-same. A table ordered by offset goes on with positions above all that it holds, for offsets begin anew.
+Rewritten, only where it had read all of the old partitions: what it has not read, and what came after the rewriting,
+then are the same. A table ordered by offset goes on with positions above all that it holds, for offsets begin anew.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from dagster_adjunct.assets.versions.common_manifest import Change, CommonManifest
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.resources.errors import DatasetNotFoundError
+from dagster_adjunct.resources.streams.interface.stream_system import FIRST_OFFSET
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.dataset_log import DatasetLog
@@ -39,6 +40,28 @@ def carried_over(manifest: M, info: StreamInfo) -> M | None:
         positions_from=manifest.positions_from + max(map(int, rewritten.ended), default=0),
         change=Change(action=CARRY, version=manifest.version.id if manifest.version else None, reason=told),
         **manifest.carried_to(now),
+    )
+
+
+def grown(manifest: DatasetManifest, info: StreamInfo) -> DatasetManifest | None:
+    """Return the manifest of a dataset that arrives in versions, of a stream that has more partitions now; None else.
+
+    What it has read stays read, and the partitions that were added are read from their beginning: a version is of those
+    that the stream had when it was marked. Only of a stream that certainly was not made anew.
+    """
+    had, stream = manifest.declaration.input_partitions, manifest.declaration.input
+    same = info.identity is not None and manifest.stream == info.identity
+    if manifest.versions_are_commits or not same or not 0 < had < info.partitions:
+        return None
+    added = {f"{stream}.{p}": FIRST_OFFSET for p in range(had, info.partitions)}
+    return manifest.after(
+        declaration=manifest.declaration.model_copy(update={"input_partitions": info.partitions}),
+        offsets={**manifest.offsets, **added},
+        change=Change(
+            action=CARRY,
+            version=manifest.version.id if manifest.version else None,
+            reason=f"{stream} had {had} partitions and has {info.partitions}: those that were added are read, too",
+        ),
     )
 
 

@@ -29,9 +29,9 @@ class DatasetDeclaration(ManifestPart):
     partitions the input had when the dataset was made (0: files, a query or a local table).
     `order` says whether versions follow each other as they arrive, or by name (version partitions), and `by_time` that
     the time counts since when they are valid. `keep` and `grace_seconds` are the discard policy; of an unbounded
-    dataset `compact_…` are the compaction policy, and `keep_tombstones` is how far below the newest position deletions are
-    remembered. `history` says whose rows are kept over time, and how far back. Order and policies may change: they are
-    those of the last advance.
+    dataset `compact_…` are the compaction policy, and `keep_tombstones` is how far below the newest position deletions
+    are remembered. `history` says whose rows are kept over time, and how far back. Order and policies may change: they
+    are those of the last advance.
     """
 
     kind: Kind

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,7 @@ from dagster_adjunct.resources.errors import MarkerConflictError
 from dagster_adjunct.resources.streams.interface.stream_system import Marker
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
-P0, P1 = (SystemStreamPartition("lake", "planes", p) for p in (0, 1))
+P0, P1, P2 = (SystemStreamPartition("lake", "planes", p) for p in (0, 1, 2))
 START = {P0: 0, P1: 0}
 
 
@@ -112,6 +113,84 @@ def test_a_marker_that_expects_other_counts_than_were_delivered_is_refused() -> 
     assert isinstance(delivery, Complete)
     with pytest.raises(MarkerConflictError, match="expects 6 records, the partition holds 5"):
         check_counts("planes", delivery, {P0: 5, P1: 2})
+
+
+def grown(ssp: SystemStreamPartition, offset: int, version: str, partitions: int | None) -> Marker:
+    return Marker(ssp, str(offset), version, partitions=partitions)
+
+
+def test_a_version_is_of_the_partitions_that_its_markers_count() -> None:
+    start = {P0: 0, P1: 0, P2: 0}
+    ones = [grown(P0, 5, "v1", 2), grown(P1, 3, "v1", 2)]
+    twos = [grown(P0, 9, "v2", 3), grown(P1, 7, "v2", 3), grown(P2, 4, "v2", 3)]
+    assert next_delivery("planes", start, ones[:1], {}) == Waiting("v1", (P1,), (), start)
+    assert next_delivery("planes", start, [ones[0], twos[2]], {}) == Waiting("v1", (P1,), (), start)
+    for markers in (ones, ones + twos):
+        first = next_delivery("planes", start, markers, {})
+        assert isinstance(first, Complete)
+        assert (first.version, first.offsets) == ("v1", {P0: 6, P1: 4, P2: 0})
+    second = next_delivery("planes", first.offsets, ones + twos, {"v1": {}})
+    assert isinstance(second, Complete)
+    assert [(cut.start, cut.end) for cut in second.segments] == [(6, 9), (4, 7), (0, 4)]
+
+
+def test_markers_that_count_no_partitions_are_waited_for_in_all() -> None:
+    start = {P0: 0, P1: 0, P2: 0}
+    ones = [grown(P0, 5, "v1", None), grown(P1, 3, "v1", None)]
+    assert next_delivery("planes", start, ones, {}) == Waiting("v1", (P2,), (), start)
+    twos = [grown(ssp, 9, "v2", None) for ssp in (P0, P1, P2)]
+    with pytest.raises(MarkerConflictError, match=r"lake.planes.0, lake.planes.1: 'v1'; lake.planes.2: 'v2'"):
+        next_delivery("planes", start, ones + twos, {})
+    second = next_delivery("planes", start, ones + twos, {"v1": {}})
+    assert isinstance(second, Complete), "as the advice says: v1 is abandoned"
+    assert second.version == "v2"
+
+
+def test_markers_of_one_version_that_count_differently_are_waited_for_in_all_that_any_counts() -> None:
+    start = {P0: 0, P1: 0, P2: 0}
+    markers = [grown(P0, 5, "v1", 2), grown(P1, 5, "v1", 3)]
+    assert next_delivery("planes", start, markers, {}) == Waiting("v1", (P2,), (), start)
+    markers = [grown(P0, 5, "v1", 2), grown(P1, 5, "v1", None), grown(P2, 5, "v1", 2)]
+    delivery = next_delivery("planes", start, markers, {})
+    assert isinstance(delivery, Complete)
+    assert len(delivery.segments) == 3, "where it has a marker, it has records"
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=12),
+    st.randoms(use_true_random=False),
+)
+def test_versions_of_a_stream_that_grows_seal_in_order_and_whole(steps: list[tuple[int, int]], draw: Random) -> None:
+    """Against a model that keeps what each version holds by partition; markers arrive up to any point in time."""
+    partitions = 1
+    logs: list[list[str | None]] = [[] for _ in range(5)]  # of each partition: None is a record, a text a marker
+    expected: list[tuple[str, dict[int, int]]] = []
+    sent: list[tuple[int, str, int, int]] = []
+    for number, (grows, records) in enumerate(steps):
+        partitions = min(5, partitions + (grows == 3))
+        for _ in range(records):
+            logs[draw.randrange(partitions)].append(None)
+        held = {}
+        for partition in range(partitions):
+            log = logs[partition]
+            held[partition] = next((at for at, text in enumerate(reversed(log)) if text is not None), len(log))
+            sent.append((partition, f"v{number}", len(log), partitions))
+            log.append(f"v{number}")
+        expected.append((f"v{number}", held))
+    known = [
+        Marker(SystemStreamPartition("lake", "planes", p), str(at), version, partitions=counted)
+        for p, version, at, counted in sent
+    ]
+    arrived = known[: draw.randrange(len(known) + 1)]
+    offsets = {SystemStreamPartition("lake", "planes", p): 0 for p in range(partitions)}
+    settled: dict[str, dict[SystemStreamPartition, MarkerSaid]] = {}
+    sealed = []
+    while isinstance(delivery := next_delivery("planes", offsets, arrived, settled), Complete):
+        sealed.append((delivery.version, {cut.ssp.partition: cut.end - cut.start for cut in delivery.segments}))
+        settled[delivery.version] = {cut.ssp: MarkerSaid(None, None) for cut in delivery.segments}
+        offsets = delivery.offsets
+    whole = [e for e in expected if all((p, e[0]) in {(m.ssp.partition, m.version) for m in arrived} for p in e[1])]
+    assert sealed == whole
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from(["record", "next", "again"])), min_size=1, max_size=60))

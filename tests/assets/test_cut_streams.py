@@ -73,6 +73,20 @@ def test_a_version_that_comes_again_whole_after_it_was_cut_is_taken() -> None:
     assert [(cut.start, cut.end) for cut in again.segments] == [(6, 11), (6, 11)]
 
 
+def test_a_stream_that_was_cut_and_has_grown_goes_on_with_what_is_whole_in_its_own_partitions() -> None:
+    counts = {"v1": 2, "v2": 3, "v3": 3}
+    places = ((P0, 9, "v2"), (P0, 12, "v3"), (P1, 5, "v1"), (P1, 9, "v2"), (P1, 12, "v3"), (P2, 3, "v2"), (P2, 6, "v3"))
+    markers = [replace(marker(*place, 3), partitions=counts[place[2]]) for place in places]
+    offsets, oldest = {P0: 0, P1: 0, P2: 0}, {P0: 6, P1: 0, P2: 0}
+    assert go_on("planes", offsets, oldest, markers, {}, {P0: 3}) == GoesOn({P0: 6, P1: 6, P2: 0}, ("v1",))
+    answer = go_on("planes", offsets, oldest, markers, {}, {P0: 2})
+    assert answer == GoesOn({P0: 10, P1: 10, P2: 4}, ("v1", "v2"))
+    whole = [m for m in markers if m.version != "v1"] + [replace(marker(P0, 7, "v1", 1), partitions=2), markers[2]]
+    assert go_on("planes", offsets, oldest, whole, {}, {P0: 1}) == GoesOn({P0: 6, P1: 0, P2: 0}, ())
+    silent = [replace(marker(ssp, 7, "v1", 1), partitions=2) for ssp in (P0, P1)]
+    assert go_on("planes", offsets, oldest, silent, {}, {P0: 1}) == GoesOn({P0: 6, P1: 0, P2: 0}, ())
+
+
 def test_partitions_that_disagree_on_what_was_lost_are_refused_and_named() -> None:
     markers = [
         *(marker(P0, at, version) for at, version in ((2, "v1"), (4, "vX"), (6, "v2"))),

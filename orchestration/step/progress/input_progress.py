@@ -165,9 +165,7 @@ def delivered_version(
     """Return the next version of a bounded dataset that is delivered whole, else None and what it waits for."""
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
     from dagster_adjunct.assets.sources.open_source import open_source
-    from dagster_adjunct.assets.sources.stream_source import StreamSource
     from dagster_adjunct.assets.sources.version_source import Awaiting
-    from dagster_adjunct.assets.versions.carried_to_rewritten_stream import carried_over
     from dagster_adjunct.assets.versions.manifest import as_bounded
 
     try:
@@ -176,9 +174,7 @@ def delivered_version(
         return None, error.problem.rstrip(".")
     stored = StoredVersions(lake, dataset).manifest()
     manifest = source.first_manifest() if stored is None else as_bounded(stored)
-    if isinstance(source, StreamSource):
-        manifest = carried_over(manifest, source.info) or manifest
-    arrived = source.next(manifest)
+    arrived = source.next(as_bounded(source.carried_over(manifest) or manifest))
     if not isinstance(arrived, Awaiting):
         return arrived.version, ""
     named = f"version {arrived.version}" if arrived.version else "the next one"

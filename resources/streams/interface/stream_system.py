@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
@@ -125,7 +125,8 @@ class Marker:
     told, or since the marker before where the stream `counted` them itself. A `checksum` as `records_checksum`
     gives it (r2-…) is that of the partition's records, and is compared with them; one of any other form is the
     producer's own, compared only when the marker comes again. `valid_from` is since when the version is valid, where
-    the producer told.
+    the producer told. `partitions` is how many the stream had then, where the marker says it: the version has records
+    in these alone, however many are added later.
     """
 
     ssp: SystemStreamPartition
@@ -135,6 +136,7 @@ class Marker:
     checksum: str | None = None
     counted: bool = False
     valid_from: datetime | None = None
+    partitions: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

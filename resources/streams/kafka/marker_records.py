@@ -1,8 +1,8 @@
 """End-of-dataset markers in Kafka: records without key and value that only say, in a header, which version ends.
 
 Anyone may write one: a header `adjunct-end-of-dataset` that holds JSON, as in `{"version": "v7", "rows": 1200}`, with
-`rows` (of that partition), `checksum` and `valid_from` (a time with its zone) as they are known. Kafka keeps no index
-of headers, so finding markers reads the records: some 100,000 a second.
+`rows` (of that partition), `checksum`, `valid_from` (a time with its zone) and `partitions` (how many the topic has) as
+they are known. Kafka keeps no index of headers, so finding markers reads the records: some 100,000 a second.
 """
 
 from __future__ import annotations
@@ -34,13 +34,18 @@ class _Said(BaseModel):
     rows: int | None = Field(default=None, ge=0)
     checksum: str | None = None
     valid_from: AwareDatetime | None = None
+    partitions: int | None = Field(default=None, ge=1)
 
 
 def marker_text(
-    version: str, rows: int | None = None, checksum: str | None = None, valid_from: datetime | None = None
+    version: str,
+    partitions: int,
+    rows: int | None = None,
+    checksum: str | None = None,
+    valid_from: datetime | None = None,
 ) -> bytes:
-    """Return what the header of a marker says."""
-    header = _Said(version=version, rows=rows, checksum=checksum, valid_from=valid_from)
+    """Return what the header of a marker says in a topic that has so many partitions."""
+    header = _Said(version=version, rows=rows, checksum=checksum, valid_from=valid_from, partitions=partitions)
     return header.model_dump_json(exclude_none=True).encode()
 
 
@@ -54,10 +59,19 @@ def marker_in(message: Message, ssp: SystemStreamPartition) -> Marker:
         raise MalformedDocumentError(
             f"{ssp}: the end-of-dataset marker at offset {message.offset()} says {(header or b'')[:200]!r}: "
             f"{first_problem(error)}.",
-            'Write markers as {"version": "v7"}, and with "rows", "checksum" and "valid_from" as they are known.',
+            'Write markers as {"version": "v7"}, and with "rows", "checksum", "valid_from" and "partitions" as they '
+            "are known.",
             stream=ssp.qualified_stream,
         ) from error
-    return Marker(ssp, str(message.offset()), body.version, body.rows, body.checksum, valid_from=body.valid_from)
+    return Marker(
+        ssp,
+        str(message.offset()),
+        body.version,
+        body.rows,
+        body.checksum,
+        valid_from=body.valid_from,
+        partitions=body.partitions,
+    )
 
 
 def markers(

@@ -94,7 +94,8 @@ def append(
     markers: dict[int, bytes] = {}
     if end_of_dataset is not None:
         check_name("version", end_of_dataset)
-        markers = dict.fromkeys(range(facts.partitions), marker_text(end_of_dataset, valid_from=valid_from))
+        text = marker_text(end_of_dataset, facts.partitions, valid_from=valid_from)
+        markers = dict.fromkeys(range(facts.partitions), text)
     what = _append(system, facts, producer, sequence, markers, consumed or {})
     before = system.admin.upcoming(facts.topic, range(facts.partitions))
     if not hasattr(data, "mapInArrow"):
@@ -143,7 +144,8 @@ def append_markers(
             argument="partitions",
             stream=f"{system.name}.{stream}",
         )
-    markers = {p: marker_text(version, None if rows is None else rows[p], checksum, valid_from) for p in chosen}
+    counts: Mapping[int, int] = rows or {}
+    markers = {p: marker_text(version, facts.partitions, counts.get(p), checksum, valid_from) for p in chosen}
     what = _append(system, facts, producer, sequence, markers, {})
     before = system.admin.upcoming(facts.topic, range(facts.partitions))
     return _result(system, what, _send(facts)(what, []), before)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,10 +11,11 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
+from dagster_adjunct.assets.bounded.advance_versions import abandon_version
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport
-from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
+from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError, MarkerConflictError
 from dagster_adjunct.resources.streams.interface.stream_system import Marker, OffsetRange
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaTopic
@@ -76,6 +78,7 @@ def test_markers_alone_tell_counts_and_checksums(system: KafkaStreams) -> None:
     assert result.next == {0: "1", 1: "0", 2: "1"}
     zero, two = (SystemStreamPartition("kafka", "s", p) for p in (0, 2))
     assert system.markers("s") == [Marker(zero, "0", "v1", 5, "abc"), Marker(two, "0", "v1", 0, "abc")]
+    assert {marker.partitions for marker in system.markers("s")} == {3}
     with pytest.raises(ConfigurationError, match=r"partitions \[3\] are none of 's', which has 3"):
         system.append_markers("s", "v1", partitions=[3], producer="p", sequence=1)
     with pytest.raises(ConfigurationError, match=r"partitions \[1\] .* no row count"):
@@ -172,3 +175,76 @@ def test_a_bounded_dataset_is_made_of_the_versions_on_a_topic(
     assert (report.action, report.lost, served()) == ("waiting", ("v3",), {"N4": 4, "N5": 5})
     assert f"retention took offsets {read} to {begins} of kafka.planes.0 before they were read" in report.summary()
     assert delivered(5, "v4", **fleet) == ("sealed", fleet)
+
+
+def grow(kafka: KafkaServer, system: KafkaStreams, stream: str, partitions: int) -> None:
+    from confluent_kafka.admin import NewPartitions
+
+    admin = kafka.admin()
+    more = NewPartitions(system.settings.topics[stream].topic, partitions)
+    next(iter(admin.create_partitions([more]).values())).result(30)
+    while system.info(stream).partitions < partitions:
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("read_before", [True, False])
+def test_a_dataset_goes_on_in_a_topic_that_grew_between_two_versions(
+    kafka: KafkaServer, tmp_path: Path, spark: SparkSession, read_before: bool
+) -> None:
+    from dagster_adjunct.resources.streams.kafka.json_format import Json
+    from dagster_adjunct.resources.streams.kafka.raw_format import KeyText
+
+    declared = KafkaTopic(kafka.new_topic(2), Json("tailnum STRING, seats INT"), KeyText("tailnum"))
+    system = system_with(kafka, tmp_path, planes=declared)
+    planes = bounded_dataset("planes", input="kafka.planes", key="tailnum", partitions=2)
+
+    def advance() -> AdvanceReport:
+        return advance_dataset(system.lake, {"kafka": system}, planes, lambda: spark, by="test")
+
+    fleets = {f"v{n}": {f"N{number}": number * n for number in range(n, 30)} for n in (1, 2, 3)}
+    for partitions, (version, seats) in zip((2, 3, 5), fleets.items(), strict=True):
+        if partitions > 2:
+            grow(kafka, system, "planes", partitions)
+        table = pa.table({"tailnum": list(seats), "seats": pa.array(seats.values(), pa.int32())})
+        system.append("planes", table, producer="p", sequence=0, end_of_dataset=version)
+        if read_before:
+            assert advance().action == "sealed"
+    assert len(advance().sealed) == (0 if read_before else 3)
+    stored = StoredVersions(system.lake, planes)
+    for version, seats in fleets.items():
+        assert {row.tailnum: row.seats for row in stored.version(version).frame(spark).collect()} == seats
+    assert {record.partition for record in seen(kafka, declared.topic)} == set(range(5))
+    assert sum(entry.action == "carry" for entry in stored.history()) == 2 * read_before
+    assert advance().action == "up-to-date"
+
+
+def test_a_version_of_other_producers_that_a_topic_outgrew_is_abandoned_as_the_error_says(
+    kafka: KafkaServer, tmp_path: Path, spark: SparkSession
+) -> None:
+    from dagster_adjunct.resources.streams.kafka.json_format import Json
+
+    declared = KafkaTopic(kafka.new_topic(1), Json("k STRING, n INT"))
+    system = system_with(kafka, tmp_path, s=declared)
+    spec = bounded_dataset("d", input="kafka.s", key="k", broadcast=True)
+
+    def send(version: str, number: int, partitions: int) -> None:
+        theirs = kafka.producer()
+        for partition in range(partitions):
+            theirs.produce(declared.topic, json.dumps({"k": f"k{partition}", "n": number}), partition=partition)
+            header = {"adjunct-end-of-dataset": json.dumps({"version": version})}
+            theirs.produce(declared.topic, partition=partition, headers=header)
+        assert theirs.flush(30) == 0
+
+    def advance() -> AdvanceReport:
+        return advance_dataset(system.lake, {"kafka": system}, spec, lambda: spark, by="test")
+
+    send("v1", 1, 1)
+    grow(kafka, system, "s", 2)
+    send("v2", 2, 2)
+    with pytest.raises(MarkerConflictError) as refused:
+        advance()
+    assert "abandon_version(lake, 'd', VERSION, reason=…, by=…)" in refused.value.next_step
+    abandon_version(system.lake, "d", "v1", reason="before the topic grew", by="me")
+    assert advance().action == "sealed"
+    view = StoredVersions(system.lake, spec).require_current()
+    assert [view.get(key) for key in ("k0", "k1")] == [{"k": "k0", "n": 2}, {"k": "k1", "n": 2}]
