@@ -17,6 +17,7 @@ from dagster_adjunct.orchestration.cli.deletion_command import deletion_command
 from dagster_adjunct.orchestration.cli.key_arguments import entry_keys, leading_values
 from dagster_adjunct.orchestration.cli.output import (
     as_json,
+    fail_if_missing,
     lake_url,
     show_facts,
     show_json,
@@ -140,7 +141,10 @@ def show(name: str, version: str | None, as_of: str | None, lake_url: str | None
 def get(
     name: str, key: tuple[str, ...], version: str | None, as_of: str | None, lake_url: str | None, json_output: bool
 ) -> None:
-    """Look entries up: one KEY an entry; with a key of several columns, that many KEYs an entry, in its order."""
+    """Look entries up: one KEY an entry; with a key of several columns, that many KEYs an entry, in its order.
+
+    The exit code is 6 where one of them is not there.
+    """
     from dagster_adjunct.assets.reading.entry_keys import key_from_text
     from dagster_adjunct.resources.lakes import open_lake
 
@@ -154,9 +158,10 @@ def get(
     answers = [(texts, entries.get(asked)) for texts, asked in zip(texts_of_keys, keys, strict=True)]
     if json_output:
         show_json([{"key": texts, "version": read, "entry": entry} for texts, entry in answers])
-        return
-    for texts, entry in answers:
-        show_record(f"{name} {', '.join(texts)} (version {read})", entry, "no entry")
+    else:
+        for texts, entry in answers:
+            show_record(f"{name} {', '.join(texts)} (version {read})", entry, "no entry")
+    fail_if_missing(entry for _, entry in answers)
 
 
 @dataset.command()
@@ -202,8 +207,7 @@ def items(
     if json_output:
         show_json({"dataset": name, "version": read, "entries": entries})
         return
-    rows = [[None if (v := entry[c]) is None else str(v) for c in columns] for entry in entries]
-    show_table(f"{name} (version {read})", columns, rows, own=True)
+    show_table(f"{name} (version {read})", columns, [[entry[c] for c in columns] for entry in entries], own=True)
 
 
 def _opened(lake: Lake, name: str, version: str | None, as_of: str | None) -> Dataset:

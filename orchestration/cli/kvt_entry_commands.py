@@ -20,7 +20,14 @@ from dagster_adjunct.orchestration.cli.kvt_options import (
     typed_entries,
     version_from,
 )
-from dagster_adjunct.orchestration.cli.output import as_json, lake_url, show_json, show_line, show_table
+from dagster_adjunct.orchestration.cli.output import (
+    as_json,
+    fail_if_missing,
+    lake_url,
+    show_json,
+    show_line,
+    show_table,
+)
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -48,19 +55,20 @@ def get(
     lake_url: str | None,
     json_output: bool,
 ) -> None:
-    """Look entries up by their keys, with their versions."""
+    """Look entries up by their keys, with their versions. The exit code is 6 where one of them is not there."""
     wanted = [typed(key_type, key, "key") for key in keys]
     with opened(lake_url, table, key_type, value_type) as reading:
         read = reading.get_all(wanted, family=family)
     entries = [None if one is None else shown_entry(one.key, one, key_type, value_type) for one in read]
     if json_output:
         show_json({"table": table, "family": family, "entries": entries})
-        return
-    rows = [
-        [key, "", "no entry"] if one is None else [key, cell(value_type, one["value"]), one["version"]]
-        for key, one in zip(keys, entries, strict=True)
-    ]
-    show_table(_title(table, family), ["key", "value", "version"], rows, own=True)
+    else:
+        rows = [
+            [key, "", "no entry"] if one is None else [key, cell(value_type, one["value"]), one["version"]]
+            for key, one in zip(keys, entries, strict=True)
+        ]
+        show_table(_title(table, family), ["key", "value", "version"], rows, own=True)
+    fail_if_missing(entries)
 
 
 @click.command()

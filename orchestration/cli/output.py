@@ -64,6 +64,8 @@ lake_url = click.option(
 
 REJECTED = 3
 """The exit code of a command that has refused a version: what was served stays, and nothing else is wrong."""
+NOT_FOUND = 6
+"""The exit code of a look-up by key of which a key is not there."""
 CONDITIONS_NOT_MET = 5
 """The exit code of a write to a key-value table whose condition does not hold: nothing was written."""
 
@@ -98,6 +100,12 @@ def fail_if_rejected(reports: Iterable[AdvanceReport]) -> None:
     """End the command with an exit code of its own where a dataset has refused a version."""
     if any(report.rejected for report in reports):
         raise click.exceptions.Exit(REJECTED)
+
+
+def fail_if_missing(answers: Iterable[object]) -> None:
+    """End the command with an exit code of its own where a key that was looked up is not there."""
+    if any(answer is None for answer in answers):
+        raise click.exceptions.Exit(NOT_FOUND)
 
 
 def zoned(option: str, text: str, moment: datetime) -> datetime:
@@ -156,7 +164,7 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]
     context = click.get_current_context(silent=True)
     wide = context is not None and bool(context.meta.get(_WIDE))
     numeric = [bool(rows) and all(isinstance(row[at], int | float) for row in rows) for at in range(len(columns))]
-    cells = [[told(cell) for cell in row] for row in (rows if own or wide else shortened(rows))]
+    cells = [[told(cell, own=own) for cell in row] for row in (rows if own or wide else shortened(rows))]
     moved = [] if own or wide else beneath(columns, cells, console.width)
     shown = [at for at, name in enumerate(columns) if name not in moved]
     folds = own or natural_width([columns[at] for at in shown], columns, cells) > console.width
@@ -185,16 +193,16 @@ def show_facts(title: str, facts: Mapping[str, Any], *, own: bool = False) -> No
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(name, Text(told(value) if own else told(in_seconds(value))))
+        table.add_row(name, Text(told(value, own=True) if own else told(in_seconds(value))))
     console.print(table)
 
 
 def show_record(title: str, record: Mapping[str, Any] | None, missing: str) -> None:
-    """Print a user's own values as they are: a whole number may be a year, so it gets no thousands separators."""
+    """Print a user's own values as they are, or that there are none."""
     if record is None:
         show_facts(title, {"": missing})
         return
-    show_facts(title, {name: str(v) if isinstance(v, int | float) else v for name, v in record.items()}, own=True)
+    show_facts(title, record, own=True)
 
 
 def guarded(command: Callable[[], Any]) -> int:

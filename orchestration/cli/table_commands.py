@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dagster_adjunct.orchestration.cli.output import as_json, lake_url, show_json, show_record
+from dagster_adjunct.orchestration.cli.output import as_json, fail_if_missing, lake_url, show_json, show_record
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.tables import RemoteTable
@@ -23,7 +23,7 @@ def table() -> None:
 @lake_url
 @as_json
 def get(name: str, key: tuple[str, ...], lake_url: str | None, json_output: bool) -> None:
-    """Look one record up by its key, one KEY for each key column."""
+    """Look one record up by its key, one KEY for each key column. The exit code is 6 where there is none."""
     from dagster_adjunct.orchestration.application.remembered_tables import open_table
     from dagster_adjunct.resources.lakes import open_lake
     from dagster_adjunct.resources.tables import BlockingTable
@@ -36,6 +36,7 @@ def get(name: str, key: tuple[str, ...], lake_url: str | None, json_output: bool
         show_json({"table": name, "key": list(key), "record": record})
     else:
         show_record(f"{name} {' '.join(key)}", record, "no record")
+    fail_if_missing([record])
 
 
 def _typed(key: tuple[str, ...], remote: RemoteTable[Any, Any, Any]) -> tuple[Any, ...]:

@@ -53,22 +53,25 @@ def in_seconds(value: Any) -> Any:
     return f"{time[1]} {time[2]}{time[3] or ''} UTC" if time else value
 
 
-def told(value: Any) -> str:
-    """Return any value as text: what is none, yes and no, thousands, lists and mappings as words."""
+def told(value: Any, *, own: bool = False) -> str:
+    """Return any value as text: what is none, yes and no, thousands, lists and mappings as words.
+
+    With `own` it is a user's, and a number or a bool is written as it is: a whole number may be a year.
+    """
     if value is None:
         return "-"
+    if own and isinstance(value, bool | int | float):
+        return str(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int):
+    if isinstance(value, int | float):
         return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.2f}"
     if isinstance(value, Mapping):
         apart = "; " if any(isinstance(item, Mapping | list | tuple) for item in value.values()) else ", "
-        return apart.join(f"{name}: {told(item)}" for name, item in value.items())
+        return apart.join(f"{name}: {told(item, own=own)}" for name, item in value.items())
     if isinstance(value, list | tuple):
         if value and all(isinstance(item, Mapping) for item in value):
-            return "; ".join(map(told, value))
+            return "; ".join(told(item, own=own) for item in value)
         return ", ".join(map(str, value))
     return str(value)
 

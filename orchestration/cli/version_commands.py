@@ -10,6 +10,7 @@ import click
 from dagster_adjunct.orchestration.cli.key_arguments import entry_keys
 from dagster_adjunct.orchestration.cli.output import (
     as_json,
+    fail_if_missing,
     lake_url,
     show_facts,
     show_items,
@@ -87,7 +88,10 @@ def show_version(store: StoredVersions, version: str, *, json_output: bool) -> N
 @lake_url
 @as_json
 def history(name: str, key: tuple[str, ...], limit: int, lake_url: str | None, json_output: bool) -> None:
-    """Show the newest commits: what was done to which version, by whom, when and why. With KEY its entry over time."""
+    """Show the newest commits: what was done to which version, by whom, when and why. With KEY its entry over time.
+
+    The exit code is 6 where there was never an entry of KEY.
+    """
     if key:
         _show_entry_over_time(name, key, limit, lake_url, json_output)
         return
@@ -121,7 +125,7 @@ def diff(name: str, old: str, new: str, sample: int, lake_url: str | None, json_
     show_facts(f"{name}: {differences.old} to {differences.new}", counts | {k: v for k, v in columns.items() if v})
     for what, keys in (("added", differences.added_sample), ("removed", differences.removed_sample)):
         if keys:
-            show_table(what, list(keys[0]), [[str(value) for value in key.values()] for key in keys], own=True)
+            show_table(what, list(keys[0]), [list(key.values()) for key in keys], own=True)
     for entry in differences.changed_sample:
         values = {n: f"{entry.old[n]} -> {v}" for n, v in entry.new.items() if n in entry.old and entry.old[n] != v}
         show_facts(f"changed: {', '.join(map(str, entry.key.values()))}", values, own=True)
@@ -151,17 +155,17 @@ def _show_entry_over_time(name: str, key: tuple[str, ...], limit: int, lake_url:
     if json_output:
         slots = ("valid_from", "valid_to", "is_current", "entry")
         show_json([{slot: getattr(part, slot) for slot in slots} for part in newest])
-        return
-    if not every:
+    elif not every:
         show_line(f"{name} has had no entry {', '.join(texts[0])}, as far back as its history goes")
-        return
-    rows = []
-    for part in newest:
-        told = ["deleted"] if part.entry is None else [part.entry[column] for column in values]
-        rows.append([_time(part.valid_from), _time(part.valid_to), *told, *[""] * (len(values) - len(told))])
-    part_of_all = f", the newest {len(newest)} of {len(every)} (--limit)" if len(newest) < len(every) else ""
-    title = f"{name} {', '.join(texts[0])} over time, in UTC{part_of_all}"
-    show_table(title, ["valid from", "valid to", *(values or [""])], rows, own=True)
+    else:
+        rows = []
+        for part in newest:
+            told = ["deleted"] if part.entry is None else [part.entry[column] for column in values]
+            rows.append([_time(part.valid_from), _time(part.valid_to), *told, *[""] * (len(values) - len(told))])
+        part_of_all = f", the newest {len(newest)} of {len(every)} (--limit)" if len(newest) < len(every) else ""
+        title = f"{name} {', '.join(texts[0])} over time, in UTC{part_of_all}"
+        show_table(title, ["valid from", "valid to", *(values or [""])], rows, own=True)
+    fail_if_missing([every or None])
 
 
 def _time(moment: datetime | None) -> str:

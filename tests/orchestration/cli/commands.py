@@ -22,15 +22,16 @@ def invoke(world: World, *arguments: str, **how: Any) -> Result:
     return CliRunner().invoke(root, [*arguments, "--lake", world.lake.url], env={"COLUMNS": "250"}, **how)
 
 
-def printed(world: World, *arguments: str) -> str:
+def printed(world: World, *arguments: str, code: int = 0) -> str:
+    """Return what the command prints, which ends with this exit code."""
     result = invoke(world, *arguments)
-    assert result.exception is None, result.exception
+    assert result.exit_code == code, result.exception
     return result.output
 
 
-def document(world: World, *arguments: str) -> Any:
+def document(world: World, *arguments: str, code: int = 0) -> Any:
     """Return what the command prints as JSON."""
-    return json.loads(printed(world, *arguments, "--json"))
+    return json.loads(printed(world, *arguments, "--json", code=code))
 
 
 def refused(world: World, *arguments: str) -> str:

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from dagster_adjunct.orchestration.cli.main import root
-from dagster_adjunct.orchestration.cli.output import guarded
+from dagster_adjunct.orchestration.cli.output import NOT_FOUND, guarded
 from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
 from dagster_adjunct.resources.lakes import open_lake
@@ -134,13 +134,13 @@ def test_entries_are_written_read_and_removed_on_conditions(world: World) -> Non
     second = document(world, "kvt", "put", TABLE, "m1", "21", "--version", first)["version"]
     assert second != first
     assert f"found version {second}" in refused(world, "kvt", "remove", TABLE, "m1", "--version", first)
-    entries = document(world, "kvt", "get", TABLE, "m1", "m2")["entries"]
+    entries = document(world, "kvt", "get", TABLE, "m1", "m2", code=NOT_FOUND)["entries"]
     assert entries == [{"family": None, "key": "m1", "value": "21", "version": second}, None]
-    told = printed(world, "kvt", "get", TABLE, "m1", "m2")
+    told = printed(world, "kvt", "get", TABLE, "m1", "m2", code=NOT_FOUND)
     assert second in told
     assert re.search(r"m2 +no entry", re.sub(r"[│┃|]", " ", told)), "it stands where a version does, not a value"
     assert "m1 is not there any more" in printed(world, "kvt", "remove", TABLE, "m1", "--version", second)
-    assert document(world, "kvt", "get", TABLE, "m1")["entries"] == [None]
+    assert document(world, "kvt", "get", TABLE, "m1", code=NOT_FOUND)["entries"] == [None]
     assert "can't both hold" in refused(world, "kvt", "put", TABLE, "m1", "1", "--if-absent", "--version", first)
     assert "32 hexadecimal digits" in refused(world, "kvt", "put", TABLE, "m1", "1", "--version", "x")
 

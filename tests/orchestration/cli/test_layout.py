@@ -6,16 +6,20 @@ import socket
 import subprocess
 import sys
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.cli.main import root
-from dagster_adjunct.orchestration.cli.table_layout import in_minutes, shortened
+from dagster_adjunct.orchestration.cli.output import NOT_FOUND, guarded
+from dagster_adjunct.orchestration.cli.table_layout import in_minutes, shortened, told
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
 from tests.orchestration.cli.test_version_commands import PLANES, SCHEMA
@@ -124,3 +128,53 @@ def test_a_used_port_is_refused_before_anything_starts(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert f"port {port} of 127.0.0.1 can't be used" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def prices(tmp_path: Path) -> World:
+    """A dataset over time, of which each command shows values that a sum or a year would be."""
+    world = World(open_lake(tmp_path / "prices"), IN_PROCESS)
+    schema = Schema.of(item="string", price="double", year="int", shown="boolean", part="decimal(20,10)")
+    world.stream("prices", schema, ["item"], 1)
+    dataset = bounded_dataset("prices", input="lake.prices", key="item", partitions=1, valid_from="name")
+    for version, price in (("2026-01-01", 1234.56789012345), ("2026-01-02", 1e-7)):
+        row = {"item": "a", "price": price, "year": 2019, "shown": True, "part": Decimal("0.1000000001")}
+        world.streams.append("prices", [row], producer="p", sequence=int(version[-1]), end_of_dataset=version)
+        world.advance(dataset)
+    return world
+
+
+@pytest.mark.parametrize("command", ["get prices a", "items prices", "history prices a"])
+def test_values_of_users_are_shown_as_they_are(prices: World, command: str) -> None:
+    words = set(" ".join(shown(prices, "dataset", *command.split(), columns=200)).replace("│", " ").split())
+    assert {"1e-07", "2019", "True", "0.1000000001"} <= words
+    assert command.startswith("history") <= ("1234.56789012345" in words)
+
+
+def test_a_difference_shows_values_as_they_are(prices: World) -> None:
+    lines = " ".join(shown(prices, "dataset", "diff", "prices", "2026-01-01", "2026-01-02", columns=200))
+    assert "1234.56789012345 -> 1e-07" in lines
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("get prices a", 0),
+        ("get prices b", NOT_FOUND),
+        ("get prices a b", NOT_FOUND),
+        ("history prices a", 0),
+        ("history prices b", NOT_FOUND),
+        ("items prices --prefix b", 0),
+    ],
+)
+def test_a_key_that_is_not_there_has_an_exit_code_of_its_own(prices: World, command: str, code: int) -> None:
+    for form in ([], ["--json"]):
+        line = ["dataset", *command.split(), "--lake", prices.lake.url, *form]
+        assert guarded(lambda line=line: root(line, standalone_mode=False)) == code
+
+
+def test_nested_values_of_users_are_shown_as_they_are() -> None:
+    assert told({"x": 0.125, "years": [2019, 2020], "in": [{"y": 1234.5}]}, own=True) == (
+        "x: 0.125; years: 2019, 2020; in: y: 1234.5"
+    )
+    assert told({"rows": 1234, "rate": 1234.5678}) == "rows: 1,234, rate: 1,234.5678"

@@ -16,7 +16,7 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.validation.validators import min_rows
 from dagster_adjunct.orchestration.cli.common_options import expiry
 from dagster_adjunct.orchestration.cli.main import root
-from dagster_adjunct.orchestration.cli.output import guarded
+from dagster_adjunct.orchestration.cli.output import NOT_FOUND, guarded
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.lakes import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -44,12 +44,12 @@ def world(tmp_path: Path) -> World:
     return world
 
 
-def printed(world: World, *arguments: str) -> str:
-    return commands.printed(world, "dataset", *arguments)
+def printed(world: World, *arguments: str, code: int = 0) -> str:
+    return commands.printed(world, "dataset", *arguments, code=code)
 
 
-def document(world: World, *arguments: str) -> Any:
-    return commands.document(world, "dataset", *arguments)
+def document(world: World, *arguments: str, code: int = 0) -> Any:
+    return commands.document(world, "dataset", *arguments, code=code)
 
 
 def refused(world: World, *arguments: str) -> str:
@@ -259,8 +259,8 @@ def test_forget_erases_keys_from_every_version_after_asking(world: World, tmp_pa
     report = document(world, "forget", "planes", "N2", "--yes", *WHY)
     assert report["complete"] is True
     assert sorted(version["name"] for version in report["rewritten"]) == ["v1", "v2"]
-    assert document(world, "get", "planes", "N2")[0]["entry"] is None
-    assert document(world, "get", "planes", "N2", "--version", "v1")[0]["entry"] is None
+    assert document(world, "get", "planes", "N2", code=NOT_FOUND)[0]["entry"] is None
+    assert document(world, "get", "planes", "N2", "--version", "v1", code=NOT_FOUND)[0]["entry"] is None
 
     file = tmp_path / "keys.csv"
     file.write_text("N1\n\nN3\n", encoding="utf-8")
