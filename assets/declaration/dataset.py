@@ -312,7 +312,7 @@ def unbounded_dataset(
     columns: Sequence[str] | None = None,
     extractor: KeyValueExtractor | None = None,
     changes: ChangeFormat | None = None,
-    order_by: str | None = None,
+    order_by: str | Sequence[str] | None = None,
     keep_tombstones: int | None = None,
     on_bad_change: Literal["fail"] | DeadLetters = "fail",
     initial: InitialLoad | None = None,
@@ -342,7 +342,7 @@ def unbounded_dataset(
     try:
         following = Following(
             changes=Upserts() if changes is None else changes,
-            order_by=order_by,
+            order_by=order_by,  # type: ignore[arg-type]  # a tuple once it is checked
             keep_tombstones=keep_tombstones,
             on_bad_change=on_bad_change,
             initial=initial,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
-from dagster_adjunct.assets.declaration.changes.change_formats import ChangeFormat, Upserts
+from dagster_adjunct.assets.declaration.changes.change_formats import ChangeFormat, Upserts, tells_snapshots
+from dagster_adjunct.assets.declaration.changes.change_order import STREAMED_FIRST, Order, order_in_words
 from dagster_adjunct.resources.checked_numbers import check_whole_number
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.names import check_name, split_stream_name
@@ -66,9 +68,10 @@ class DeadLetters:
 class Following:
     """How a change stream becomes a table.
 
-    `changes` is the form of the records. `order_by` names the column (bigint, int, date or timestamp) whose highest
-    value wins, None for the offset. `keep_tombstones` is how far below the newest value of `order_by` deletions are
-    remembered, in its own unit (microseconds for a timestamp, days for a date); None for ever. `on_bad_change` says
+    `changes` is the form of the records. `order_by` names the column whose highest value wins, or several, of which
+    the first one that differs decides; None for the offset. `keep_tombstones` is how far below the newest value of
+    `order_by` deletions are remembered, in its own unit (microseconds for a timestamp, days for a date), or in offsets
+    where snapshots' rows never replace streamed changes; None for ever. `on_bad_change` says
     what becomes of changes that can't be read or have no key. `initial` is a bulk snapshot to begin with. `max_age`
     is how long a table stays valid since it was last confirmed caught up. `on_lost_offset` says what happens when
     the stream does not reach back to the next offset. `persistent=False` keeps the table for one run only. `chunk` is
@@ -78,7 +81,7 @@ class Following:
     """
 
     changes: ChangeFormat = field(default_factory=Upserts)
-    order_by: str | None = None
+    order_by: Order | None = None
     keep_tombstones: int | None = None
     on_bad_change: Literal["fail"] | DeadLetters = "fail"
     initial: InitialLoad | None = None
@@ -105,13 +108,18 @@ class Following:
                 "Choose one.",
                 argument="on_lost_offset",
             )
-        if self.order_by is not None:
-            check_name("ordering column", self.order_by.replace(".", "_"))
-        if self.keep_tombstones is not None and (self.order_by is None or self.keep_tombstones < 0):
+        if self.keep_tombstones is not None and (self.order is None or self.keep_tombstones < 0):
             raise ConfigurationError(
-                f"keep_tombstones is {self.keep_tombstones!r} with order_by={self.order_by!r}: it is a distance, 0 or "
-                "more, in the unit of the ordering column.",
+                f"keep_tombstones is {self.keep_tombstones!r} in the order of {order_in_words(self.order_by)}: it is a "
+                "distance, 0 or more, in the unit of the ordering column.",
                 "Leave it out: by offset, deletions are needed until the next major compaction only.",
+                argument="keep_tombstones",
+            )
+        if self.keep_tombstones is not None and len(self.order_by or ()) > 1:
+            raise ConfigurationError(
+                f"keep_tombstones is {self.keep_tombstones!r} in the order of {order_in_words(self.order_by)}: between "
+                "values of several columns there is no distance.",
+                "Leave it out, and deletions are remembered for ever, or order by one number.",
                 argument="keep_tombstones",
             )
         for name in ("max_age", "freshness"):
@@ -177,6 +185,24 @@ class Following:
                 argument="history",
             )
 
+    @property
+    def order(self) -> Order | None:
+        """What positions are made of; None for the offset alone, by which what comes later always is newer."""
+        return STREAMED_FIRST if self.order_by is None and tells_snapshots(self.changes) else self.order_by
+
+    def _check_order(self) -> None:
+        given: object = self.order_by
+        names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else ()
+        if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+            raise ConfigurationError(
+                f"order_by is {given!r}: expected the name of a column, or several different ones.",
+                "Leave it out to order by offset.",
+                argument="order_by",
+            )
+        for name in names:
+            check_name("ordering column", str(name).replace(".", "_"))
+        object.__setattr__(self, "order_by", names)
+
     def _check_types(self) -> None:
         if isinstance(self.changes, type) or not isinstance(self.changes, ChangeFormat):
             raise ConfigurationError(
@@ -184,12 +210,8 @@ class Following:
                 "Write Upserts(), OperationColumn(…), DebeziumUnwrapped() or DebeziumEnvelope(…).",
                 argument="changes",
             )
-        if self.order_by is not None and (not isinstance(self.order_by, str) or not self.order_by):
-            raise ConfigurationError(
-                f"order_by is {self.order_by!r}: expected the name of a column.",
-                "Leave it out to order by offset.",
-                argument="order_by",
-            )
+        if self.order_by is not None:
+            self._check_order()
         if self.keep_tombstones is not None and (
             isinstance(self.keep_tombstones, bool) or not isinstance(self.keep_tombstones, int)
         ):

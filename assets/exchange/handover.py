@@ -10,6 +10,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dagster_adjunct.assets.declaration.changes.change_order import order_in_words
 from dagster_adjunct.assets.exchange.files_over_time import SHOWN, timed, whole_table_files
 from dagster_adjunct.assets.exchange.stream_view import StreamView, arrow_filter, polars_filter, sql_filter
 from dagster_adjunct.assets.reading.entries_over_time import EntriesAt, EntriesOverTime
@@ -221,8 +222,8 @@ def whole_files(view: Held) -> list[StoredFile]:
         )
     if sealed.stored_rows != sealed.rows:
         raise DatasetError(
-            f"{stored}base some are deletions that later changes are compared with (order_by={sealed.order_by!r}), "
-            "and other engines would take them for entries.",
+            f"{stored}base some are deletions that later changes are compared with (in the order of "
+            f"{order_in_words(sealed.order_by)}), and other engines would take them for entries.",
             "Declare keep_tombstones=…, so that a major compaction forgets deletions that are old enough, and compact "
             "when the newest is. Or read it by frame() or get().",
             dataset=view.dataset,

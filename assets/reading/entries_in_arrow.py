@@ -72,7 +72,7 @@ def _current(rows: pa.Table, files: list[tuple[int, int]], key: tuple[str, ...])
     codes = key_codes([rows.column(name) for name in key]).dictionary_encode().unify_dictionaries()
     number = np.concatenate([chunk.indices.to_numpy() for chunk in codes.chunks])
     moment = rows.column(VALID_FROM).cast("int64").to_numpy()
-    order = np.lexsort((generation, rows.column(POSITION).to_numpy(), moment, number))
+    order = np.lexsort((generation, _places(rows.column(POSITION)), moment, number))
     last = np.append(np.diff(number[order]) != 0, True)
     kept = np.zeros(rows.num_rows, dtype=bool)
     kept[order[last]] = True
@@ -96,9 +96,17 @@ def _newest(rows: pa.Table, files: list[tuple[int, int]], key: tuple[str, ...]) 
         contested = np.nonzero(pc.is_in(codes, value_set=codes.filter(later)).to_numpy())[0]
         same = codes.take(contested).dictionary_encode().unify_dictionaries()
         number = np.concatenate([chunk.indices.to_numpy() for chunk in same.chunks])
-        position = rows.column(POSITION).to_numpy()[contested]
+        position = _places(rows.column(POSITION))[contested]
         order = np.lexsort((generation[contested], position, number))
         beaten = contested[order[:-1][np.diff(number[order]) == 0]]
         kept = kept.copy()
         kept[beaten] = False
     return rows if kept.all() else rows.filter(kept)
+
+
+def _places(positions: pa.ChunkedArray) -> Any:
+    """Return numbers that compare as positions do, which may be texts."""
+    import pyarrow.compute as pc
+    import pyarrow.types as pt
+
+    return (pc.rank(positions, tiebreaker="dense") if pt.is_string(positions.type) else positions).to_numpy()

@@ -132,7 +132,15 @@ class _Rewriting:
 
     def _write(self, version: SealedVersion) -> None:
         over_time = version.history is not None
-        layout = layout_of(version.columns, version.key, version.partition_by, self.partitions, True, over_time)
+        layout = layout_of(
+            version.columns,
+            version.key,
+            version.partition_by,
+            self.partitions,
+            True,
+            over_time,
+            position_type=version.position_type,
+        )
         store, what = self.log.lake.store, f"dataset {self.log.name!r}, version {version.id}"
         for generation in version.generations:
             if generation.folder in self.made or not generation.files:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    from dagster_adjunct.assets.declaration.changes.change_order import Samples
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.sources.opened_stream import Ranges, Source
 
@@ -25,10 +26,13 @@ class ChangeDecoder(Protocol[Rows]):
         """Raise ConfigurationError for a dataset whose changes it can't read."""
         ...
 
-    def read_changes(self, source: Source, ranges: Ranges, *, positions_from: int = 0) -> Rows:
-        """Return the changes of entries that the records of these ranges make.
+    def read_changes(
+        self, source: Source, ranges: Ranges, *, positions_from: int = 0, samples: Samples | None = None
+    ) -> tuple[Rows, Samples | None]:
+        """Return the changes of entries that the records of these ranges make, and the first values of their order.
 
-        Positions by offset begin at `positions_from`.
+        Positions by offset begin at `positions_from`. `samples` are the first values where there were changes before.
+        Raises SchemaMismatchError where the first change can't be ordered.
         """
         ...
 

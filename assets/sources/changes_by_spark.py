@@ -13,6 +13,7 @@ from dagster_adjunct.assets.sources.order_by_column import without_late
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from dagster_adjunct.assets.declaration.changes.change_order import Samples
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.sources.opened_stream import Ranges, Source
 
@@ -26,8 +27,10 @@ class SparkDecoder:
     def check(self, source: Source) -> None:
         return
 
-    def read_changes(self, source: Source, ranges: Ranges, *, positions_from: int = 0) -> DataFrame:
-        return source.read_changes(self.session(), ranges, positions_from=positions_from)
+    def read_changes(
+        self, source: Source, ranges: Ranges, *, positions_from: int = 0, samples: Samples | None = None
+    ) -> tuple[DataFrame, Samples | None]:
+        return source.read_changes(self.session(), ranges, positions_from=positions_from, samples=samples)
 
     def without_late(
         self, changes: DataFrame, horizon: int | None, on_bad_change: object

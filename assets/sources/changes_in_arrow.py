@@ -9,14 +9,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.changes.change_formats import ORDER, PROBLEM, ArrowChangeFormat
+from dagster_adjunct.assets.declaration.changes.change_formats import ORDER, PROBLEM, SNAPSHOT, ArrowChangeFormat
+from dagster_adjunct.assets.declaration.changes.change_order import (
+    NOTHING,
+    SNAPSHOT_ROWS,
+    STREAMED_FIRST,
+    Samples,
+    position_type,
+    sortable_in_arrow,
+    unlike,
+)
 from dagster_adjunct.assets.declaration.changes.problem_texts import YEARS, dates_outside_years, shown_text, told
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection, PythonExtractor, hiding
 from dagster_adjunct.assets.declaration.following_changes import DeadLetters
 from dagster_adjunct.assets.sources.change_dead_letters import DEAD_LETTERS
 from dagster_adjunct.assets.sources.decode_changes import DELETION_OF_NOTHING, RAW, bad_change, schema_of_rows, timeless
 from dagster_adjunct.assets.sources.json_of_records import has_json, json_of_records
-from dagster_adjunct.assets.sources.order_by_column import too_late
+from dagster_adjunct.assets.sources.order_by_column import checked, no_value, too_late
 from dagster_adjunct.assets.sources.records_in_process import refuse_in_process, what_needs_spark
 from dagster_adjunct.assets.versions.kept_history import VALID_FROM
 from dagster_adjunct.assets.versions.sealed_version import POSITION
@@ -50,8 +59,10 @@ class ArrowDecoder:
             needed.append(f"its bulk snapshot ({spec.following.initial.describe()})")
         refuse_in_process(spec, needed)
 
-    def read_changes(self, source: Source, ranges: Ranges, *, positions_from: int = 0) -> pa.Table:
-        return decode_in_arrow(source, source.read_arrow(ranges), positions_from)
+    def read_changes(
+        self, source: Source, ranges: Ranges, *, positions_from: int = 0, samples: Samples | None = None
+    ) -> tuple[pa.Table, Samples | None]:
+        return decode_in_arrow(source, source.read_arrow(ranges), positions_from, samples)
 
     def without_late(
         self, changes: pa.Table, horizon: int | None, on_bad_change: object
@@ -86,7 +97,9 @@ class ArrowDecoder:
         return _without_marks(changes.filter(pc.invert(bad))), letters if letters.num_rows else None
 
 
-def decode_in_arrow(source: Source, records: pa.Table, positions_from: int = 0) -> pa.Table:
+def decode_in_arrow(
+    source: Source, records: pa.Table, positions_from: int = 0, samples: Samples | None = None
+) -> tuple[pa.Table, Samples | None]:
     """Return what `decode_changes` does, of records in Arrow."""
     spec, schema, following = source.spec, source.schema, source.spec.following
     what = f"dataset {spec.name!r} (input {spec.input})"
@@ -96,11 +109,8 @@ def decode_in_arrow(source: Source, records: pa.Table, positions_from: int = 0) 
     if following.on_bad_change != "fail":
         records = _with(records, RAW, json_of_records(records, source.info.schema))
     rows = _within_years(following.changes.decode_arrow(records, columns), columns)
-    order = following.order_by
-    if order is not None:
-        rows = _with(rows, ORDER, position_in_arrow(rows, order, columns))
-        unordered = rows.column(ORDER).is_null().to_pylist()
-        rows = with_problems(rows, [f"no value to order by: {order!r} is null" if none else None for none in unordered])
+    if following.order is not None:
+        rows, samples = _with_order(spec, rows, columns, samples)
     if following.history is not None:
         rows = _with_time(rows, following.valid_from)
     if spec.extractor is not None:
@@ -108,13 +118,54 @@ def decode_in_arrow(source: Source, records: pa.Table, positions_from: int = 0) 
     for name in spec.key:
         nulls = rows.column(name).is_null().to_pylist()
         rows = with_problems(rows, [f"null key column {name!r}" if null else None for null in nulls])
-    return _as_changes(spec, rows, schema, positions_from)
+    return _as_changes(spec, rows, schema, positions_from), samples
+
+
+def _with_order(
+    spec: AdjunctDataset, rows: pa.Table, schema: Schema, samples: Samples | None
+) -> tuple[pa.Table, Samples | None]:
+    """Return what order_by_column.py's `with_order` does, of rows in Arrow."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    order = spec.following.order or ()
+    if order == STREAMED_FIRST:
+        below = pc.if_else(rows.column(SNAPSHOT), pa.scalar(SNAPSHOT_ROWS), pa.scalar(0))
+        return _with(rows, ORDER, pc.add(rows.column(OFFSET), below)).drop_columns([SNAPSHOT]), samples
+    values = [position_in_arrow(rows, name, schema) for name in order]
+    string = position_type(order, schema) == "string"
+    if any(schema.field(name).type == "string" for name in order):
+        fine, known = rows.column(PROBLEM).is_null(), samples or (None,) * len(order)
+        sent = [value.filter(pc.and_(fine, value.is_valid())).cast("string") for value in values]
+        first = [new[0].as_py() if len(new) else None for new in sent]
+        found = tuple(new if old is None else old for old, new in zip(known, first, strict=True))
+        samples = None if found == (None,) * len(order) else checked(spec, found)
+    none = pa.array([False] * rows.num_rows)
+    snapshot = rows.column(SNAPSHOT) if SNAPSHOT in rows.column_names else none
+    parts, reasons = [], dict[int, str]()
+    for place, (name, value) in enumerate(zip(order, values, strict=True)):
+        sample = "0" if samples is None else samples[place]
+        lacks = pc.and_(value.is_null(), snapshot if place else none)
+        part = sortable_in_arrow(value.cast("string"), name, sample) if string else value
+        parts.append(pc.if_else(lacks, NOTHING, part) if string else part)
+        bad = pc.indices_nonzero(pc.and_(part.is_null(), pc.invert(lacks)))
+        for row, text in zip(bad.to_pylist(), value.take(bad).cast("string").to_pylist(), strict=True):
+            reasons.setdefault(row, no_value(name) if text is None else shown_text(text) + unlike(name, sample))
+    rows = _with(rows, ORDER, pc.binary_join_element_wise(*parts, "") if string else parts[0])
+    if reasons:
+        rows = with_problems(rows, [reasons.get(row) for row in range(rows.num_rows)])
+    return rows.drop_columns([SNAPSHOT] if SNAPSHOT in rows.column_names else []), samples
 
 
 def position_in_arrow(rows: pa.Table, name: str, schema: Schema) -> pa.ChunkedArray:
-    """Return the position that each value of the ordering column stands for: microseconds, days, or the number."""
-    values = rows.column(name)
-    return values.cast("int32").cast("int64") if schema.field(name).type == "date" else values.cast("int64")
+    """Return the position that each value of the ordering column stands for: microseconds, days, or the number.
+
+    Texts and decimals are returned as they are.
+    """
+    values, kind = rows.column(name), schema.field(name).type
+    if kind == "string" or kind.startswith("decimal"):
+        return values
+    return values.cast("int32").cast("int64") if kind == "date" else values.cast("int64")
 
 
 def _with_time(rows: pa.Table, name: str | None) -> pa.Table:
@@ -138,11 +189,13 @@ def _as_changes(spec: AdjunctDataset, rows: pa.Table, schema: Schema, positions_
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    by_offset = spec.following.order_by is None
+    placed = pc.add(rows.column(OFFSET), positions_from) if spec.following.order is None else rows.column(ORDER)
+    if spec.following.order == STREAMED_FIRST:
+        placed = pc.add(placed, positions_from)
     hidden = spec.sensitive or getattr(spec.extractor, "sensitive", ())
     reasons = [told(reason, values=not hidden) for reason in rows.column(PROBLEM).to_pylist()]
     columns = {name: rows.column(name) for name in (*schema.names, *META)}
-    columns[POSITION] = pc.add(rows.column(OFFSET), positions_from) if by_offset else rows.column(ORDER)
+    columns[POSITION] = placed
     columns[PROBLEM] = pa.array(reasons, pa.string())
     if spec.following.history is not None:
         columns[VALID_FROM] = rows.column(VALID_FROM)

@@ -11,6 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.changes.change_formats import ORDER, PROBLEM
+from dagster_adjunct.assets.declaration.changes.change_order import (
+    Samples,
+    has_order,
+    order_in_code,
+    position_type,
+    refused_path,
+)
 from dagster_adjunct.assets.declaration.changes.problem_texts import YEARS, outside_years, shown, telling
 from dagster_adjunct.assets.declaration.extractors.extractor import (
     Projection,
@@ -19,6 +26,7 @@ from dagster_adjunct.assets.declaration.extractors.extractor import (
     hiding,
 )
 from dagster_adjunct.assets.sources.entries_of_records import schema_of_entries
+from dagster_adjunct.assets.sources.order_by_column import with_order, with_problem
 from dagster_adjunct.assets.versions.kept_history import VALID_FROM
 from dagster_adjunct.assets.versions.sealed_version import POSITION
 from dagster_adjunct.resources.errors import BadChangeError, SchemaMismatchError
@@ -28,7 +36,7 @@ from dagster_adjunct.resources.spark.spark_errors import refusal
 from dagster_adjunct.resources.streams.interface.stream_system import META, OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 
@@ -38,7 +46,6 @@ _CORRECT = (
     "Nothing was committed. Correct what writes the stream and the stream itself, or declare "
     "on_bad_change=DeadLetters(STREAM), which sets such changes aside and counts them."
 )
-_ORDERED = ("tinyint", "smallint", "int", "bigint", "date", "timestamp")
 
 
 def stored_schema(spec: AdjunctDataset, records: Schema) -> Schema:
@@ -59,27 +66,44 @@ def schema_of_rows(spec: AdjunctDataset, stream_schema: Schema) -> Schema:
     what, following = _what(spec), spec.following
     rows = following.changes.schema(stream_schema, what)
     _check_valid_from(rows, following.valid_from, what)
-    path = following.order_by
-    if path is None:
-        return rows
-    if path in rows.names:
-        kind = rows.field(path).type
-        if kind not in _ORDERED:
-            raise SchemaMismatchError(
-                f"{what}: order_by names the column {path!r}, which is {kind}: expected an integer, a date or a "
-                "timestamp.",
-                "Order by another column, or by offset (leave order_by out).",
-                column=path,
-            )
-    elif not following.changes.orders(path):
+    for name in following.order_by or ():
+        _check_ordering(spec, rows, name, what)
+    if following.keep_tombstones is not None and position_type(following.order, rows) != "bigint":
         raise SchemaMismatchError(
-            f"{what}: order_by is {path!r}, and changes ({following.changes.describe()}) have no such column or "
+            f"{what}: keep_tombstones is {following.keep_tombstones}, and between values of "
+            f"{order_in_code(following.order_by or ())} there is no distance.",
+            "Leave it out, and deletions are remembered for ever, or order by an integer, a date or a timestamp.",
+            dataset=spec.name,
+            argument="keep_tombstones",
+        )
+    return rows
+
+
+def _check_ordering(spec: AdjunctDataset, rows: Schema, name: str, what: str) -> None:
+    following, told = spec.following, f"{what}: order_by names "
+    order = following.order_by or ()
+    if name in rows.names:
+        kind = rows.field(name).type
+        if not has_order(kind):
+            raise SchemaMismatchError(
+                f"{told}the column {name!r}, which is {kind}: expected an integer, a decimal without fraction, a date, "
+                "a timestamp, or a text of numbers.",
+                "Order by another column, or by offset (leave order_by out).",
+                dataset=spec.name,
+                column=name,
+            )
+        return
+    if not following.changes.orders(name):
+        raise SchemaMismatchError(
+            f"{what}: order_by is {name!r}, and changes ({following.changes.describe()}) have no such column or "
             f"position: their columns are {', '.join(rows.names)}.",
             "Name one of them; of Debezium's envelopes also source.lsn, source.ts_ms, ts_ms and their like.",
             dataset=spec.name,
-            column=path,
+            column=name,
         )
-    return rows
+    refused = refused_path(order, name)
+    if refused is not None:
+        raise SchemaMismatchError(f"{told}{refused[0]}.", refused[1], dataset=spec.name, column=name)
 
 
 def _check_valid_from(rows: Schema, name: str | None, what: str) -> None:
@@ -95,53 +119,58 @@ def _check_valid_from(rows: Schema, name: str | None, what: str) -> None:
 
 
 def decode_changes(
-    spec: AdjunctDataset, records: DataFrame, stream_schema: Schema, entry_schema: Schema, *, partitions: int
-) -> DataFrame:
+    spec: AdjunctDataset,
+    records: DataFrame,
+    stream_schema: Schema,
+    entry_schema: Schema,
+    *,
+    partitions: int,
+    samples: Samples | None = None,
+) -> tuple[DataFrame, Samples | None]:
     """Return the changes of entries that records make: `entry_schema`, META, `__position` and PROBLEM.
 
     `partitions` is how many the stream has. A change may become none, one or several entries; its problem says why it
     can't be applied. Where problems go to dead letters, `__raw` is the record that it was made of, as JSON.
+    `samples` are the first values that changes were ordered by, None where there were none yet: then they are found,
+    and returned with the changes. Raises SchemaMismatchError where the first change can't be ordered.
     """
     from pyspark.sql import functions as F
-
-    from dagster_adjunct.assets.sources.order_by_column import position_of
 
     what, following = _what(spec), spec.following
     rows_schema = schema_of_rows(spec, stream_schema)
     if following.on_bad_change != "fail":
         given = F.struct(*[column(name) for name in stream_schema.names])
         records = records.withColumn(RAW, F.to_json(given, {"ignoreNullFields": "false"}))
-    order_by = following.order_by
+    order_by, order = following.order_by or (), following.order
     rows = following.changes.decode(
         records,
         rows_schema,
         what,
         key=tuple(name for name in spec.key if name in rows_schema.names),
         order_by=order_by,
-        comparable=order_by is not None or partitions == 1,
+        comparable=bool(order_by) or partitions == 1,
     )
     rows = _within_years(rows, rows_schema)
-    if order_by is not None and order_by in rows_schema.names:
-        rows = rows.withColumn(ORDER, position_of(rows, order_by))
-    if order_by is not None:
-        rows = _with_problem(rows, F.when(F.col(ORDER).isNull(), F.lit(f"no value to order by: {order_by!r} is null")))
+    if order is not None:
+        rows, samples = with_order(spec, rows, rows_schema, samples)
     if following.history is not None:
         rows = _with_time(rows, following.valid_from)
     if spec.extractor is not None:
         rows = _within_years(_extracted(spec, rows, entry_schema, what), entry_schema)
     null_key = [F.when(column(name).isNull(), F.lit(f"null key column {name!r}")) for name in spec.key]
-    changes = _with_problem(rows, *null_key)
+    changes = with_problem(rows, *null_key)
     raw = [F.col(RAW)] if RAW in changes.columns else []
     # A text that can't be taken apart may hold any column, so one that is sensitive hides the values of all.
     hidden = spec.sensitive or getattr(spec.extractor, "sensitive", ())
-    return changes.select(
+    made = changes.select(
         *[column(name) for name in entry_schema.names],
         *META,
-        F.col(OFFSET if order_by is None else ORDER).alias(POSITION),
+        F.col(OFFSET if order is None else ORDER).alias(POSITION),
         telling(F.col(PROBLEM), values=not hidden).alias(PROBLEM),
         *([F.col(VALID_FROM)] if following.history is not None else []),
         *raw,
     )
+    return made, samples
 
 
 def refuse_problems(changes: DataFrame, dataset: str) -> DataFrame:
@@ -192,7 +221,7 @@ def _extracted(spec: AdjunctDataset, rows: DataFrame, entry_schema: Schema, what
         )
     if kept:
         return entries
-    return _with_problem(entries, F.when(F.col(TOMBSTONE), F.lit(DELETION_OF_NOTHING)))
+    return with_problem(entries, F.when(F.col(TOMBSTONE), F.lit(DELETION_OF_NOTHING)))
 
 
 def _with_time(rows: DataFrame, name: str | None) -> DataFrame:
@@ -200,7 +229,7 @@ def _with_time(rows: DataFrame, name: str | None) -> DataFrame:
     from pyspark.sql import functions as F
 
     rows = rows.withColumn(VALID_FROM, column(name).cast("timestamp") if name is not None else F.col(TIMESTAMP))
-    return _with_problem(rows, F.when(F.col(VALID_FROM).isNull(), F.lit(timeless(name))))
+    return with_problem(rows, F.when(F.col(VALID_FROM).isNull(), F.lit(timeless(name))))
 
 
 def timeless(name: str | None) -> str:
@@ -222,13 +251,6 @@ def _within_years(changes: DataFrame, schema: Schema) -> DataFrame:
         reasons.append(F.when(outside, told))
         values[field.name] = F.when(~outside, value)
     return changes.withColumns(values | {PROBLEM: F.coalesce(F.col(PROBLEM), *reasons)}) if reasons else changes
-
-
-def _with_problem(changes: DataFrame, *reasons: Column) -> DataFrame:
-    """Return the changes with what is wrong with them, where nothing was before."""
-    from pyspark.sql import functions as F
-
-    return changes.withColumn(PROBLEM, F.coalesce(F.col(PROBLEM), *reasons))
 
 
 def _what(spec: AdjunctDataset) -> str:

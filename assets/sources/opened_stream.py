@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.assets.declaration.changes.change_order import PositionType, position_type
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection, PythonExtractor
 from dagster_adjunct.assets.sources.decode_changes import decode_changes, schema_of_rows
 from dagster_adjunct.assets.sources.entries_of_records import schema_of_entries
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
+    from dagster_adjunct.assets.declaration.changes.change_order import Samples
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
 
@@ -79,7 +81,15 @@ class Source:
     @property
     def declaration(self) -> DatasetDeclaration:
         """What the manifest keeps of the specification and its input."""
-        return declaration_of(self.spec, self.schema, input_partitions=len(self.ssps))
+        return declaration_of(self.spec, self.schema, input_partitions=len(self.ssps), position_type=self.position_type)
+
+    @property
+    def position_type(self) -> PositionType:
+        """The type of the positions of its changes."""
+        order, records = self.spec.following.order, self.info.schema
+        if order is None or records is None:
+            return "bigint"
+        return position_type(order, schema_of_rows(self.spec, records))
 
     @property
     def copartitioned(self) -> bool:
@@ -161,17 +171,18 @@ class Source:
                 dataset=self.spec.name,
             ) from error
 
-    def read_changes(self, spark: SparkSession, ranges: Ranges, *, positions_from: int = 0) -> DataFrame:
-        """Return the changes of entries that the records of these ranges make; see `decode_changes`.
-
-        Positions by offset begin at `positions_from`.
-        """
+    def read_changes(
+        self, spark: SparkSession, ranges: Ranges, *, positions_from: int = 0, samples: Samples | None = None
+    ) -> tuple[DataFrame, Samples | None]:
+        """Return the changes of entries that the records of these ranges make, as `ChangeDecoder.read_changes` does."""
         assert self.info.schema is not None, "raw records are refused when the input is opened"
         records = self.read(spark, ranges)
-        changes = decode_changes(self.spec, records, self.info.schema, self.schema, partitions=len(self.ssps))
+        changes, samples = decode_changes(
+            self.spec, records, self.info.schema, self.schema, partitions=len(self.ssps), samples=samples
+        )
         if positions_from and self.spec.following.order_by is None:
-            return placed_from(changes, positions_from)
-        return changes
+            return placed_from(changes, positions_from), samples
+        return changes, samples
 
 
 def check_order(spec: AdjunctDataset, key: Sequence[str], partitions: int, partitioner: str) -> None:

@@ -26,6 +26,7 @@ from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.spark.interpreted_plans import interpreted_if_few
 
 if TYPE_CHECKING:
+    from dagster_adjunct.assets.declaration.changes.change_order import Samples
     from dagster_adjunct.assets.sources.opened_stream import Ranges
     from dagster_adjunct.assets.unbounded.commit_table import Advance, AdvanceProgress
     from dagster_adjunct.assets.unbounded.reapply_changes import Rewinding
@@ -44,6 +45,7 @@ class _Written:
     counters: dict[str, int]
     reached: bool
     rewinding: Rewinding | None
+    first_ordered: Samples | None
 
 
 def apply_changes(advance: Advance, progress: AdvanceProgress) -> tuple[AdvanceProgress, Action]:
@@ -83,19 +85,19 @@ def apply_ranges(
     context, name, log = advance.context, advance.spec.name, advance.log
     attempt = log.attempt()
     generation = attempt.generation(progress.manifest.next_generation)
-    records = advance.source.count(ranges) if ranges else 0
+    records, samples = advance.source.count(ranges) if ranges else 0, progress.manifest.first_ordered
     counters = {"read": records}
     running, begins = progress.running, _begins(advance, progress)
     over_time = _over_time(advance, progress, begins)
-    # By a column's order a deletion must beat what comes after it with a lower value, also in a base; over time it ends
-    # what was there.
-    tombstones = not begins or advance.spec.following.order_by is not None or over_time is not None
+    # By another order than the offset a deletion must beat what comes after it with a lower value, also in a base; over
+    # time it ends what was there.
+    tombstones = not begins or advance.spec.following.order is not None or over_time is not None
     try:
         with AttemptRenewal(context.lake, name, attempt.id, context.by):
             alone = over_time is None and rewinding is None  # else stored rows are read, too
             with advance.stages("build"), interpreted_if_few(context.spark, records if records and alone else None):
                 if records:
-                    progress, generation, counted = write_changes(
+                    progress, generation, counted, samples = write_changes(
                         advance,
                         progress,
                         attempt,
@@ -108,7 +110,7 @@ def apply_ranges(
                     counted.pop("conflicting", None)  # of a change stream nothing else is expected
                     counters |= counted if running else {"changes": generation.rows, **counted}
             with advance.stages("commit"):
-                written = _Written(attempt, generation, ranges, counters, reached, rewinding)
+                written = _Written(attempt, generation, ranges, counters, reached, rewinding, samples)
                 progress = _commit_written(advance, progress, written)
     except CommitConflictError:
         forget_attempt(context.lake, name, attempt.id)
@@ -155,6 +157,7 @@ def _after(advance: Advance, progress: AdvanceProgress, written: _Written) -> Un
         offsets=offsets,
         stream=source.info.identity,
         counters=add(manifest.counters, written.counters),
+        first_ordered=written.first_ordered,
         quarantining=None,
         confirmed_at=advance.seen.at if offsets == as_stored(progress.ends) else manifest.confirmed_at,
         decision=advance.decision,

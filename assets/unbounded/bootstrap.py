@@ -64,9 +64,10 @@ def _bootstrapping(
     start: Offsets = source.system.oldest(source.ssps)
     number = first.next_generation
     building: tuple[Generation, ...] = ()
+    samples = None
     if seen.spec.following.initial is not None:
         with advance.stages("load"):
-            loaded, start = load_snapshot(advance.context, source, attempt, number)
+            loaded, start, samples = load_snapshot(advance.context, source, attempt, number)
             building, number = (loaded,) if loaded.files else (), number + 1
         before = replace(before, ends=source.system.upcoming(source.ssps), counters={"loaded": loaded.rows})
     bootstrap = Bootstrap(
@@ -82,6 +83,7 @@ def _bootstrapping(
     served = first.version is not None
     after = _begun(advance, first, bootstrap).after(
         next_generation=number,
+        first_ordered=samples,
         confirmed_at=first.confirmed_at if served else None,
         horizon=first.horizon if served else None,
     )
@@ -114,6 +116,7 @@ def _begun(advance: Advance, first: UnboundedManifest, bootstrap: Bootstrap) -> 
         offsets=bootstrap.start,
         bootstrap=bootstrap,
         stream=advance.source.info.identity,
+        first_ordered=None,
         quarantining=None,
         decision=advance.decision,
         change=change_of(advance.decision),

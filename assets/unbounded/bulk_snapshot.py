@@ -7,7 +7,10 @@ from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from dagster_adjunct.assets.declaration.changes.change_formats import ORDER, PROBLEM
+from dagster_adjunct.assets.declaration.changes.change_order import LOWEST
 from dagster_adjunct.assets.declaration.initial_load import no_offset, positions
+from dagster_adjunct.assets.sources.order_by_column import with_order
 from dagster_adjunct.assets.unbounded.next_served_version import table_layout
 from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, forget_attempt
 from dagster_adjunct.assets.versions.kept_history import VALID_FROM
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from dagster_adjunct.assets.declaration.changes.change_order import Samples
     from dagster_adjunct.assets.declaration.initial_load import Snapshot
     from dagster_adjunct.assets.sources.opened_stream import Source
     from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
@@ -33,22 +37,20 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 _STAGED_BYTES = 128 * 1024 * 1024
-_INITIAL_POSITION = -1
 
 
 def load_snapshot(
     context: Runtime, source: Source, attempt: Attempt, number: int
-) -> tuple[Generation, dict[SystemStreamPartition, str]]:
-    """Write the bulk snapshot as a base; return it, with the position from which the stream goes on.
+) -> tuple[Generation, dict[SystemStreamPartition, str], Samples | None]:
+    """Write the bulk snapshot as a base; return it, the position from which the stream goes on, and the first values
+    that its rows are ordered by.
 
     Raises DatasetError for other columns and for a key that stands twice, and what `check_position` raises.
     """
     from pyspark.sql import functions as F
 
-    from dagster_adjunct.assets.sources.order_by_column import position_of
-
     spec, spark = source.spec, context.spark()
-    initial, order = spec.following.initial, spec.following.order_by
+    initial = spec.following.initial
     assert initial is not None
     what = f"dataset {spec.name!r}: {initial.describe()}"
     with closing(initial.load(spec, source.schema, source.ssps, spark)) as snapshot:
@@ -57,10 +59,8 @@ def load_snapshot(
             as_frame(snapshot, source.schema, what, context.log(spec.name), spark, context.by) as rows,
             AttemptRenewal(context.lake, spec.name, attempt.id, context.by),
         ):
-            position = F.lit(_INITIAL_POSITION).cast("bigint")
-            if order is not None and order in source.schema.names:
-                position = F.coalesce(position_of(rows, order), position)
-            placed = rows.withColumn(POSITION, position).withColumn(TOMBSTONE, F.lit(False))
+            placed, samples = _placed(source, rows)
+            placed = placed.withColumn(TOMBSTONE, F.lit(False))
             layout = table_layout(source)
             if spec.following.history is not None:
                 placed = placed.withColumn(VALID_FROM, _valid_from(source, start, spark))
@@ -84,7 +84,19 @@ def load_snapshot(
             "Nothing was published. Correct the snapshot, or the key.",
             dataset=spec.name,
         )
-    return generation, start
+    return generation, start, samples
+
+
+def _placed(source: Source, rows: DataFrame) -> tuple[DataFrame, Samples | None]:
+    """Return the rows of a snapshot with their positions: those of their columns, else below all changes."""
+    from pyspark.sql import functions as F
+
+    order = source.spec.following.order_by or ()
+    lowest = F.lit(LOWEST).cast("bigint") if source.position_type == "bigint" else F.lit("")
+    if not order or not set(order) <= set(source.schema.names):
+        return rows.withColumn(POSITION, lowest), None
+    placed, samples = with_order(source.spec, rows.withColumn(PROBLEM, F.lit(None).cast("string")), source.schema, None)
+    return placed.withColumn(POSITION, F.coalesce(F.col(ORDER), lowest)).drop(ORDER, PROBLEM), samples
 
 
 def _valid_from(source: Source, start: Mapping[SystemStreamPartition, str], spark: SparkSession) -> Column:

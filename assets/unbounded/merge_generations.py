@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.assets.declaration.changes.change_order import STREAMED_FIRST
 from dagster_adjunct.assets.unbounded.engine import engine_of
 from dagster_adjunct.assets.unbounded.next_served_version import without_large_footers
 from dagster_adjunct.assets.versions.kept_history import current_rows, newest_valid_from
@@ -87,6 +88,8 @@ def merge(
         counters |= {"superseded": plan.rows - counts["keys"], "deleted": counts["forgotten"]}
     counters.pop("conflicting", None)
     entries = generation.rows - tombstones
+    # A snapshot's row of a key that is not known is no late change: it is the first that says of it.
+    horizon = None if version.order_by == STREAMED_FIRST else horizon
     return Merged(attempt, without_large_footers(generation), counters, entries, horizon)
 
 

@@ -49,6 +49,7 @@ def with_version(
         offsets={ssp: (manifest.bootstrap.start[ssp], end) for ssp, end in manifest.offsets.items()},
         counters=counters,
         history=_history(spec, manifest, generations),
+        position_type=advance.source.position_type,
     )
     return retire(manifest, version, now)
 
@@ -73,7 +74,15 @@ def table_layout(source: Source) -> BucketLayout:
     """Return how the rows of a table lie in files, by its declaration of now."""
     spec = source.spec
     over_time = spec.following.history is not None
-    return layout_of(source.schema, spec.key, spec.partition_by, spec.partitions, positioned=True, over_time=over_time)
+    return layout_of(
+        source.schema,
+        spec.key,
+        spec.partition_by,
+        spec.partitions,
+        positioned=True,
+        over_time=over_time,
+        position_type=source.position_type,
+    )
 
 
 def _entries(spec: AdjunctDataset, generations: tuple[Generation, ...]) -> int | None:
@@ -83,7 +92,7 @@ def _entries(spec: AdjunctDataset, generations: tuple[Generation, ...]) -> int |
     if spec.following.history is not None:
         return current_rows(generations[0])
     deleted = any(file.stats.get("tombstones") for file in generations[0].files)
-    return None if deleted or spec.following.order_by is not None else generations[0].rows
+    return None if deleted else generations[0].rows
 
 
 def _history(

@@ -62,7 +62,7 @@ class Rewinding:
         """
         horizon, version = manifest.horizon, manifest.version
         assert version is not None
-        by_offset = spec.following.order_by is None
+        by_offset = spec.following.order is None
         if horizon is None and not by_offset:
             return changes, None
         what = f"dataset {spec.name!r}, version {version.id}"
@@ -86,7 +86,7 @@ class Rewinding:
         self, changes: Rows, table: TableRows[Rows], store: ObjectStore, spec: AdjunctDataset, version: SealedVersion
     ) -> Rows:
         """Return the changes as they are written over rows over time: in the place of what has their key and moment."""
-        if spec.following.order_by is not None:
+        if spec.following.order is not None:
             return changes
         what = f"dataset {spec.name!r}, version {version.id}"
         stored = table.stored(store, what, version.layout, version.generations)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from dagster_adjunct.assets.declaration.changes.change_order import order_in_words
 from dagster_adjunct.assets.unbounded.table_validity import SeenTable, TableContinuity, state_of
 from dagster_adjunct.assets.versions.kept_history import length_of
 from dagster_adjunct.assets.versions.stored_declaration import kept_history
@@ -49,6 +50,7 @@ def decide(seen: SeenTable, *, rebuild: str | None = None, forced: bool = False)
     """
     if rebuild is None:
         _check_columns(seen)
+        _check_order(seen)
     if rebuild is not None and seen.manifest is not None:
         decision = Decision(action="bootstrap", store="invalid", reason=f"rebuild: {rebuild}", at=seen.at)
         if not forced:
@@ -133,6 +135,23 @@ def _check_columns(seen: SeenTable) -> None:
     manifest = seen.manifest
     if manifest is not None and manifest.version is not None and manifest.bootstrap.state != "running":
         check_evolution(seen.spec.name, manifest.version.columns, seen.source.schema, seen.spec.key)
+
+
+def _check_order(seen: SeenTable) -> None:
+    """Refuse another order than that of the stored positions; a table that is being built anew may have any."""
+    manifest, declared = seen.manifest, seen.source.declaration
+    if manifest is None or manifest.version is None or manifest.bootstrap.state == "running":
+        return
+    version = manifest.version
+    if (version.order_by, version.position_type) != (declared.order_by, declared.position_type):
+        was, wanted = order_in_words(version.order_by), order_in_words(declared.order_by)
+        raise DatasetError(
+            f"dataset {seen.spec.name!r} is ordered by {was}, and declared to be ordered by {wanted}: what is newer in "
+            "the one order may be older in the other.",
+            f"Restore the order, or build it anew: adjunct dataset rebuild {seen.spec.name} MODULE:APP --reason …; the "
+            "old table is served until that is done.",
+            dataset=seen.spec.name,
+        )
 
 
 def check_evolution(dataset: str, stored: Schema, declared: Schema, key: tuple[str, ...]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+from dagster_adjunct.assets.declaration.changes.change_order import order_in_words
 from dagster_adjunct.assets.sources.opened_stream import by_partition
 from dagster_adjunct.assets.unbounded.recovery import check_complete, decide
 from dagster_adjunct.assets.unbounded.table_validity import look
@@ -215,8 +216,8 @@ def _refusal(
             "Advance it a first time; startpoints at the oldest offset of every partition build it from there.",
             dataset=spec.name,
         )
-    if manifest.version is not None and manifest.version.order_by != spec.following.order_by:
-        was, wanted = (order or "offset" for order in (manifest.version.order_by, spec.following.order_by))
+    if manifest.version is not None and manifest.version.order_by != spec.following.order:
+        was, wanted = map(order_in_words, (manifest.version.order_by, spec.following.order))
         return DatasetError(
             f"{what} is ordered by {was}, and declared to be ordered by {wanted}: its changes can't be applied again "
             "over the others.",

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
+from dagster_adjunct.assets.declaration.changes.change_order import order_in_words
 from dagster_adjunct.assets.sources.opened_stream import Offsets, Source, by_partition
 from dagster_adjunct.assets.sources.source_made_anew import made_anew
 from dagster_adjunct.assets.versions.carried_to_rewritten_stream import carried_over
@@ -230,6 +231,10 @@ def _outdated_building(manifest: UnboundedManifest, source: Source, now: datetim
     bootstrap, kept = manifest.bootstrap, source.info.tombstones_kept
     if bootstrap.columns is not None and bootstrap.columns != source.schema:
         return f"other columns are declared since it began ({bootstrap.columns.difference(source.schema)})"
+    before, after = manifest.declaration, source.declaration
+    if (before.order_by, before.position_type) != (after.order_by, after.position_type):
+        was, wanted = order_in_words(before.order_by), order_in_words(after.order_by)
+        return f"it is ordered by {wanted} since it began, and was by {was}"
     if kept is not None and now - bootstrap.started_at > kept:
         return (
             f"it began {bootstrap.started_at:%Y-%m-%d %H:%M} UTC, and its stream keeps deletions for {kept} only: some "

@@ -27,6 +27,7 @@ from dagster_adjunct.resources.times import utc_now
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from dagster_adjunct.assets.declaration.changes.change_order import Samples
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.versions.advance_report import Action
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
@@ -46,6 +47,7 @@ class TransientTable:
         self.view: TransientVersion | None = None
         self._systems, self._last = systems, last
         self._opened: Source | None = None
+        self._samples: Samples | None = None
 
     @property
     def _source(self) -> Source:
@@ -254,9 +256,11 @@ class TransientTable:
         names = (*source.schema.names, *_HIDDEN)
         if not ranges:
             # Rows that Spark does not know to be none: their partitioning would be optimised away.
-            ddl = f"{source.schema.ddl()}, {POSITION} BIGINT, {TOMBSTONE} BOOLEAN, {OFFSET} BIGINT, {PARTITION} INT"
+            hidden = f"{POSITION} {source.position_type}, {TOMBSTONE} BOOLEAN, {OFFSET} BIGINT, {PARTITION} INT"
+            ddl = f"{source.schema.ddl()}, {hidden}"
             return spark.createDataFrame(spark.sparkContext.emptyRDD(), ddl)
-        changes = refuse_problems(source.read_changes(spark, ranges), self.spec.name)
+        changes, self._samples = source.read_changes(spark, ranges, samples=self._samples)
+        changes = refuse_problems(changes, self.spec.name)
         return changes.select(*[column(name) for name in names])
 
     def _newest(self, rows: DataFrame) -> DataFrame:
@@ -272,8 +276,8 @@ class TransientTable:
         newest_first = [F.col(name).desc() for name in (POSITION, OFFSET, PARTITION)]
         same_key = Window.partitionBy(*[column(name) for name in spec.key]).orderBy(*newest_first)
         newest = rows.withColumn("__rank", F.row_number().over(same_key)).where("__rank = 1").drop("__rank")
-        # By a column's order a deletion must beat what comes after it with a lower value.
-        return newest if spec.following.order_by is not None else newest.where(f"NOT {TOMBSTONE}")
+        # By another order than the offset a deletion must beat what comes after it with a lower value.
+        return newest if spec.following.order is not None else newest.where(f"NOT {TOMBSTONE}")
 
 
 def _ends(ranges: Ranges) -> dict[SystemStreamPartition, str]:

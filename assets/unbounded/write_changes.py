@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
+    from dagster_adjunct.assets.declaration.changes.change_order import Samples
     from dagster_adjunct.assets.sources.opened_stream import Ranges
     from dagster_adjunct.assets.unbounded.commit_table import Advance, AdvanceProgress
     from dagster_adjunct.assets.unbounded.reapply_changes import Rewinding
@@ -40,8 +41,8 @@ def write_changes(
     keep_tombstones: bool,
     over_time: OverTimeWrite | None = None,
     rewinding: Rewinding | None,
-) -> tuple[AdvanceProgress, Generation, dict[str, int]]:
-    """Write the changes of these ranges; return the generation that they make, and counters.
+) -> tuple[AdvanceProgress, Generation, dict[str, int], Samples | None]:
+    """Write the changes of these ranges; return the generation that they make, counters, and the first ordered values.
 
     The progress is another one where ranges with dead letters were committed first. Raises BadChangeError and
     NullKeyError for changes that can't be applied.
@@ -49,7 +50,9 @@ def write_changes(
     source, spec, manifest = advance.source, advance.spec, progress.manifest
     what = f"dataset {spec.name!r}"
     engine = engine_of(advance.context.spark)
-    changes = engine.decoder.read_changes(source, ranges, positions_from=manifest.positions_from)
+    changes, samples = engine.decoder.read_changes(
+        source, ranges, positions_from=manifest.positions_from, samples=manifest.first_ordered
+    )
     store, version = advance.context.lake.store, manifest.version
     if rewinding is not None and spec.following.history is None:
         changes, late = rewinding.onto(changes, engine.table, store, spec, manifest)
@@ -82,7 +85,7 @@ def write_changes(
     )
     counters |= {"quarantined": quarantined} if quarantined else {}
     counters |= {"late": late()} if late is not None else {}
-    return progress, generation, counters
+    return progress, generation, counters, samples
 
 
 def _quarantine(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import AwareDatetime, Field, model_validator
 
+from dagster_adjunct.assets.declaration.changes.change_order import PositionType
 from dagster_adjunct.assets.versions.document_base import ManifestPart, Offset, StoredGeneration, StoredSchema
 from dagster_adjunct.assets.versions.kept_history import HISTORY, TOLD, VALID_FROM, KeptHistory, newest_valid_from
 from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout
@@ -39,8 +40,8 @@ class SealedVersion(ManifestPart):
     and the deltas after it, oldest first. `rows` is exact, and None where deltas have to be merged to know.
     `digest` is the sum of the rows' hashes modulo 2**64. `offsets` are the ranges [start, end) of the input
     that this version took in, by stream partition. `positioned` says that rows carry their position: their input
-    offset or, with `order_by`, that column's value. `history` says that its rows are over time: of each key those of
-    all times, told apart by `__valid_from`.
+    offset or what `order_by` names, of the type `position_type`. `history` says that its rows are over time: of each
+    key those of all times, told apart by `__valid_from`.
     """
 
     id: str = Field(pattern=r"^v\d{6,}-[A-Za-z0-9][A-Za-z0-9_-]*$")
@@ -52,7 +53,8 @@ class SealedVersion(ManifestPart):
     partition_by: tuple[str, ...]
     partitions: int | None = Field(default=None, ge=1)
     positioned: bool
-    order_by: str | None = None
+    order_by: tuple[str, ...] | None = None
+    position_type: PositionType = "bigint"
     history: KeptHistory | None = None
     generations: tuple[StoredGeneration, ...] = Field(min_length=1)
     rows: int | None = Field(default=None, ge=0)
@@ -83,7 +85,15 @@ class SealedVersion(ManifestPart):
     def layout(self) -> BucketLayout:
         """How the rows lie in files; a broadcast copy is one file."""
         over_time = self.history is not None
-        return layout_of(self.columns, self.key, self.partition_by, self.partitions, self.positioned, over_time)
+        return layout_of(
+            self.columns,
+            self.key,
+            self.partition_by,
+            self.partitions,
+            self.positioned,
+            over_time,
+            position_type=self.position_type,
+        )
 
     @property
     def edge(self) -> int | None:
@@ -113,12 +123,14 @@ def layout_of(
     partitions: int | None,
     positioned: bool,
     over_time: bool = False,
+    *,
+    position_type: PositionType = "bigint",
 ) -> BucketLayout:
     """Return how a version's rows lie in files; `partitions` None is one file.
 
     Rows over time are unique by key and `__valid_from`, and sorted by them.
     """
-    hidden = ((POSITION, "bigint"), (TOMBSTONE, "boolean")) if positioned else ()
+    hidden = ((POSITION, position_type), (TOMBSTONE, "boolean")) if positioned else ()
     if over_time:
         return BucketLayout(columns, partition_by, partitions or 1, (*key, VALID_FROM), (*hidden, *HISTORY))
     return BucketLayout(columns, partition_by, partitions or 1, key, hidden)
@@ -136,6 +148,7 @@ def table_version(
     offsets: Mapping[str, tuple[str, str]],
     counters: Mapping[str, int],
     history: KeptHistory | None = None,
+    position_type: PositionType = "bigint",
 ) -> SealedVersion:
     """Return a version of a table as it is declared: of these generations, oldest first, with a position in a row."""
     return SealedVersion(
@@ -148,7 +161,8 @@ def table_version(
         partition_by=spec.partition_by,
         partitions=spec.partitions,
         positioned=True,
-        order_by=spec.following.order_by,
+        order_by=spec.following.order,
+        position_type=position_type,
         history=history,
         generations=tuple(generations),
         rows=rows,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
+from dagster_adjunct.assets.declaration.changes.change_order import PositionType
 from dagster_adjunct.assets.declaration.dataset import Kind
 from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.declaration.inputs_besides_streams import OwnedBy, QuerySource
@@ -29,9 +30,9 @@ class DatasetDeclaration(ManifestPart):
     partitions the input had when the dataset was made (0: files, a query or a local table).
     `order` says whether versions follow each other as they arrive, or by name (version partitions), and `by_time` that
     the time counts since when they are valid. `keep` and `grace_seconds` are the discard policy; of an unbounded
-    dataset `compact_…` are the compaction policy, and `keep_tombstones` is how far below the newest position deletions
-    are remembered. `history` says whose rows are kept over time, and how far back. Order and policies may change: they
-    are those of the last advance.
+    dataset `compact_…` are the compaction policy, `order_by` is what positions are made of, and `keep_tombstones` how
+    far below the newest position deletions are remembered. `history` says whose rows are kept over time, and how far
+    back. Order and policies may change: they are those of the last advance.
     """
 
     kind: Kind
@@ -51,6 +52,8 @@ class DatasetDeclaration(ManifestPart):
     by_time: bool = False
     keep: int | None = Field(default=3, ge=1)
     grace_seconds: float = Field(default=86_400.0, ge=0)
+    order_by: tuple[str, ...] | None = None
+    position_type: PositionType = "bigint"
     keep_tombstones: int | None = Field(default=None, ge=0)
     history: KeptHistory | None = None
     compact_deltas: int = Field(default=8, ge=2)
@@ -83,7 +86,9 @@ class DatasetDeclaration(ManifestPart):
         return DeltaCompaction(self.compact_deltas, self.compact_fraction, self.compact_rows)
 
 
-def declaration_of(spec: AdjunctDataset, schema: Schema, *, input_partitions: int = 0) -> DatasetDeclaration:
+def declaration_of(
+    spec: AdjunctDataset, schema: Schema, *, input_partitions: int = 0, position_type: PositionType = "bigint"
+) -> DatasetDeclaration:
     """Return what the manifest keeps of a specification whose entries have these columns."""
     return DatasetDeclaration(
         kind=spec.kind,
@@ -104,6 +109,8 @@ def declaration_of(spec: AdjunctDataset, schema: Schema, *, input_partitions: in
         by_time=spec.valid_from is not None,
         keep=spec.discard.keep,
         grace_seconds=spec.discard.grace.total_seconds(),
+        order_by=spec.following.order,
+        position_type=position_type,
         keep_tombstones=spec.following.keep_tombstones,
         compact_deltas=spec.following.compaction.deltas,
         compact_fraction=spec.following.compaction.fraction,

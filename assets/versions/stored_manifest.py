@@ -38,6 +38,7 @@ _FIELDS: dict[str, Any] = {
     "retained_from": 1,
     "confirmed_at": None,
     "horizon": None,
+    "first_ordered": None,
     "positions_from": 0,
     "quarantining": None,
     "applied": {},

@@ -31,10 +31,11 @@ class UnboundedManifest(CommonManifest):
 
     `retired` are the generations that its current version does not read any more and earlier ones do; versions before
     number `retained_from` are gone. `confirmed_at` is when all changes up to the stream's end were last known to be in.
-    Changes at or below `horizon` come too late (ordering columns only). `quarantining` are the ranges whose bad changes
-    are on their way to the dead letters: they are read again as they are. `applied` are the ids of the startpoints that
-    were applied last, by stream partition, newest last. `decision` is the last decision about recovery. `numbers` are
-    those of its versions so far, as ranges (first, last), newest last.
+    Changes at or below `horizon` come too late (ordering columns only). `first_ordered` are the values that its first
+    change was ordered by, which later ones are compared with; None before it. `quarantining` are the ranges whose bad
+    changes are on their way to the dead letters: they are read again as they are. `applied` are the ids of the
+    startpoints that were applied last, by stream partition, newest last. `decision` is the last decision about
+    recovery. `numbers` are those of its versions so far, as ranges (first, last), newest last.
     """
 
     bootstrap: Bootstrap
@@ -42,6 +43,7 @@ class UnboundedManifest(CommonManifest):
     retained_from: int = Field(default=1, ge=1)
     confirmed_at: AwareDatetime | None = None
     horizon: int | None = None
+    first_ordered: tuple[str | None, ...] | None = None
     quarantining: dict[str, tuple[Offset, Offset]] | None = None
     applied: dict[str, AppliedIds] = Field(default_factory=dict)
     decision: Decision | None = None

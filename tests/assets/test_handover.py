@@ -146,7 +146,7 @@ def unbounded(store: Any, tombstones: list[bool], deltas: int = 0) -> VersionRea
     schema = Schema.of(k="string", v="int")
     sealed = view_of(store, [], schema=schema, key=["k"], partitions=1).sealed
     facts = {name: getattr(sealed, name) for name in SealedVersion.model_fields}
-    facts.update(positioned=True, order_by=None if deltas else "v")
+    facts.update(positioned=True, order_by=None if deltas else ("v",))
     layout = SealedVersion(**facts).layout
     generations = []
     for number in range(1, 2 + deltas):

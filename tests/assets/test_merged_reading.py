@@ -147,7 +147,7 @@ def test_the_frame_is_the_newest_row_of_each_key(
     chance = random.Random(f"{layout} {by_column}")
     for _ in range(2):
         generations = history(chance, key_of, by_column=by_column)
-        view = version(lake, schema, generations, order_by="v" if by_column else None, **options)
+        view = version(lake, schema, generations, order_by=("v",) if by_column else None, **options)
         assert entries_in(view.frame(spark)) == wanted(generations)
         by_key = {key if isinstance(key, tuple) else (key,): entry["v"] for key, entry in view.items()}
         assert by_key == wanted(generations)
@@ -156,12 +156,12 @@ def test_the_frame_is_the_newest_row_of_each_key(
 def test_a_change_that_is_older_than_the_base_does_not_win_by_a_column(lake: Lake, spark: SparkSession) -> None:
     base = [Change(("a",), 10, 1), Change(("b",), 10, None), Change(("c",), 10, 3)]
     late = [Change(("a",), 5, 7), Change(("b",), 5, 7), Change(("c",), 10, 8), Change(("d",), 5, 9)]
-    view = version(lake, TEXT, [base, late], order_by="v")
+    view = version(lake, TEXT, [base, late], order_by=("v",))
     assert entries_in(view.frame(spark)) == {("a",): 1, ("c",): 8, ("d",): 9}
 
 
 def test_a_base_alone_hides_the_deletions_that_it_keeps(lake: Lake, spark: SparkSession) -> None:
-    view = version(lake, TEXT, [[Change(("a",), 1, 1), Change(("b",), 2, None)]], order_by="v")
+    view = version(lake, TEXT, [[Change(("a",), 1, 1), Change(("b",), 2, None)]], order_by=("v",))
     assert entries_in(view.frame(spark)) == {("a",): 1}
 
 
@@ -204,7 +204,7 @@ def test_a_join_on_the_key_shuffles_nothing_of_the_merged_frame(
 ) -> None:
     if not broadcast:
         monkeypatch.setattr("dagster_adjunct.assets.reading.version_reader._BROADCAST_ROWS", 0)
-    frame = version(lake, TEXT, GENERATIONS, order_by="v" if by_column else None).frame(spark)
+    frame = version(lake, TEXT, GENERATIONS, order_by=("v",) if by_column else None).frame(spark)
     stream = version(lake, TEXT, [[Change(texts(number), number, number) for number in range(5, 70)]]).frame(spark)
     joined = stream.withColumnRenamed("v", "n").join(frame.hint("merge"), "k", "left")
     plan = plan_of(joined)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 Schemas = Mapping[int | None, str]
+_ANY_SCALE = "io.debezium.data.VariableScaleDecimal"
 _HEADER = struct.Struct(">bI")  # Confluent's: a zero, then the schema's id
 # What reading bytes that are not of the schema raises in fastavro, whichever part of it stumbles.
 _UNREADABLE = (ValueError, EOFError, LookupError, TypeError, ArithmeticError, MemoryError, AttributeError, OSError)
@@ -64,12 +65,14 @@ def readers(schemas: Schemas, what: str) -> dict[int | None, Callable[[bytes], A
                 argument="avro_schema",
             ) from error
 
+        any_scale = _ANY_SCALE in text
+
         def read(data: bytes) -> Any:
             source = io.BytesIO(data)
             value = schemaless_reader(source, parsed, None)
             if rest := len(data) - source.tell():
                 raise ValueError(f"{rest} bytes are left over")
-            return value
+            return _scaled(value) if any_scale else value
 
         return read
 
@@ -93,6 +96,18 @@ def json_of(data: bytes | None, by_id: Mapping[int | None, Callable[[bytes], Any
         return json.dumps(read(data), default=_plain, ensure_ascii=False), None
     except _UNREADABLE as error:
         return None, f"not Avro of the declared schema: {type(error).__name__}: {error}"[:200]
+
+
+def _scaled(value: Any) -> Any:
+    """Return a value with decimals for what Debezium sends of a `numeric` without digits: each with its own scale."""
+    if isinstance(value, list):
+        return [_scaled(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"scale", "value"} and isinstance(value["value"], bytes):
+        number = int.from_bytes(value["value"], "big", signed=True)
+        return Decimal((int(number < 0), tuple(map(int, str(abs(number)))), -value["scale"]))
+    return {name: _scaled(item) for name, item in value.items()}
 
 
 def _plain(value: Any) -> str:

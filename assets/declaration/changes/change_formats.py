@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 PROBLEM = "__problem"
 ORDER = "__order"
+SNAPSHOT = "__snapshot"
 _WRITE = ("c", "i", "r", "u", "create", "insert", "read", "update", "upsert")
 
 
@@ -48,7 +49,7 @@ class ChangeFormat(Protocol):
         ...
 
     def orders(self, path: str) -> bool:
-        """Whether `decode` can order changes by this path, which is no column of the rows."""
+        """Whether `decode` knows this path of `order_by`, which is no column of the rows."""
         ...
 
     def decode(
@@ -58,15 +59,18 @@ class ChangeFormat(Protocol):
         what: str,
         *,
         key: tuple[str, ...],
-        order_by: str | None,
+        order_by: tuple[str, ...],
         comparable: bool,
     ) -> DataFrame:
         """Return changes with the columns of `schema`, META and PROBLEM: none, one or two a record.
 
         PROBLEM is null, or says why the change can't be applied. `__tombstone` says that the row of its key is deleted;
-        only its `key` columns, and `order_by` where that is a column, need values then. Where `order_by` is a path,
-        ORDER is its value as a bigint. `comparable` says whether positions tell which change is newer also where a key
-        comes in several partitions. Further columns that begin with `__` pass through.
+        only its `key` columns, and those of `order_by`, need values then. Of each path in `order_by` the column
+        `path_column(path)` has the value as a text. `comparable` says whether positions tell which change is newer also
+        where a key comes in several partitions. Further columns that begin with `__` pass through.
+
+        A format that tells rows of a snapshot from streamed changes has `tells_snapshots = True`, and says of each
+        change in SNAPSHOT which it is.
         """
         ...
 
@@ -82,6 +86,16 @@ class ArrowChangeFormat(ChangeFormat, Protocol):
     def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
         """Return changes as `decode` does, of records in Arrow."""
         ...
+
+
+def path_column(path: str) -> str:
+    """Return the column with the values of a path."""
+    return f"{ORDER}_{path.replace('.', '_')}"
+
+
+def tells_snapshots(changes: ChangeFormat) -> bool:
+    """Whether a format tells rows of a snapshot from streamed changes."""
+    return bool(getattr(changes, "tells_snapshots", False))
 
 
 class _RecordIsRow:
@@ -110,7 +124,7 @@ class Upserts(_RecordIsRow):
         what: str,
         *,
         key: tuple[str, ...],
-        order_by: str | None,
+        order_by: tuple[str, ...],
         comparable: bool,
     ) -> DataFrame:
         from pyspark.sql import functions as F
@@ -165,7 +179,7 @@ class OperationColumn(_RecordIsRow):
         what: str,
         *,
         key: tuple[str, ...],
-        order_by: str | None,
+        order_by: tuple[str, ...],
         comparable: bool,
     ) -> DataFrame:
         from pyspark.sql import functions as F
@@ -200,11 +214,16 @@ class DebeziumUnwrapped(_RecordIsRow):
 
     `deleted` is the column that says whether the row was deleted: boolean, or "true" and "false". `op` is the column
     with the operation, where there is one. Debezium calls them `__deleted` and `__op`; a stream's own columns do not
-    begin with `__`, so whoever writes the stream renames them. Neither is stored.
+    begin with `__`, so whoever writes the stream renames them. Neither is stored. With `op`, rows of a snapshot ("r")
+    never replace streamed changes, unless `order_by` says otherwise.
     """
 
     deleted: str = "deleted"
     op: str | None = None
+
+    @property
+    def tells_snapshots(self) -> bool:
+        return self.op is not None
 
     def schema(self, records: Schema, what: str) -> Schema:
         _check_type(records, self.deleted, ("string", "boolean"), f"{what}: the record", "whether the row was deleted")
@@ -219,7 +238,7 @@ class DebeziumUnwrapped(_RecordIsRow):
         what: str,
         *,
         key: tuple[str, ...],
-        order_by: str | None,
+        order_by: tuple[str, ...],
         comparable: bool,
     ) -> DataFrame:
         from pyspark.sql import functions as F
@@ -240,14 +259,19 @@ class DebeziumUnwrapped(_RecordIsRow):
             truncate = F.when(op == "t", F.lit(TRUNCATE))
             problem = F.coalesce(problem, truncate, F.when(~known, unknown_operation(column(self.op))))
             deleted = deleted | F.coalesce(op == "d", F.lit(False))
+            records = records.withColumn(SNAPSHOT, F.coalesce(op == "r", F.lit(False)))
         return changed(records, schema, mark | F.coalesce(deleted, F.lit(False)), problem)
 
     def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
+        import pyarrow as pa
+
         marks, deleted = (records.column(name).to_pylist() for name in (TOMBSTONE, self.deleted))
         texts = [str(value).lower() if isinstance(value, bool) else value for value in deleted]
         operations = records.column(self.op).to_pylist() if self.op is not None else [None] * records.num_rows
         rows = list(zip(marks, texts, operations, strict=True))
         tombstones = [mark or (text or "").lower() == "true" or (op or "").lower() == "d" for mark, text, op in rows]
+        if self.op is not None:
+            records = records.append_column(SNAPSHOT, pa.array([(op or "").lower() == "r" for op in operations]))
         return changed_rows(records, schema, tombstones, [self._problem(*row) for row in rows])
 
     def _problem(self, mark: bool, text: str | None, op: str | None) -> str | None:

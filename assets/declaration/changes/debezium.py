@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
+from dagster_adjunct.assets.declaration.changes.change_order import PATH
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -15,7 +15,6 @@ from dagster_adjunct.resources.schemas.schema import Schema
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_PATH = re.compile(r"source\.\w+|ts_(ms|us|ns)")
 _ENVELOPE = "a Debezium envelope"
 AvroSchemas = str | Mapping[int, str] | tuple[tuple[int, str], ...]
 
@@ -87,6 +86,8 @@ class DebeziumEnvelope:
         if self.transactions is not None:
             split_stream_name(self.transactions)
 
+    tells_snapshots: ClassVar[bool] = True
+
     @property
     def schemas(self) -> dict[int | None, str]:
         """Return the Avro schemas by id; by None where values have no id."""
@@ -121,7 +122,7 @@ class DebeziumEnvelope:
         return False
 
     def orders(self, path: str) -> bool:
-        return _PATH.fullmatch(path) is not None
+        return PATH.fullmatch(path) is not None
 
     def decode(
         self,
@@ -130,7 +131,7 @@ class DebeziumEnvelope:
         what: str,
         *,
         key: tuple[str, ...],
-        order_by: str | None,
+        order_by: tuple[str, ...],
         comparable: bool,
     ) -> DataFrame:
         from dagster_adjunct.assets.declaration.changes.envelope import changes_of

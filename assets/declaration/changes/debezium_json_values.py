@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.changes.problem_texts import outside_years
@@ -18,19 +19,20 @@ _DATE = r"^\d{4}-\d\d-\d\d$"
 _ISO = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6}0*)?)?(Z|[+-]\d\d(:?\d\d)?)$"
 _LAST_DAY = 9_999_999  # far beyond the year 9999, and no more than a date can hold
 _EXACT_DIGITS = 15
+_SCALES = 16_383  # PostgreSQL's
 DATED = ("date", "timestamp")
+_VARIANTS = (*DATED, "boolean")
 _FLOATS = ("float", "double")
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 
 def raw_form(schema: Schema) -> StructType:
-    """Return how a row is read: numbers and booleans as such, dates and timestamps as either, all else as a text."""
-    from pyspark.sql.types import BooleanType, DoubleType, LongType, StringType, StructType, VariantType
+    """Return how a row is read: numbers as such, what may come in several forms as either, all else as a text."""
+    from pyspark.sql.types import DoubleType, LongType, StringType, StructType, VariantType
 
-    native: dict[str, DataType] = {"boolean": BooleanType()}
-    native |= dict.fromkeys(_INTEGERS, LongType())
+    native: dict[str, DataType] = dict.fromkeys(_INTEGERS, LongType())
     native |= dict.fromkeys(_FLOATS, DoubleType())
-    native |= dict.fromkeys(DATED, VariantType())
+    native |= dict.fromkeys(_VARIANTS, VariantType())
     block = StructType()
     for field in schema.fields:
         block = block.add(field.name, native.get(field.type, StringType()))
@@ -51,6 +53,11 @@ def value_of(declared: DebeziumEnvelope, field: Field, raw: Column, text: Column
     if field.type in DATED:
         value = dated(declared, field, raw)
         return F.when(~outside_years(value, field.type), value)
+    if field.type == "boolean":
+        # MySQL has no booleans: TINYINT(1) is 0 or 1.
+        number = F.when(is_number(raw), text_of(field, raw))
+        sent = F.when(F.schema_of_variant(raw) == "BOOLEAN", F.try_variant_get(raw, "$", "boolean"))
+        return F.coalesce(sent, F.when(number.isin("0", "1"), number == "1"))
     if field.type == "binary":
         return F.try_to_binary(raw, F.lit("base64"))
     if field.type.startswith("decimal"):
@@ -62,11 +69,11 @@ def text_of(field: Field, raw: Column) -> Column:
     """Return a value as errors show it, null where there is none."""
     from pyspark.sql import functions as F
 
-    return F.try_variant_get(raw, "$", "string") if field.type in DATED else raw.cast("string")
+    return F.try_variant_get(raw, "$", "string") if field.type in _VARIANTS else raw.cast("string")
 
 
 def is_number(raw: Column) -> Column:
-    """Whether a date or timestamp came as a whole number, without quotes."""
+    """Whether a value came as a whole number, without quotes."""
     from pyspark.sql import functions as F
 
     return F.schema_of_variant(raw) == "BIGINT"
@@ -92,10 +99,10 @@ def _decimal(declared: DebeziumEnvelope, field: Field, raw: Column, text: Column
     from pyspark.sql import functions as F
 
     scale = int(field.type.rstrip(")").split(",")[1])
+    fraction = rf"(\.\d{{0,{scale}}}0*)?" if scale else r"(\.0*)?"
     if declared.format == "json" and declared.decimals == "precise":
         raw = F.udf(_plain_decimals(scale), "string", useArrow=True)(raw)
-        return raw.try_cast(field.type)
-    fraction = rf"(\.\d{{0,{scale}}}0*)?" if scale else r"(\.0*)?"
+        return F.when(raw.rlike(rf"^-?\d+{fraction}$"), raw.try_cast(field.type))
     plain = raw.rlike(rf"^[+-]?\d+{fraction}$")
     digits = F.length(F.regexp_replace(raw, r"[^\d]", ""))
     quoted = F.instr(text, F.concat(F.lit('"'), raw, F.lit('"'))) > 0
@@ -105,9 +112,27 @@ def _decimal(declared: DebeziumEnvelope, field: Field, raw: Column, text: Column
 
 def _plain_decimals(scale: int):  # type: ignore[no-untyped-def]  # Spark's own decorator has no types either
     def plain(text: str | None) -> str | None:
-        return None if text is None else unscaled_text(text, scale)
+        if text is None:
+            return None
+        return any_scale_text(text) if text.startswith("{") else unscaled_text(text, scale)
 
     return plain
+
+
+def any_scale_text(text: str) -> str | None:
+    """Return the decimal that `{"scale": 2, "value": base64}` stands for, None for what is none.
+
+    Debezium sends it for a `numeric` without digits, whose values each have a scale of their own.
+    """
+    try:
+        told = json.loads(text)
+        scale, value = told["scale"], told["value"]
+    except (ValueError, LookupError, TypeError):
+        return None
+    if len(told) != 2 or type(scale) is not int or not isinstance(value, str) or not -_SCALES <= scale <= _SCALES:
+        return None
+    plain = unscaled_text(value, max(scale, 0))
+    return plain if plain is None or scale >= 0 or plain.strip("-") == "0" else plain + "0" * -scale
 
 
 def unscaled_text(text: str, scale: int) -> str | None:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.changes.change_formats import ORDER, PROBLEM
+from dagster_adjunct.assets.declaration.changes.change_formats import PROBLEM, SNAPSHOT, path_column
+from dagster_adjunct.assets.declaration.changes.change_order import ORDERS, order_in_code
 from dagster_adjunct.assets.declaration.changes.debezium_json_values import (
     DATED,
     dated,
@@ -22,6 +23,7 @@ from dagster_adjunct.assets.declaration.changes.debezium_json_values import (
     value_of,
 )
 from dagster_adjunct.assets.declaration.changes.problem_texts import (
+    NO_PATH,
     TRUNCATE,
     YEARS,
     a_value,
@@ -34,15 +36,16 @@ from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.streams.interface.stream_system import META, TOMBSTONE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import StructType
 
     from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
 
 _TEXT, _UNREAD, _PARSED, _BAD = "__text", "__unread", "__parsed", "__bad"
 _OP, _RAW, _BEFORE, _AFTER = "__op", "__raw_after", "__before", "__after"
-_RAW_BEFORE, _WHERE, _CHANGE, _ROW = "__raw_before", "__where", "__change", "__row"
-_POSITION = r"^-?\d{1,19}$"
+_RAW_BEFORE, _CHANGE, _ROW = "__raw_before", "__change", "__row"
 
 
 def changes_of(
@@ -52,21 +55,21 @@ def changes_of(
     what: str,
     *,
     key: tuple[str, ...],
-    order_by: str | None,
+    order_by: tuple[str, ...],
     comparable: bool,
 ) -> DataFrame:
-    """Return the changes in these records: `schema`, META, PROBLEM, and ORDER where `order_by` is no column."""
+    """Return the changes in these records: `schema`, META, PROBLEM, SNAPSHOT, and the paths in `order_by`."""
     from pyspark.sql import functions as F
 
-    path = order_by if order_by is not None and order_by not in schema.names else None
-    needed = tuple(field for field in schema.fields if field.name in key or field.name == order_by)
+    paths = [name for name in order_by if name not in schema.names]
+    needed = tuple(field for field in schema.fields if field.name in key or field.name in order_by)
     old = Schema(needed or schema.fields)  # an extractor may compute the whole key
     own = [name for name in key if name in records.columns]
     records = texts_of(declared, records, what)
     kept = companions(records)
     carried = [F.col(name) for name in kept if name != _TEXT]
     owned = [column(name).alias(f"__own{index}") for index, name in enumerate(own)]
-    top = _top(_block(schema, old, path))
+    top = _top(_block(schema, old, paths))
     parsed = F.from_json(F.col(_TEXT), top, _options(declared))
     read = records.select(*carried, F.col(_TEXT), *owned, parsed.alias(_PARSED))
     read = read.select(
@@ -74,25 +77,25 @@ def changes_of(
         _part("op").alias(_OP),
         _part("after").alias(_RAW),
         _part("before").alias(_RAW_BEFORE),
-        *([_part(*path.split(".")).alias(_WHERE)] if path else []),
+        *[_part(*path.split(".")).alias(path_column(path)) for path in paths],
     )
     read = read.select(
         "*",
         _converted(declared, schema, _RAW).alias(_AFTER),
         _converted(declared, old, _RAW_BEFORE).alias(_BEFORE),
     )
-    problem = _problem(declared, schema, old, key, own, comparable)
+    absent = [_absent(path, first=path == order_by[0]) for path in paths]
+    problem = F.coalesce(_problem(declared, schema, old, key, own, comparable), *absent)
     changes = _changes(schema, old, key).alias(_CHANGE)
     others = [F.col(name) for name in kept if name not in (TOMBSTONE, _TEXT, _UNREAD)]
-    order = F.when(F.col(_WHERE).rlike(_POSITION), F.col(_WHERE).try_cast("bigint")) if path else None
-    told = read.select("*", problem.alias(PROBLEM))
-    made = told.select(*others, *([order.alias(ORDER)] if order is not None else []), F.explode(changes).alias(_CHANGE))
+    told = read.select("*", problem.alias(PROBLEM)).withColumn(SNAPSHOT, F.coalesce(F.col(_OP) == "r", F.lit(False)))
+    others += [F.col(name) for name in (SNAPSHOT, *map(path_column, paths))]
+    made = told.select(*others, F.explode(changes).alias(_CHANGE))
     return made.select(
         *[F.col(_CHANGE)[_ROW][name].alias(name) for name in schema.names],
         *others,
         F.col(_CHANGE)[TOMBSTONE].alias(TOMBSTONE),
         F.col(_CHANGE)[PROBLEM].alias(PROBLEM),
-        *([F.col(ORDER)] if order is not None else []),
     )
 
 
@@ -130,18 +133,16 @@ def transactions_of(declared: DebeziumEnvelope, records: DataFrame, what: str) -
 # -- the form of the JSON
 
 
-def _block(schema: Schema, old: Schema, path: str | None) -> StructType:
+def _block(schema: Schema, old: Schema, paths: Sequence[str]) -> StructType:
     """Return what is read of an envelope."""
     from pyspark.sql.types import StringType, StructType
 
     block = StructType().add("op", StringType()).add("after", raw_form(schema)).add("before", raw_form(old))
-    if path:
-        first, *rest = path.split(".")
-        leaf: DataType = StringType()
-        for name in reversed(rest):
-            leaf = StructType().add(name, leaf)
-        block = block.add(first, leaf)
-    return block
+    source = StructType()
+    for path in paths:
+        name = path.removeprefix("source.")
+        (block if name == path else source).add(name, StringType())
+    return block.add("source", source) if source.fields else block
 
 
 def _top(block: StructType) -> StructType:
@@ -222,8 +223,32 @@ def _problem(
     return F.coalesce(*reasons)
 
 
+_FIELDS = "map<string,string>"
+
+
+def _absent(path: str, *, first: bool) -> Column:
+    """Return the reason for a change whose envelope has no such path; one whose value is null has it.
+
+    Of a snapshot's row, all but the first path may be missing.
+    """
+    from pyspark.sql import functions as F
+
+    name, whole = path.removeprefix("source."), F.from_json(F.col(_TEXT), _FIELDS)
+    block = F.coalesce(F.from_json(whole["payload"], _FIELDS), whole)
+    source = F.from_json(block["source"], _FIELDS)
+    fields = block if name == path else source
+    orders = F.create_map(*[F.lit(part) for pair in ORDERS.items() for part in (pair[0], order_in_code(pair[1]))])
+    names = F.coalesce(F.array_join(F.array_sort(F.map_keys(fields)), ", "), F.lit("nothing"))
+    told = F.concat(F.lit(f"{NO_PATH}no value to order by: it has no {path!r}, but "), a_value(names))
+    advice = F.concat(F.lit("; changes of its connector take "), orders[source["connector"]])
+    told = F.concat(told, F.coalesce(advice, F.lit("")))
+    asked = F.col(path_column(path)).isNull() & F.col(_OP).isin("c", "r", "u", "d")
+    asked = asked if first else asked & (F.col(_OP) != "r")
+    return F.when(asked, F.when(~F.coalesce(F.map_contains_key(fields, name), F.lit(False)), told))
+
+
 _UNKNOWABLE = ("string", "binary")
-_READ = ("string", "boolean", "bigint")  # as from_json gives them: what does not fit is told by it
+_READ = ("string", "bigint")  # as from_json gives them: what does not fit is told by it
 
 
 def _unread(schema: Schema, old: Schema) -> Column:

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 _BEGINS, _ENDS = "\x02", "\x03"
 _MARKED = re.compile(f"{_BEGINS}[^{_ENDS}]*{_ENDS}")
-_UNMARKED = str.maketrans("", "", _BEGINS + _ENDS)
+NO_PATH = "\x04"
+"""What a reason begins with where a record lacks a path that `order_by` names: of the first change, it is an error."""
+_UNMARKED = str.maketrans("", "", _BEGINS + _ENDS + NO_PATH)
 _HIDDEN = "a value that is not told"
 TRUNCATE = "a truncate deletes all rows at once, and a change is of one row: build the dataset anew"
 
@@ -39,8 +41,8 @@ def telling(reason: Column, *, values: bool) -> Column:
     from pyspark.sql import functions as F
 
     if values:
-        return F.translate(reason, _BEGINS + _ENDS, "")
-    return F.regexp_replace(reason, f"{_BEGINS}[^{_ENDS}]*{_ENDS}", _HIDDEN)
+        return F.translate(reason, _BEGINS + _ENDS + NO_PATH, "")
+    return F.translate(F.regexp_replace(reason, f"{_BEGINS}[^{_ENDS}]*{_ENDS}", _HIDDEN), NO_PATH, "")
 
 
 YEARS = "years are 1 to 9999"
@@ -74,7 +76,7 @@ def told(reason: str | None, *, values: bool) -> str | None:
     """Return a reason with the values that stand in it (`shown_text`), or with a word in their places."""
     if reason is None:
         return None
-    return reason.translate(_UNMARKED) if values else _MARKED.sub(_HIDDEN, reason)
+    return (reason if values else _MARKED.sub(_HIDDEN, reason)).translate(_UNMARKED)
 
 
 def unknown_operation_text(value: str | None) -> str:

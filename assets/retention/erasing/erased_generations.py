@@ -254,5 +254,6 @@ def _in_use(manifest: UnboundedManifest) -> Iterator[tuple[BucketLayout, Generat
             declared.partitions,
             positioned=True,
             over_time=declared.history is not None,
+            position_type=declared.position_type,
         )
         yield from ((layout, generation) for generation in bootstrap.building)

@@ -65,7 +65,7 @@ def changes_of(world: World, spec: AdjunctDataset) -> Any:
     source, decoder = Source.of(world.systems, spec), engine_of(world.spark).decoder
     decoder.check(source)
     ranges = {ssp: (span.start, span.end) for ssp, span in world.streams.whole("changes").items()}
-    return decoder.read_changes(source, ranges)
+    return decoder.read_changes(source, ranges)[0]
 
 
 def rows_of(rows: Any) -> list[dict[str, Any]]:

@@ -175,3 +175,20 @@ def test_a_schema_that_is_none_is_refused_before_a_task_is_run(sparkling: World)
     form = DebeziumEnvelope("id BIGINT", format="avro", avro_schema={7: '{"type": "recrd"}'})
     with pytest.raises(ConfigurationError, match=r"dataset 'table'.* avro_schema 7 is no Avro schema"):
         decoded(sparkling, dataset(changes=form))
+
+
+def test_a_decimal_with_a_scale_of_its_own_is_exact_in_avro_too(sparkling: World) -> None:
+    any_scale = {
+        "type": "record",
+        "name": "VariableScaleDecimal",
+        "namespace": "io.debezium.data",
+        "fields": [{"name": "scale", "type": "int"}, {"name": "value", "type": "bytes"}],
+    }
+    text = json.dumps(schema({"name": "total", "type": any_scale}))
+    totals = [{"scale": 3, "value": b"\xff"}, {"scale": 0, "value": (10**37).to_bytes(16, "big")}]
+    values = [written(text, "c", None, {**ANVIL, "total": total}, 1) for total in totals]
+    stream(sparkling, BINARY, [(value,) for value in values])
+    form = DebeziumEnvelope("id BIGINT, total DECIMAL(38,0)", format="avro", avro_schema=text)
+    rounded, exact = decoded(sparkling, dataset(changes=form))
+    assert exact.row == (1, Decimal(10**37))
+    assert rounded.problem == "column 'total' is '-0.001', declared decimal(38,0)"

@@ -14,6 +14,7 @@ from dagster_adjunct.assets.declaration.changes.change_formats import (
     OperationColumn,
     Upserts,
 )
+from dagster_adjunct.assets.declaration.changes.change_order import SNAPSHOT_ROWS
 from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection, PythonExtractor
@@ -89,7 +90,7 @@ def test_unwrapped_records_say_in_a_column_that_a_row_was_deleted(either: World)
     assert Source.of(either.systems, spec).schema == ROWS
     changes = decoded(either, spec)
     assert changes[:4] == [
-        Change(0, (1, "a"), False, 0, None),
+        Change(0, (1, "a"), False, SNAPSHOT_ROWS, None),
         Change(1, (1, "b"), False, 1, None),
         Change(2, (1, "b"), True, 2, None),
         Change(3, (1, None), True, 3, None),
@@ -215,7 +216,7 @@ def test_a_date_that_a_projection_computes_is_of_a_year_that_python_has(sparklin
         ({"changes": DebeziumEnvelope("id INT", value="op")}, "declared as int, and the record's own column"),
         ({"order_by": "lsn"}, "order_by is 'lsn', and changes (upserts) have no such column"),
         ({"order_by": "source.lsn"}, "order_by is 'source.lsn'"),
-        ({"order_by": "name"}, "the column 'name', which is string: expected an integer, a date or a timestamp"),
+        ({"order_by": "name", "keep_tombstones": 1}, 'between values of order_by="name" there is no distance'),
         ({"changes": DebeziumEnvelope("id BIGINT", value="op"), "order_by": "source.a.b"}, "order_by is 'source.a.b'"),
         (
             {"changes": DebeziumEnvelope("id BIGINT", value="op"), "order_by": "transaction.total_order"},

@@ -201,7 +201,7 @@ def test_what_can_t_be_published_says_why(quick: World, catalog: Any) -> None:
     sealed = log.read()[1].version  # type: ignore[union-attr]
     assert isinstance(sealed, SealedVersion)
     log.transact(lambda now: now.after(version=sealed.model_copy(update={"rows": 0})), by="test")
-    with pytest.raises(DatasetError, match=r"order_by='n'.*keep_tombstones"):
+    with pytest.raises(DatasetError, match=r"in the order of n.*keep_tombstones"):
         publish_to_iceberg(quick.lake, NAME, TABLE, IN_PROCESS, by="test")
     log.transact(lambda now: now.after(version=None), by="test")
     with pytest.raises(NoSealedVersionError):

@@ -60,7 +60,7 @@ def test_a_column_that_neither_files_nor_query_have_is_named() -> None:
         ({"key": "tail"}, "dataset 'planes' .* has no column 'tail': it has tailnum, seats, model"),
         ({"columns": ["tailnum", "engines"]}, "dataset 'planes' .* has no column 'engines'"),
         ({"order_by": "at"}, "dataset 'planes' .*: order_by is 'at', and changes .* have no such column"),
-        ({"order_by": "model"}, "dataset 'planes' .*: order_by names the column 'model', which is string"),
+        ({"order_by": ["model", "at"]}, "dataset 'planes' .*: order_by is 'at', and changes .* have no such column"),
         ({"extractor": Projection("tailnum string, engines int")}, "the record has no column 'engines'"),
         ({"key": "model"}, r"dataset 'planes' has the key \(model\), .* keyed by \(tailnum\) over 2 partitions"),
     ],

@@ -1,0 +1,222 @@
+"""What orders changes: the columns or paths of `order_by`, and positions made of their values.
+
+    one number                  an integer, a date, a timestamp, a log position: a bigint, as it is
+    several values, and texts   a text that sorts as the values do, from the left
+
+What a text stands for is decided by the first change, and kept: each later value must be of its kind.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import reduce
+from typing import TYPE_CHECKING, Literal
+
+from dagster_adjunct.assets.declaration.changes.problem_texts import shown_text
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column
+
+    from dagster_adjunct.resources.schemas.schema import Schema
+
+Order = tuple[str, ...]
+PositionType = Literal["bigint", "string"]
+Samples = tuple[str | None, ...]
+"""A value of each name in the order, as a text: what later ones are compared with. None: there was none yet."""
+
+STREAMED_FIRST: Order = ("__snapshot", "__offset")
+"""The order of changes by offset where a snapshot's row never replaces a streamed change, whichever comes first."""
+SNAPSHOT_ROWS = -(2**62)
+"""What is added to the offset of a snapshot's row: below all streamed changes, and in order among its own."""
+LOWEST = -(2**63)
+
+PATH = re.compile(r"source\.\w+|ts_(ms|us|ns)")
+_INTEGERS = ("tinyint", "smallint", "int", "bigint")
+_WHOLE_DECIMAL = re.compile(r"decimal\(\d+,0\)")
+
+# -- what Debezium's connectors send
+
+ORDERS: dict[str, Order] = {
+    "postgresql": ("source.lsn",),
+    "mysql": ("source.file", "source.pos"),
+    "mariadb": ("source.file", "source.pos"),
+    "sqlserver": ("source.commit_lsn", "source.change_lsn"),
+    "db2": ("source.commit_lsn", "source.change_lsn"),
+    "informix": ("source.commit_lsn", "source.change_lsn"),
+    "oracle": ("source.scn",),
+    "mongodb": ("source.ts_ms", "source.ord"),
+}
+"""The order of each connector's changes."""
+
+_TIMES = tuple(f"{block}ts_{unit}" for block in ("", "source.") for unit in ("ms", "us", "ns"))
+_NUMBERS = ("source.lsn", "source.scn", *_TIMES)
+_WITHIN = {
+    "source.pos": "source.file",
+    "source.row": "source.pos",
+    "source.change_lsn": "source.commit_lsn",
+    "source.event_serial_no": "source.change_lsn",
+    "source.ord": "source.ts_ms",
+    "source.ssn": "source.scn",
+}
+_UNORDERED = (
+    "version", "connector", "name", "snapshot", "db", "schema", "table", "sequence", "txId", "xmin", "server_id",
+    "thread", "query", "rs", "collection", "h", "lsid", "txnNumber", "rs_id", "redo_thread", "user_name", "row_id",
+    "vgtid", "shard", "keyspace",
+)  # fmt: skip
+
+
+def order_in_code(order: Order) -> str:
+    """Return an order as it is written in a declaration."""
+    names = ", ".join(f'"{name}"' for name in order)
+    return f"order_by={names}" if len(order) == 1 else f"order_by=[{names}]"
+
+
+def order_in_words(order: Order | None) -> str:
+    """Return an order as errors tell it."""
+    return "offset" if order is None or order == STREAMED_FIRST else ", ".join(order)
+
+
+def refused_path(order: Order, path: str) -> tuple[str, str] | None:
+    """Return why a path of Debezium's envelopes can't stand in this order, and what to write; None where it can."""
+    place, outer = order.index(path), _WITHIN.get(path)
+    if outer is not None and outer not in order[:place]:
+        wanted = (*order[:place], *_chain(outer), path)
+        return f"{path!r} only orders what has the same {outer!r}", f"Write {order_in_code(wanted)}."
+    if path == "source.file" and "source.pos" not in order[place:]:
+        wanted = (*order[: place + 1], "source.pos", *order[place + 1 :])
+        return "changes of one 'source.file' are ordered by 'source.pos'", f"Write {order_in_code(wanted)}."
+    if path.removeprefix("source.") in _UNORDERED:
+        known = "; ".join(f"{name}: {order_in_code(by)}" for name, by in ORDERS.items())
+        return f"{path!r} does not say which of two changes is newer", f"Write what the connector orders by ({known})."
+    return None
+
+
+def _chain(path: str) -> Order:
+    outer = _WITHIN.get(path)
+    return (path,) if outer is None else (*_chain(outer), path)
+
+
+# -- positions
+
+
+def position_type(order: Order | None, rows: Schema) -> PositionType:
+    """Return the type of positions: "bigint", or "string" where no single number orders."""
+    if order is None or order == STREAMED_FIRST:
+        return "bigint"
+    if len(order) > 1:
+        return "string"
+    if order[0] in rows.names:
+        kind = rows.field(order[0]).type
+        return "bigint" if kind in (*_INTEGERS, "date", "timestamp") else "string"
+    return "bigint" if order[0] in _NUMBERS else "string"
+
+
+def has_order(kind: str) -> bool:
+    """Whether values of this type can order changes; of texts the first change decides."""
+    return kind in (*_INTEGERS, "date", "timestamp", "string") or _WHOLE_DECIMAL.fullmatch(kind) is not None
+
+
+NUMBER = r"^[+-]?0*([0-9]{1,99})$"
+_LSN = re.compile(r"^[0-9A-Fa-f]{1,32}(:[0-9A-Fa-f]{1,32})+$")
+_POSTGRES_LSN = re.compile(r"^[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}$")
+_BINLOG = re.compile(r"^(.*[A-Za-z].*)\.[0-9]{1,20}(:[0-9]{1,20})?$", re.DOTALL)
+_GTID = re.compile(r"^([0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}(?::\w+)?):[0-9]{1,20}$")
+_MARIADB_GTID = re.compile(r"^([0-9]+)-[0-9]+-[0-9]{1,20}$")
+_PART, _HEX = "0*([0-9]{1,20})", "0*([0-9A-Fa-f]{1,32})"
+
+
+def pattern_of(name: str, sample: str) -> str | None:
+    """Return the regular expression of texts that are ordered like this one, by its groups; None where none is known.
+
+    That is by the numbers in them: whole numbers, log positions (`0000002c:00000c68:0003`, and of what is called an
+    LSN `16/B374D848`), places in MySQL's binary logs (`mysql-bin.000009`, Maxwell's `mysql-bin.000009:120`), and GTIDs
+    of one server (of MariaDB: of one domain).
+    """
+    if re.search(NUMBER, sample):
+        return NUMBER
+    if _LSN.search(sample):
+        return "^" + ":".join([_HEX] * (sample.count(":") + 1)) + "$"
+    if "lsn" in name.lower() and _POSTGRES_LSN.search(sample):
+        return f"^{_HEX}/{_HEX}$"
+    if found := _GTID.search(sample):
+        return f"(?i)^{re.escape(found[1])}:{_PART}$"
+    if "gtid" in name.lower() and (found := _MARIADB_GTID.search(sample)):
+        return f"^{found[1]}-[0-9]+-{_PART}$"
+    if found := _BINLOG.search(sample):
+        return rf"^{re.escape(found[1])}\.{_PART}" + (f":{_PART}$" if found[2] else "$")
+    return None
+
+
+def orders_changes(name: str, sample: str, order: Order) -> bool:
+    """Whether the first value of a name in the order says which of two changes is newer."""
+    pattern = pattern_of(name, sample)
+    return pattern == NUMBER if order == (name,) and name in _NUMBERS else pattern is not None
+
+
+def no_order(name: str, sample: str) -> str:
+    """Return the reason for a first value that says nothing of which change is newer."""
+    return (
+        f"order_by names {name!r}, and the first change has {shown_text(sample)} there: which of two such values is "
+        "newer is not known. Known are whole numbers, log positions (0000002c:00000c68:0003), binary logs "
+        "(mysql-bin.000009) and GTIDs of one server"
+    )
+
+
+def unlike(name: str, sample: str | None) -> str:
+    """Return how a reason goes on that began with a value which can't be compared with the first one."""
+    beside = "a whole number" if sample is None or re.search(NUMBER, sample) else f"one like {shown_text(sample)}"
+    return f" in {name!r} can't be ordered: expected {beside}"
+
+
+def sortable(value: Column, name: str, sample: str | None) -> Column:
+    """Return a text that sorts as these values do; null for what is not like the sample."""
+    from pyspark.sql import functions as F
+
+    pattern = None if sample is None else pattern_of(name, sample)
+    if pattern is None:
+        return F.lit(None).cast("string")
+    parts = []
+    for group in range(1, re.compile(pattern).groups + 1):
+        digits = F.lower(F.regexp_extract(value, pattern, group))
+        parts.append(F.concat(F.lpad(F.length(digits).cast("string"), 2, "0"), digits))
+    text = F.concat(*parts)
+    if pattern == NUMBER:
+        below = F.concat(F.lit("n"), F.translate(text, _DIGITS, _DIGITS[::-1]))
+        text = F.when(value.startswith("-"), below).otherwise(F.concat(F.lit("p"), text))
+    return F.when(value.rlike(pattern), text)
+
+
+def sortable_in_arrow(values: pa.ChunkedArray, name: str, sample: str | None) -> pa.ChunkedArray:
+    """Return what `sortable` does, of texts in Arrow."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    pattern = None if sample is None else pattern_of(name, sample)
+    if pattern is None:
+        return pa.chunked_array([pa.nulls(len(values), pa.string())])
+    groups = range(re.compile(pattern).groups)
+    named = reduce(lambda text, place: text.replace("([0-9", f"(?P<g{place}>[0-9", 1), groups, pattern)
+    found = pc.extract_regex(values, named)
+    parts = []
+    for place in groups:
+        digits = pc.utf8_lower(pc.struct_field(found, f"g{place}"))
+        parts += [pc.utf8_lpad(pc.utf8_length(digits).cast("string"), 2, "0"), digits]
+    text = pc.binary_join_element_wise(*parts, "")
+    if pattern == NUMBER:
+        below = reduce(lambda told, swap: pc.replace_substring(told, *swap), _COMPLEMENT, text)
+        text = pc.if_else(
+            pc.starts_with(values, "-"),
+            pc.binary_join_element_wise("n", below, ""),
+            pc.binary_join_element_wise("p", text, ""),
+        )
+    return text
+
+
+_DIGITS = "0123456789"
+# One digit after the other, by way of letters: what was replaced is not replaced again.
+_COMPLEMENT = [(digit, letter) for digit, letter in zip(_DIGITS, "abcdefghij", strict=True)] + [
+    (letter, digit) for letter, digit in zip("abcdefghij", _DIGITS[::-1], strict=True)
+]
+NOTHING = "!"
+"""The part of a value that a snapshot's row does not have: below all others."""
