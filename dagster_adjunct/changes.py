@@ -11,6 +11,7 @@ from dagster_adjunct.assets.declaration.changes.change_formats import (
     Upserts,
 )
 from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.changes.maxwell import MaxwellEnvelope
 from dagster_adjunct.assets.declaration.dataset import BY_OFFSET
 from dagster_adjunct.assets.declaration.extractors.extractor import (
     KeyValueExtractor,
@@ -28,6 +29,7 @@ __all__ = [
     "DebeziumUnwrapped",
     "DeltaCompaction",
     "KeyValueExtractor",
+    "MaxwellEnvelope",
     "OperationColumn",
     "Projection",
     "PythonExtractor",

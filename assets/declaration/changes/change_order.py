@@ -74,7 +74,9 @@ def order_in_code(order: Order) -> str:
 
 def order_in_words(order: Order | None) -> str:
     """Return an order as errors tell it."""
-    return "offset" if order is None or order == STREAMED_FIRST else ", ".join(order)
+    if order == STREAMED_FIRST:
+        return "offset, with rows of snapshots below streamed changes"
+    return "offset" if order is None else ", ".join(order)
 
 
 def refused_path(order: Order, path: str) -> tuple[str, str] | None:

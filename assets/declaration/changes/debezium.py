@@ -31,6 +31,9 @@ class DebeziumEnvelope:
     default) or "string". `unavailable` is what Debezium sends for a large value that it does not know (its
     `unavailable.value.placeholder`), None where the source always knows (REPLICA IDENTITY FULL).
 
+    `documents` says that the rows are documents, as MongoDB's connector sends them: texts of extended JSON,
+    whose dates count milliseconds, and whose decimals are texts.
+
     `transactions` is the stream of Debezium's transaction metadata ("lake.tx") and `collection` the table's name in it
     ("public.accounts"): changes of one transaction then become visible together.
     """
@@ -44,6 +47,7 @@ class DebeziumEnvelope:
     unavailable: str | None = "__debezium_unavailable_value"
     transactions: str | None = None
     collection: str | None = None
+    documents: bool = False
 
     def __post_init__(self) -> None:
         declared = Schema.from_ddl(self.columns, _ENVELOPE)
@@ -52,12 +56,8 @@ class DebeziumEnvelope:
             ("timestamps", (None, "millis", "micros")),
             ("decimals", (None, "precise", "string")),
         ):
-            if getattr(self, name) not in choices:
-                raise ConfigurationError(
-                    f"{_ENVELOPE} has {name}={getattr(self, name)!r}: expected one of {', '.join(map(repr, choices))}.",
-                    "Choose one.",
-                    argument=name,
-                )
+            check_choice(_ENVELOPE, name, getattr(self, name), choices)
+        check_choice(_ENVELOPE, "documents", self.documents, (True, False))
         if isinstance(self.avro_schema, Mapping):
             # As pairs, so that formats can be compared, hashed and pickled.
             object.__setattr__(self, "avro_schema", tuple(sorted(self.avro_schema.items())))
@@ -69,8 +69,10 @@ class DebeziumEnvelope:
             )
         for number, text in self.schemas.items():
             _check_avro(text, "" if number is None else f" {number}")
+        if self.documents and self.timestamps is None:
+            object.__setattr__(self, "timestamps", "millis")
         decimal = next((field.name for field in declared.fields if field.type.startswith("decimal")), None)
-        if decimal is not None and self.format == "json" and self.decimals is None:
+        if decimal is not None and not self.documents and self.format == "json" and self.decimals is None:
             raise ConfigurationError(
                 f"{_ENVELOPE} declares {decimal!r} as a DECIMAL and not how decimals come in JSON: '1234' may be a "
                 "number, or base64 of one.",
@@ -87,6 +89,13 @@ class DebeziumEnvelope:
             split_stream_name(self.transactions)
 
     tells_snapshots: ClassVar[bool] = True
+    name: ClassVar[str] = _ENVELOPE
+    table: ClassVar[None] = None
+
+    @property
+    def layout(self) -> Literal["rows", "documents"]:
+        """How an envelope holds its rows."""
+        return "documents" if self.documents else "rows"
 
     @property
     def schemas(self) -> dict[int | None, str]:
@@ -98,24 +107,7 @@ class DebeziumEnvelope:
 
     def schema(self, records: Schema, what: str) -> Schema:
         kind = "string" if self.format == "json" else "binary"
-        field = records.field(self.value, f"{what}: the record")
-        if field.type != kind:
-            raise SchemaMismatchError(
-                f"{what}: the record has column {self.value!r} as {field.type}, and envelopes in {self.format} are "
-                f"{kind}.",
-                "Name the column with the envelope in value=, or declare the right format=.",
-                column=self.value,
-            )
-        declared = Schema.from_ddl(self.columns, what)
-        for field in declared.fields:
-            if field.name in records.names and records.field(field.name).type != field.type:
-                raise SchemaMismatchError(
-                    f"{what}: the rows in {self.value!r} have column {field.name!r} declared as {field.type}, and the "
-                    f"record's own column of this name is {records.field(field.name).type}.",
-                    "Declare both alike: rows are checked to have the key of their record.",
-                    column=field.name,
-                )
-        return declared
+        return rows_in(self.columns, self.value, kind, self.format, records, what)
 
     def keeps(self, columns: Sequence[str]) -> bool:
         """Never: an update that changes the key deletes a row of another partition."""
@@ -140,6 +132,40 @@ class DebeziumEnvelope:
 
     def describe(self) -> str:
         return f"Debezium envelopes in {self.format} ({self.columns})"
+
+
+def check_choice(whose: str, argument: str, given: object, choices: Sequence[object]) -> None:
+    """Refuse an argument that is none of these."""
+    if given not in choices:
+        raise ConfigurationError(
+            f"{whose} has {argument}={given!r}: expected one of {', '.join(map(repr, choices))}.",
+            "Choose one.",
+            argument=argument,
+        )
+
+
+def rows_in(columns: str, value: str, kind: str, format: str, records: Schema, what: str) -> Schema:
+    """Return the columns of the rows in envelopes, which stand in the column `value` of this kind.
+
+    Raises SchemaMismatchError for records that can't hold them.
+    """
+    field = records.field(value, f"{what}: the record")
+    if field.type != kind:
+        raise SchemaMismatchError(
+            f"{what}: the record has column {value!r} as {field.type}, and envelopes in {format} are {kind}.",
+            "Name the column with the envelope in value=, or declare the right format=.",
+            column=value,
+        )
+    declared = Schema.from_ddl(columns, what)
+    for field in declared.fields:
+        if field.name in records.names and records.field(field.name).type != field.type:
+            raise SchemaMismatchError(
+                f"{what}: the rows in {value!r} have column {field.name!r} declared as {field.type}, and the "
+                f"record's own column of this name is {records.field(field.name).type}.",
+                "Declare both alike: rows are checked to have the key of their record.",
+                column=field.name,
+            )
+    return declared
 
 
 def _check_avro(text: str, which: str) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.types import DataType, StructType
 
-    from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
+    from dagster_adjunct.assets.declaration.changes.envelope_texts import Envelope
 
 _DATE = r"^\d{4}-\d\d-\d\d$"
 _ISO = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6}0*)?)?(Z|[+-]\d\d(:?\d\d)?)$"
@@ -39,7 +39,7 @@ def raw_form(schema: Schema) -> StructType:
     return block
 
 
-def value_of(declared: DebeziumEnvelope, field: Field, raw: Column, text: Column) -> Column:
+def value_of(declared: Envelope, field: Field, raw: Column, text: Column) -> Column:
     """Return the value with its declared type, null where it does not fit; `text` is the whole JSON."""
     from pyspark.sql import functions as F
 
@@ -79,7 +79,7 @@ def is_number(raw: Column) -> Column:
     return F.schema_of_variant(raw) == "BIGINT"
 
 
-def dated(declared: DebeziumEnvelope, field: Field, raw: Column) -> Column:
+def dated(declared: Envelope, field: Field, raw: Column) -> Column:
     """Return a date or timestamp of any year, null where it is none."""
     from pyspark.sql import functions as F
 
@@ -94,7 +94,7 @@ def dated(declared: DebeziumEnvelope, field: Field, raw: Column) -> Column:
     return F.coalesce(F.timestamp_micros(F.try_multiply(number, factor)), written)
 
 
-def _decimal(declared: DebeziumEnvelope, field: Field, raw: Column, text: Column) -> Column:
+def _decimal(declared: Envelope, field: Field, raw: Column, text: Column) -> Column:
     """Return a decimal as it was sent, never rounded: JSON numbers of many digits are not exact any more here."""
     from pyspark.sql import functions as F
 

@@ -22,6 +22,7 @@ from dagster_adjunct.assets.declaration.changes.debezium_json_values import (
     text_of,
     value_of,
 )
+from dagster_adjunct.assets.declaration.changes.envelope_texts import BAD, TEXT, UNREAD, plain_key, texts_of
 from dagster_adjunct.assets.declaration.changes.problem_texts import (
     NO_PATH,
     TRUNCATE,
@@ -42,14 +43,15 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
+    from dagster_adjunct.assets.declaration.changes.envelope_texts import Envelope
 
-_TEXT, _UNREAD, _PARSED, _BAD = "__text", "__unread", "__parsed", "__bad"
+_PARSED = "__parsed"
 _OP, _RAW, _BEFORE, _AFTER = "__op", "__raw_after", "__before", "__after"
 _RAW_BEFORE, _CHANGE, _ROW = "__raw_before", "__change", "__row"
 
 
 def changes_of(
-    declared: DebeziumEnvelope,
+    declared: Envelope,
     records: DataFrame,
     schema: Schema,
     what: str,
@@ -67,16 +69,16 @@ def changes_of(
     own = [name for name in key if name in records.columns]
     records = texts_of(declared, records, what)
     kept = companions(records)
-    carried = [F.col(name) for name in kept if name != _TEXT]
-    owned = [column(name).alias(f"__own{index}") for index, name in enumerate(own)]
+    carried = [F.col(name) for name in kept if name != TEXT]
+    owned = [_own_key(declared, schema, name).alias(f"__own{index}") for index, name in enumerate(own)]
     top = _top(_block(schema, old, paths))
-    parsed = F.from_json(F.col(_TEXT), top, _options(declared))
-    read = records.select(*carried, F.col(_TEXT), *owned, parsed.alias(_PARSED))
+    parsed = F.from_json(F.col(TEXT), top, _options(declared))
+    read = records.select(*carried, F.col(TEXT), *owned, parsed.alias(_PARSED))
     read = read.select(
         "*",
         _part("op").alias(_OP),
         _part("after").alias(_RAW),
-        _part("before").alias(_RAW_BEFORE),
+        _before(declared, old).alias(_RAW_BEFORE),
         *[_part(*path.split(".")).alias(path_column(path)) for path in paths],
     )
     read = read.select(
@@ -86,8 +88,8 @@ def changes_of(
     )
     absent = [_absent(path, first=path == order_by[0]) for path in paths]
     problem = F.coalesce(_problem(declared, schema, old, key, own, comparable), *absent)
-    changes = _changes(schema, old, key).alias(_CHANGE)
-    others = [F.col(name) for name in kept if name not in (TOMBSTONE, _TEXT, _UNREAD)]
+    changes = _changes(schema, old, key, own).alias(_CHANGE)
+    others = [F.col(name) for name in kept if name not in (TOMBSTONE, TEXT, UNREAD)]
     told = read.select("*", problem.alias(PROBLEM)).withColumn(SNAPSHOT, F.coalesce(F.col(_OP) == "r", F.lit(False)))
     others += [F.col(name) for name in (SNAPSHOT, *map(path_column, paths))]
     made = told.select(*others, F.explode(changes).alias(_CHANGE))
@@ -99,18 +101,6 @@ def changes_of(
     )
 
 
-def texts_of(declared: DebeziumEnvelope, records: DataFrame, what: str) -> DataFrame:
-    """Return the records with the envelope as JSON in `__text`, and in `__unread` why it can't be had."""
-    from pyspark.sql import functions as F
-
-    if declared.format == "avro":
-        from dagster_adjunct.assets.declaration.changes.avro_values import with_json
-
-        return with_json(records, declared.value, declared.schemas, (_TEXT, _UNREAD), what)
-    nothing = F.lit(None).cast("string")
-    return records.withColumn(_TEXT, column(declared.value)).withColumn(_UNREAD, nothing)
-
-
 def transactions_of(declared: DebeziumEnvelope, records: DataFrame, what: str) -> DataFrame:
     """Return of each record META, `transaction` (its id, or null), `number` in it, and whether it is `readable`."""
     from pyspark.sql import functions as F
@@ -119,9 +109,9 @@ def transactions_of(declared: DebeziumEnvelope, records: DataFrame, what: str) -
     transaction = StructType().add("id", StringType()).add("data_collection_order", StringType())
     block = StructType().add("transaction", transaction)
     records = texts_of(declared, records, what)
-    parsed = F.from_json(F.col(_TEXT), _top(block), _options(declared)).alias(_PARSED)
+    parsed = F.from_json(F.col(TEXT), _top(block), _options(declared)).alias(_PARSED)
     read = records.where(~F.col(TOMBSTONE)).select("*", parsed)
-    readable = F.col(_PARSED).isNotNull() & F.col(_PARSED)[_BAD].isNull()
+    readable = F.col(_PARSED).isNotNull() & F.col(_PARSED)[BAD].isNull()
     return read.select(
         *META,
         _part("transaction", "id").alias("transaction"),
@@ -149,12 +139,12 @@ def _top(block: StructType) -> StructType:
     """Return the envelope's form: bare, or as the payload beside a schema."""
     from pyspark.sql.types import StringType, StructType
 
-    return StructType([*block.fields]).add("payload", block).add(_BAD, StringType())
+    return StructType([*block.fields]).add("payload", block).add(BAD, StringType())
 
 
-def _options(declared: DebeziumEnvelope) -> dict[str, str]:
+def _options(declared: Envelope) -> dict[str, str]:
     """Return how JSON is read: NaN and infinities only stand in what was made of Avro, which has them."""
-    return {"columnNameOfCorruptRecord": _BAD, "allowNonNumericNumbers": str(declared.format == "avro").lower()}
+    return {"columnNameOfCorruptRecord": BAD, "allowNonNumericNumbers": str(declared.format == "avro").lower()}
 
 
 def _part(*path: str) -> Column:
@@ -167,15 +157,32 @@ def _part(*path: str) -> Column:
     return F.when(F.col(_PARSED)["payload"].isNotNull(), payload).otherwise(bare)
 
 
+def _before(declared: Envelope, old: Schema) -> Column:
+    """Return the row before, of which Maxwell's updates have only what was other."""
+    from pyspark.sql import functions as F
+
+    before, after = _part("before"), _part("after")
+    if declared.layout != "maxwell":
+        return before
+    whole = F.struct(*[F.coalesce(before[name], after[name]).alias(name) for name in old.names])
+    return F.when((_part("op") == "u") & after.isNotNull(), whole).otherwise(before)
+
+
+def _own_key(declared: Envelope, schema: Schema, name: str) -> Column:
+    """Return a column of the record's own key; MongoDB's connector writes it as extended JSON."""
+    documents = declared.layout == "documents" and schema.field(name).type == "string"
+    return plain_key(column(name)) if documents else column(name)
+
+
 # -- values
 
 
-def _converted(declared: DebeziumEnvelope, schema: Schema, raw: str) -> Column:
+def _converted(declared: Envelope, schema: Schema, raw: str) -> Column:
     """Return the row with the types of `schema`; null where there is no row, and each value that does not fit."""
     from pyspark.sql import functions as F
 
     values = [
-        value_of(declared, field, F.col(raw)[field.name], F.col(_TEXT)).alias(field.name) for field in schema.fields
+        value_of(declared, field, F.col(raw)[field.name], F.col(TEXT)).alias(field.name) for field in schema.fields
     ]
     return F.when(F.col(raw).isNotNull(), F.struct(*values))
 
@@ -184,28 +191,28 @@ def _converted(declared: DebeziumEnvelope, schema: Schema, raw: str) -> Column:
 
 
 def _problem(
-    declared: DebeziumEnvelope, schema: Schema, old: Schema, key: tuple[str, ...], own: list[str], comparable: bool
+    declared: Envelope, schema: Schema, old: Schema, key: tuple[str, ...], own: list[str], comparable: bool
 ) -> Column:
     """Return why a record's change can't be applied, null where it can."""
     from pyspark.sql import functions as F
 
     op, writes = F.col(_OP), F.col(_OP).isin("c", "r", "u")
-    unread = F.col(_PARSED).isNull() | F.col(_PARSED)[_BAD].isNotNull()
-    shape = F.lit("not a Debezium envelope: ")
+    unread = F.col(_PARSED).isNull() | F.col(_PARSED)[BAD].isNotNull()
+    shape = F.lit(f"not {declared.name}: ")
     # A snapshot's row is read whole: there the text is the text. An update that changes the key comes as a "c".
     logged, placeholder = op.isin("c", "u"), declared.unavailable
     reasons = [
-        F.col(_UNREAD),
-        F.when(F.col(_TEXT).isNull(), F.lit("not a Debezium envelope: the value is null")),
-        F.when(unread, _unread(schema, old)),
-        F.when(op.isNull(), F.concat(shape, F.lit("it has no 'op': "), shown(F.col(_TEXT)))),
+        F.col(UNREAD),
+        F.when(F.col(TEXT).isNull(), F.lit(f"not {declared.name}: the value is null")),
+        F.when(unread, _unread(declared, schema, old)),
+        F.when(op.isNull(), F.concat(shape, F.lit("it has no 'op': "), shown(F.col(TEXT)))),
         F.when(op == "t", F.lit(TRUNCATE)),
         F.when(~op.isin("c", "r", "u", "d", "m"), unknown_operation(op)),
         F.when(
             writes & F.col(_RAW).isNull(), F.concat(F.lit("operation "), shown(op), F.lit(" without the row after it"))
         ),
         F.when(
-            (op == "d") & F.col(_RAW_BEFORE).isNull(),
+            (op == "d") & F.col(_RAW_BEFORE).isNull() & ~_has_own(key, own),
             F.lit("a delete without the row before it: nothing says which row (REPLICA IDENTITY is NOTHING?)"),
         ),
         *[F.when(writes, _misfit(declared, field, _RAW, _AFTER)) for field in schema.fields if field.type not in _READ],
@@ -233,7 +240,7 @@ def _absent(path: str, *, first: bool) -> Column:
     """
     from pyspark.sql import functions as F
 
-    name, whole = path.removeprefix("source."), F.from_json(F.col(_TEXT), _FIELDS)
+    name, whole = path.removeprefix("source."), F.from_json(F.col(TEXT), _FIELDS)
     block = F.coalesce(F.from_json(whole["payload"], _FIELDS), whole)
     source = F.from_json(block["source"], _FIELDS)
     fields = block if name == path else source
@@ -251,25 +258,25 @@ _UNKNOWABLE = ("string", "binary")
 _READ = ("string", "bigint")  # as from_json gives them: what does not fit is told by it
 
 
-def _unread(schema: Schema, old: Schema) -> Column:
+def _unread(declared: Envelope, schema: Schema, old: Schema) -> Column:
     """Return why Spark could not read a text: no JSON, a value of another type, or something else than an envelope.
 
     Read again, as texts by name: one expression however many columns there are, and evaluated for such texts only.
     """
     from pyspark.sql import functions as F
 
-    text, shape = shown(F.col(_TEXT)), "after map<string,string>, before map<string,string>"
-    form = f"{shape}, payload struct<{shape.replace(' map', ':map')}>, {_BAD} string"
-    again = F.from_json(F.col(_TEXT), form, {"columnNameOfCorruptRecord": _BAD})
+    text, shape = shown(F.col(TEXT)), "after map<string,string>, before map<string,string>"
+    form = f"{shape}, payload struct<{shape.replace(' map', ':map')}>, {BAD} string"
+    again = F.from_json(F.col(TEXT), form, {"columnNameOfCorruptRecord": BAD})
 
     def reason_of(read: Column) -> Column:
         payload = F.coalesce(read["payload"], F.struct(read["after"], read["before"]))
         return F.coalesce(_lost(payload["after"], _RAW, schema), _lost(payload["before"], _RAW_BEFORE, old))
 
     return F.coalesce(
-        F.when(F.try_parse_json(F.col(_TEXT)).isNull(), F.concat(F.lit("not JSON: "), text)),
+        F.when(F.try_parse_json(F.col(TEXT)).isNull(), F.concat(F.lit("not JSON: "), text)),
         F.transform(F.array(again), reason_of)[0],
-        F.concat(F.lit("not a Debezium envelope: "), text),
+        F.concat(F.lit(f"not {declared.name}: "), text),
     )
 
 
@@ -297,7 +304,7 @@ def _told(field: Field, sent: Column) -> Column:
     return F.concat(F.lit(f"column {field.name!r} is "), shown(sent), F.lit(f", declared {field.type}"))
 
 
-def _misfit(declared: DebeziumEnvelope, field: Field, raw: str, converted: str) -> Column:
+def _misfit(declared: Envelope, field: Field, raw: str, converted: str) -> Column:
     from pyspark.sql import functions as F
 
     value = F.col(raw)[field.name]
@@ -337,10 +344,21 @@ def _foreign(own: list[str]) -> Column:
         return F.col(side).isNotNull() & equal
 
     keys = F.to_json(F.struct(*[F.col(f"__own{index}").alias(name) for index, name in enumerate(own)]))
+    rows = F.col(_AFTER).isNotNull() | F.col(_BEFORE).isNotNull()
     return F.when(
-        F.col(_OP).isin("c", "r", "u", "d") & ~equals(_AFTER) & ~equals(_BEFORE),
+        rows & F.col(_OP).isin("c", "r", "u", "d") & ~equals(_AFTER) & ~equals(_BEFORE),
         F.concat(F.lit("the record's own key is "), a_value(keys), F.lit(", and the row in it has another one")),
     )
+
+
+def _has_own(key: tuple[str, ...], own: list[str]) -> Column:
+    """Whether the record's own key says of which row it is."""
+    from pyspark.sql import functions as F
+
+    whole = F.lit(bool(key) and set(own) == set(key))
+    for index in range(len(own)):
+        whole &= F.col(f"__own{index}").isNotNull()
+    return whole
 
 
 def _moved(key: tuple[str, ...]) -> Column:
@@ -353,7 +371,7 @@ def _moved(key: tuple[str, ...]) -> Column:
     return F.coalesce((F.col(_OP) == "u") & F.col(_BEFORE).isNotNull() & differs, F.lit(False))
 
 
-def _changes(schema: Schema, old: Schema, key: tuple[str, ...]) -> Column:
+def _changes(schema: Schema, old: Schema, key: tuple[str, ...], own: list[str]) -> Column:
     """Return the changes of a record, as an array."""
     from pyspark.sql import functions as F
 
@@ -363,10 +381,15 @@ def _changes(schema: Schema, old: Schema, key: tuple[str, ...]) -> Column:
     fine = F.lit(None).cast("string")
     known = {field.name for field in old.fields}
     nothing = [F.lit(None).cast(field.type).alias(field.name) for field in schema.fields]
-    before = [
-        (F.col(_BEFORE)[field.name] if field.name in known else F.lit(None).cast(field.type)).alias(field.name)
-        for field in schema.fields
-    ]
+
+    def held(field: Field) -> Column:
+        """Return what is known of the deleted row: its key may be the record's own alone."""
+        before = F.col(_BEFORE)[field.name] if field.name in known else F.lit(None).cast(field.type)
+        if field.name in own:
+            before = F.when(F.col(_BEFORE).isNull(), F.col(f"__own{own.index(field.name)}")).otherwise(before)
+        return before.alias(field.name)
+
+    before = [held(field) for field in schema.fields]
     write = change(F.col(_AFTER), False, fine)
     delete = change(F.struct(*before), True, fine)
     bad = change(F.struct(*nothing), True, F.col(PROBLEM))

@@ -1,0 +1,80 @@
+"""What Maxwell writes of MySQL's changes, declared: the row, and of an update what was other before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from dagster_adjunct.assets.declaration.changes.debezium import check_choice, rows_in
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.schemas.schema import Schema
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import DataFrame
+
+_ENVELOPE = "a Maxwell envelope"
+_PATHS = ("source.position", "source.gtid", "source.ts")
+
+
+@dataclass(frozen=True, slots=True)
+class MaxwellEnvelope:
+    """Maxwell's JSON in the STRING column `value`: the row as `data`, and in `old` what an update has changed.
+
+    `columns` are those of the rows ("id BIGINT, name STRING"); what else a row has is left out. `table` is the one that
+    counts ("shop.items") where the stream holds others too. `timestamps` says what numbers in TIMESTAMP columns count,
+    None where they are ISO texts with a zone. Rows of a bootstrap never replace streamed changes, unless `order_by`
+    says otherwise: `source.position` (Maxwell's output_binlog_position), `source.gtid` or `source.ts`.
+    """
+
+    columns: str
+    value: str = "value"
+    table: str | None = None
+    timestamps: Literal["millis", "micros"] | None = None
+
+    tells_snapshots: ClassVar[bool] = True
+    layout: ClassVar[Literal["maxwell"]] = "maxwell"
+    format: ClassVar[Literal["json"]] = "json"
+    decimals: ClassVar[Literal["string"]] = "string"
+    unavailable: ClassVar[None] = None
+    schemas: ClassVar[Mapping[int | None, str]] = {}
+    name: ClassVar[str] = _ENVELOPE
+
+    def __post_init__(self) -> None:
+        Schema.from_ddl(self.columns, _ENVELOPE)
+        check_choice(_ENVELOPE, "timestamps", self.timestamps, (None, "millis", "micros"))
+        if self.table is not None and (not isinstance(self.table, str) or self.table.count(".") < 1):
+            raise ConfigurationError(
+                f"{_ENVELOPE} has table={self.table!r}: expected DATABASE.TABLE.",
+                'Write table="shop.items", say, or leave it out where the stream holds one table.',
+                argument="table",
+            )
+
+    def schema(self, records: Schema, what: str) -> Schema:
+        return rows_in(self.columns, self.value, "string", "json", records, what)
+
+    def keeps(self, columns: Sequence[str]) -> bool:
+        """Never: an update that changes the key deletes a row of another partition."""
+        return False
+
+    def orders(self, path: str) -> bool:
+        return path in _PATHS
+
+    def decode(
+        self,
+        records: DataFrame,
+        schema: Schema,
+        what: str,
+        *,
+        key: tuple[str, ...],
+        order_by: tuple[str, ...],
+        comparable: bool,
+    ) -> DataFrame:
+        from dagster_adjunct.assets.declaration.changes.envelope import changes_of
+
+        return changes_of(self, records, schema, what, key=key, order_by=order_by, comparable=comparable)
+
+    def describe(self) -> str:
+        table = "" if self.table is None else f" of {self.table}"
+        return f"Maxwell envelopes{table} ({self.columns})"
