@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 Schemas = Mapping[int | None, str]
-_ANY_SCALE = "io.debezium.data.VariableScaleDecimal"
+_ANY_SCALE = "VariableScaleDecimal"  # Debezium's record
 _HEADER = struct.Struct(">bI")  # Confluent's: a zero, then the schema's id
 # What reading bytes that are not of the schema raises in fastavro, whichever part of it stumbles.
 _UNREADABLE = (ValueError, EOFError, LookupError, TypeError, ArithmeticError, MemoryError, AttributeError, OSError)
