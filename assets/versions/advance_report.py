@@ -36,6 +36,11 @@ class StageEvent:
     seconds: float
     detail: str = ""
 
+    @property
+    def is_notable(self) -> bool:
+        """Whether somebody who waits wants to read of it: it took a while, or it has something to say."""
+        return self.seconds >= 0.1 or bool(self.detail)
+
     def summary(self) -> str:
         """Return the event in one line, for logs."""
         version = f", version {self.version}" if self.version else ""

@@ -39,19 +39,25 @@ class Stages:
 
 
 class _Follower(logging.Handler):
-    """Moves the progress bar as batches close, from what the step logs."""
+    """Moves the progress bar as batches close, from what runs log; in a file or a pipe, a line for each event."""
 
-    def __init__(self, progress: Progress, task: Any) -> None:
+    def __init__(self, progress: Progress) -> None:
         super().__init__(logging.INFO)
-        self._progress, self._task = progress, task
+        self._progress, self._task = progress, progress.add_task("starting", total=FLIGHTS)
+        self._began = time.monotonic()
 
     def emit(self, record: logging.LogRecord) -> None:
         event = getattr(record, "adjunct_event", None)
-        if event is None:
-            return
-        if event.what == "batch":
-            self._progress.update(self._task, completed=event.detail["records"])
-        self._progress.update(self._task, description=event.summary())
+        if getattr(event, "is_notable", True):
+            completed = event.detail["records"] if getattr(event, "what", "") == "batch" else None
+            self.show(record.getMessage(), completed)
+
+    def show(self, text: str, completed: int | None = None) -> None:
+        self._progress.update(self._task, description=text, completed=completed)
+        console = self._progress.console
+        if not console.is_terminal:
+            line = f"{time.monotonic() - self._began:6.1f} s  {text}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def run_demo(*, lake_url: str | None, postgres: str | None, master: str | None) -> None:
@@ -65,9 +71,8 @@ def run_demo(*, lake_url: str | None, postgres: str | None, master: str | None) 
     lake = open_lake(lake_url)
     stages = Stages()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("starting", total=FLIGHTS)
-        follower = _Follower(progress, task)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        follower = _Follower(progress)
         log = logging.getLogger("adjunct")
         log.addHandler(follower)
         log.setLevel(logging.INFO)
@@ -76,17 +81,17 @@ def run_demo(*, lake_url: str | None, postgres: str | None, master: str | None) 
         with stages.stage("load Dagster"):
             job, *others, instance = _jobs()
         for part in (1, 2):
-            progress.update(task, description=f"delivering part {part}")
+            follower.show(f"delivering part {part}")
             with stages.stage(f"deliver part {part}"):
                 added += deliver(lake, part)
-            progress.update(task, description=f"run {part}: starting Spark")
+            follower.show(f"run {part}")
             with stages.stage(f"run {part}"):
                 result = job.execute_in_process(instance=instance, raise_on_error=False, run_config=_QUIET)
             if not result.success:
                 raise _failure(result)
         for other in others:
             name = other.name.replace("_", " ")
-            progress.update(task, description=name, completed=0)
+            follower.show(name, completed=0)
             with stages.stage(name):
                 behind = other.execute_in_process(instance=instance, raise_on_error=False, run_config=_QUIET)
             if not behind.success:

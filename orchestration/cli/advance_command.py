@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dagster_adjunct.assets.versions.advance_report import StageEvent, ignore
+from dagster_adjunct.assets.versions.advance_report import ignore
 from dagster_adjunct.orchestration.application.load_application import load_application
 from dagster_adjunct.orchestration.cli.common_options import who
 from dagster_adjunct.orchestration.cli.output import as_json, fail_if_rejected, lake_url, show_json, show_line
@@ -68,9 +68,9 @@ def advance(
     lake = open_lake(lake_url)
     person = who(by)
     systems = systems_of(unit, lake)
-    with session_scope(master=master, lake_url=lake.url) as spark:
+    with session_scope(master=master, lake_url=lake.url, on_start=lines_shown(json_output)) as spark:
         if partition is None:
-            shown = bootstraps_shown(json_output)
+            shown = stages_shown(json_output)
             runtime = Runtime(lake, systems_for(app, lake), starter_of(spark), by=person)
             applied = apply_startpoints(runtime, app, only={member.name for member in unit})
             applied.raise_failed()
@@ -118,14 +118,14 @@ def advance_all(
     return list(advanced.reports), [dataset.name for dataset in app.datasets if made_by_partition(dataset)]
 
 
-def bootstraps_shown(json_output: bool) -> OnStage:
-    """Return what prints how far a bootstrap is, and nothing where one document is asked for."""
+def stages_shown(json_output: bool) -> OnStage:
+    """Return what prints a line for each stage of a dataset that takes a while, and nothing with --json."""
+    return ignore if json_output else lambda event: show_line(event.summary()) if event.is_notable else None
 
-    def show(event: StageEvent) -> None:
-        if event.stage == "bootstrap" and not json_output:
-            show_line(event.summary())
 
-    return show
+def lines_shown(json_output: bool) -> Callable[[str], None]:
+    """Return what prints a line, and nothing with --json."""
+    return (lambda text: None) if json_output else show_line
 
 
 def unit_of(app: Application, name: str) -> tuple[AdjunctDataset, ...]:

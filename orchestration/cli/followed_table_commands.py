@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import click
 
 from dagster_adjunct.orchestration.application.load_application import load_application
-from dagster_adjunct.orchestration.cli.advance_command import bootstraps_shown, unit_of
+from dagster_adjunct.orchestration.cli.advance_command import lines_shown, stages_shown, unit_of
 from dagster_adjunct.orchestration.cli.common_options import explained, who
 from dagster_adjunct.orchestration.cli.output import (
     as_json,
@@ -131,7 +131,7 @@ def compact(
 
     lake, person = open_lake(lake_url, create=False), who(by)
     asked = cast(Literal["minor", "major"] | None, level)
-    with session_scope(master=master, lake_url=lake.url) as spark:
+    with session_scope(master=master, lake_url=lake.url, on_start=lines_shown(json_output)) as spark:
         report = compact_dataset(lake, name, spark, by=person, level=asked)
     show_report(report, json_output=json_output)
 
@@ -160,8 +160,8 @@ def rebuild(
 
     spec = unit_of(load_application(reference), name)[0]
     lake = open_lake(lake_url, create=False)
-    shown = bootstraps_shown(json_output)
-    with session_scope(master=master, lake_url=lake.url) as spark:
+    shown = stages_shown(json_output)
+    with session_scope(master=master, lake_url=lake.url, on_start=lines_shown(json_output)) as spark:
         report = rebuild_dataset(lake, systems_of([spec], lake), spec, spark, reason=reason, by=who(by), on_stage=shown)
     show_report(report, json_output=json_output)
 

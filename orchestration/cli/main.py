@@ -20,7 +20,7 @@ from dagster_adjunct.orchestration.cli import metadata_commands as metadata
 from dagster_adjunct.orchestration.cli import startpoint_commands as startpoints
 from dagster_adjunct.orchestration.cli import stream_commands as streams
 from dagster_adjunct.orchestration.cli import table_commands as tables
-from dagster_adjunct.orchestration.cli.advance_command import advance_all, bootstraps_shown, has_datasets_only
+from dagster_adjunct.orchestration.cli.advance_command import advance_all, has_datasets_only, lines_shown, stages_shown
 from dagster_adjunct.orchestration.cli.common_options import duration
 from dagster_adjunct.orchestration.cli.output import (
     Commands,
@@ -103,7 +103,7 @@ def run(
     app = load_application(reference)
     lake = open_lake(lake_url)
     run_id = f"cli-{uuid.uuid4().hex[:12]}"
-    with session_scope(master=master, lake_url=lake.url) as spark:
+    with session_scope(master=master, lake_url=lake.url, on_start=lines_shown(json_output)) as spark:
         if has_datasets_only(app):
             _advance_only(lake, reference, app, spark, run_id, json_output=json_output)
             return
@@ -114,7 +114,7 @@ def run(
             spark,
             run=run_id,
             on_event=say,
-            on_stage=bootstraps_shown(json_output),
+            on_stage=stages_shown(json_output),
             max_batches=max_batches,
             wait=patience,
             take_over=take_over,
@@ -140,7 +140,7 @@ def _advance_only(
         if not json_output:
             show_line(report.summary())
 
-    shown = bootstraps_shown(json_output)
+    shown = stages_shown(json_output)
     reports, partitioned = advance_all(lake, app, spark, by=run, on_report=say, on_stage=shown)
     if json_output:
         show_json({"datasets": [report.to_json() for report in reports], "step": None})

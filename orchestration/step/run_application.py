@@ -21,7 +21,7 @@ from dagster_adjunct.orchestration.startpoints.requests.allowed_requests import 
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
 from dagster_adjunct.orchestration.step.advancing import advance_units, follow_meanwhile
 from dagster_adjunct.orchestration.step.context.step_context import StepContext
-from dagster_adjunct.orchestration.step.progress.step_report import StepEvent, StepReport
+from dagster_adjunct.orchestration.step.progress.step_report import StepEvent, StepReport, planned_event
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.spark.given_session import starter_of
 from dagster_adjunct.resources.spark.spark_errors import unwrapped
@@ -147,6 +147,7 @@ def run_application(
         plan = plan_application(app, systems)  # over the streams as they are now, not before a wait
         for note in order_notes(plan.tables):
             _log.warning("application %s: %s", app.name, note)
+        on_event(planned_event(app))
         advanced = advance_datasets(runtime, app, plan, on_report=on_event, on_stage=on_stage)
         datasets = [*advanced.reports]
         remember_tables(lake, app, by=run)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dagster import ConfigurableResource, InitResourceContext
+from dagster import ConfigurableResource, InitResourceContext, get_dagster_logger
 from pydantic import Field, PrivateAttr
 
 from dagster_adjunct.resources.spark.early_workers import wait_for_workers
@@ -44,6 +45,8 @@ class SparkResource(ConfigurableResource):  # type: ignore[type-arg]
     def spark_session(self) -> SparkSession:
         """Return the run's session, starting it on first use (6-10 s)."""
         if self._session is None:
+            for log in (get_dagster_logger(), logging.getLogger("adjunct.spark")):
+                log.info("starting Spark")
             prepare_environment()
             from dagster_pyspark import LazyPySparkResource
             from pyspark.sql import SparkSession

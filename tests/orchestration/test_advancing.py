@@ -65,7 +65,8 @@ def test_a_run_publishes_a_version_set_in_one_commit_and_leaves_alone_what_is_ma
         on_event=lambda e: heard.append(e.summary()),
     )
     assert [(done.dataset, done.action) for done in report.datasets] == [("items", "sealed"), ("prices", "sealed")]
-    assert [text.split(";")[0] for text in heard[:2]] == ["dataset items: sealed", "dataset prices: sealed"]
+    assert heard[0] == "planned: 1 input, 2 operators, 1 output, 3 datasets"
+    assert [text.split(";")[0] for text in heard[1:3]] == ["dataset items: sealed", "dataset prices: sealed"]
     items, prices = (open_dataset(world.lake, name).history(1)[0] for name in ("items", "prices"))
     assert (items.number, items.at, items.action) == (prices.number, prices.at, prices.action)
 

@@ -152,7 +152,8 @@ def test_bootstrap_no_record_of_the_main_input_is_read_before_the_snapshot(world
         events.append(event.what if isinstance(event, StepEvent) else event.action)
 
     run(world, app, on_event=heard)
-    assert events == ["bootstrapped" if persistent else "table", "intent", "output", "outputs", "batch", "caught-up"]
+    built = "bootstrapped" if persistent else "table"
+    assert events == ["planned", built, "analysis", "intent", "output", "outputs", "batch", "caught-up"]
     expected: dict[int, int | None] = {i: i for i in range(20)}
     expected |= {1: 111, 2: None}
     assert enriched(world) == sorted(expected.items())

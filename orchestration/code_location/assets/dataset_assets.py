@@ -135,7 +135,7 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
                             only=set(keys),
                             on_report=lambda report: context.log.info(report.summary()),
                         ).raise_failed()
-                    done = advance_together(runtime, datasets, on_stage=lambda event: context.log.info(event.summary()))
+                    done = advance_together(runtime, datasets, on_stage=run.tell)
                 reports = {report.dataset: report for report in done}
             results = [result for member in unit for result in _results(run, member, reports.get(member.dataset.name))]
         yield from results

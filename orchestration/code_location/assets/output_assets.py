@@ -1,7 +1,6 @@
 """The assets of what applications write: materialising them runs the application's step."""
 
 import hashlib
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -56,11 +55,9 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.planner import ExecutionPlan
     from dagster_adjunct.orchestration.step.context.step_context import StepContext
-    from dagster_adjunct.orchestration.step.progress.step_report import StepEvent, StepReport
+    from dagster_adjunct.orchestration.step.progress.step_report import StepReport
 
 _WAIT_SECONDS = 300.0
-# What the step does, for whoever follows it from outside of Dagster; records carry the event itself.
-_log = logging.getLogger("adjunct.step")
 
 
 class StepConfig(Config):
@@ -171,12 +168,9 @@ def _run_batches(
     from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
     from dagster_adjunct.orchestration.step.advancing import advance_together, follow_meanwhile
     from dagster_adjunct.orchestration.step.context.step_context import StepContext
+    from dagster_adjunct.orchestration.step.progress.step_report import planned_event
 
     run, log = op.context.run.run_id, op.context.log
-
-    def tell(event: "StepEvent") -> None:
-        log.info(event.summary())
-        _log.info(event.summary(), extra={"adjunct_event": event})
 
     runtime = Runtime(op.lake, op.systems, starter_of(spark.starter), by=run)
     follow = partial(follow_meanwhile, runtime, app, on_report=lambda done: log.info(done.summary()))
@@ -191,12 +185,13 @@ def _run_batches(
         planned = plan_application(app, op.systems)
         for note in order_notes(planned.tables):
             log.warning(note)
+        op.tell(planned_event(app))
         remember_tables(op.lake, app, by=run)
         for dataset in app.datasets:
             if dataset.is_owned_by(app.name):  # others have assets of their own, which advance them
                 advance_together(runtime, [dataset])
         handed = hand_out(runtime, app, planned)
-        step = StepContext(runtime, app, planned, handed, tell, between_batches=follow, still_ours=lease.check)
+        step = StepContext(runtime, app, planned, handed, op.tell, between_batches=follow, still_ours=lease.check)
         return run_step(step), planned
 
 

@@ -207,7 +207,7 @@ class _Build:
             by=self.op.context.run.run_id,
             partition=partition,
             make_current=self.config.make_current,
-            on_stage=lambda event: self.op.context.log.info(event.summary()),
+            on_stage=self.op.tell,
         )
 
     def _published(self, report: "AdvanceReport", manifest: "DatasetManifest", wanted: list[str]) -> list[str]:

@@ -47,6 +47,7 @@ def commit_intent(step: OpenedStep, run: StepRun, batch: HeldBatch, began: float
     own = {dataset.name for dataset in context.app.datasets if dataset.is_owned_by(context.app.name)}
     shapes = {**batch.records, **{name: _shape(view) for name, view in views.items() if name not in own}}
     if shapes != run.shapes:  # once a run, and for datasets or inputs of other columns or buckets
+        context.on_event(StepEvent("analysis", intent.batch))
         starts = {ssp: span.start for ssp, span in intent.ranges.items()}
         step.engine.rehearse(context, views, starts, partial(begin_state, context.runtime)).tell()
     run = replace(run, shapes=shapes, logged=step.log.open(run.logged, intent))

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
     from dagster_adjunct.orchestration.step.progress.time_progress import InputTimes, StateSize
     from dagster_adjunct.resources.tables.metrics import TableMetrics
@@ -18,12 +19,13 @@ _FEW = "; one task a stage, as they are few"
 class StepEvent:
     """One thing that has just happened to batch number `batch`, or ("caught-up") after it.
 
-    In order: "lease" (text) where the run waited for another one or took over from it, "startpoint" (text, one each) at
-    the start of a run, "table" (report) when a dataset that lives for one run was built or has taken changes in, "lost"
-    (text) where retention was faster, "intent" (records, unit, versions, few: whether it takes one task a
-    stage), "output" (output) before each output, "again"
-    (text) where the store broke off and the batch's work begins anew, "outputs" when all are written, "batch" (records
-    so far, counters, watermarks) when its end is committed.
+    In order: "lease" (text) where the run waited for another one or took over from it, "planned" (how many inputs,
+    operators, outputs, tables and datasets) once a run, "startpoint" (text, one each) at the start of a run, "table"
+    (report) when a dataset that lives for one run was built or has taken changes in, "lost" (text) where retention was
+    faster, "analysis" before Spark checks the operators over no records, once a run and where columns have changed,
+    "intent" (records, unit, versions, few: whether it takes one task a stage), "output" (output) before each output,
+    "again" (text) where the store broke off and the batch's work begins anew, "outputs" when all are written, "batch"
+    (records so far, counters, watermarks) when its end is committed.
     """
 
     what: str
@@ -40,7 +42,11 @@ class StepEvent:
             return str(self.detail["text"])
         if self.what == "again":
             return f"batch {self.batch}: {self.detail['text']}"
+        if self.what == "planned":
+            parts = [f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in self.detail.items() if count]
+            return f"planned: {', '.join(parts)}"
         words = {
+            "analysis": "checking all operators with Spark, over no records",
             "intent": f"{{records:,}} {{unit}}, dataset versions {{versions}}{_FEW if self.detail.get('few') else ''}",
             "output": "writing {output}",
             "outputs": "all outputs written",
@@ -49,6 +55,13 @@ class StepEvent:
         told = "; ".join(input_times.words() for input_times in self.detail.get("watermarks", ()))
         more = f"; {told}" if told else ""
         return f"batch {self.batch}: {words.format(**{'unit': 'records', **self.detail})}{more}"
+
+
+def planned_event(app: Application) -> StepEvent:
+    """Return the event of a plan without conflicts: how much of everything the application has."""
+    kinds = {"input": app.inputs, "operator": app.operators, "output": app.outputs}
+    kinds |= {"table": app.tables, "dataset": app.datasets}
+    return StepEvent("planned", 0, {kind: len(all_of_it) for kind, all_of_it in kinds.items()})
 
 
 @dataclass(frozen=True, slots=True)

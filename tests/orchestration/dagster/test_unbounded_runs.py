@@ -21,6 +21,7 @@ from dagster_adjunct import (
     systems_for,
 )
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
 from tests.orchestration.dagster import small
 from tests.orchestration.dagster.lab import FinishedRun
 
@@ -97,11 +98,11 @@ def test_a_table_that_is_not_marked_for_bootstrap_is_followed_between_batches(tm
 
     class AfterTheFirstBatch(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            event = record.__dict__["adjunct_event"]
-            if (event.what, event.batch) == ("batch", 1):
+            event = getattr(record, "adjunct_event", None)
+            if isinstance(event, StepEvent) and (event.what, event.batch) == ("batch", 1):
                 small.append(lake, "rates", 2, [("EUR", 9.5)])
 
-    handler, log = AfterTheFirstBatch(level=logging.INFO), logging.getLogger("adjunct.step")
+    handler, log = AfterTheFirstBatch(level=logging.INFO), logging.getLogger("adjunct.run")
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
