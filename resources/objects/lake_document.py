@@ -12,12 +12,11 @@ from dagster_adjunct.resources.errors import (
     TransientError,
 )
 from dagster_adjunct.resources.objects.documents import FORMAT, ROUTED_FORMAT, LakeDocument, MetadataPlace, decode
+from dagster_adjunct.resources.objects.object_store import LAKE_DOCUMENT
 from dagster_adjunct.resources.times import utc_now
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.object_store import ObjectStore
-
-LAKE_DOCUMENT = "_adjunct/lake.json"
 
 
 def new_lake_document() -> LakeDocument:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
-from dagster_adjunct.resources.errors import MetadataMovedError, ObjectExistsError
+from dagster_adjunct.resources.errors import MetadataMovedError, ObjectExistsError, StoreUnavailableError
 from dagster_adjunct.resources.objects.conditional_write_probe import probe_conditional_writes
-from dagster_adjunct.resources.objects.lake_document import LAKE_DOCUMENT, new_lake_document, read_lake_document
-from dagster_adjunct.resources.objects.object_store import ObjectStore, StoreDescriptor
+from dagster_adjunct.resources.objects.lake_document import new_lake_document, read_lake_document
+from dagster_adjunct.resources.objects.object_store import LAKE_DOCUMENT, ObjectStore, StoreDescriptor
 
 _log = logging.getLogger("adjunct.lake")
 
@@ -71,19 +71,26 @@ class UnmadeLakeStore:
 
 def _make(store: ObjectStore) -> None:
     """Write the lake's document where there is none yet, and say so: a mistyped URL makes a new lake."""
-    made = read_lake_document(store)
-    if made is not None:  # another process was first
-        if made.metadata is not None:
-            raise MetadataMovedError(
-                f"the lake at {store.url} was made meanwhile, with its metadata in a key-value table.",
-                "Open it again.",
-                url=store.url,
-            )
+    if _is_made(store):
         return
     probe_conditional_writes(store)
     try:
         store.put_if_absent(LAKE_DOCUMENT, new_lake_document().to_bytes())
-    except ObjectExistsError:
+    except (ObjectExistsError, StoreUnavailableError):
+        if not _is_made(store):
+            raise
         return
     if not store.url.startswith("memory:"):
         _log.warning("A new lake is made at %s.", store.url)
+
+
+def _is_made(store: ObjectStore) -> bool:
+    """Whether the lake is there by now: by another process, or by us with a reply that was lost."""
+    made = read_lake_document(store)
+    if made is not None and made.metadata is not None:
+        raise MetadataMovedError(
+            f"the lake at {store.url} was made meanwhile, with its metadata in a key-value table.",
+            "Open it again.",
+            url=store.url,
+        )
+    return made is not None

@@ -20,12 +20,15 @@ from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConditionalWritesUnsupportedError,
     ConfigurationError,
+    LakeNotFoundError,
     ObjectExistsError,
     ObjectNotFoundError,
     PreconditionFailedError,
     StoreUnavailableError,
 )
 from dagster_adjunct.resources.objects.object_store import (
+    LAKE_DOCUMENT,
+    PROBES,
     ObjectInfo,
     Stored,
     StoreDescriptor,
@@ -74,11 +77,13 @@ class LocalStore:
     An ETag is the hash of the content up to 1 MiB (pointers and manifests are smaller), beyond that it is
     made of size, inode and time, so that listing large files does not read them.
     Works on any file system of one machine, and on NFSv4 when all machines mount it with locks.
+    Where the folder is deleted while the store is in use, the probe of a new lake (PROBES) makes it anew.
     """
 
     def __init__(self, root: str | Path) -> None:
         self._root = Path(root).expanduser().absolute()
         self._hidden = self._root / _HIDDEN
+        self._staging = self._hidden / "staging"
         self._ready = False
 
     @property
@@ -148,19 +153,19 @@ class LocalStore:
     @_told
     def put(self, key: str, data: bytes) -> str:
         path = self._path(key)
-        with self._temporary(data) as temporary, self._lock(key):
+        with self._temporary(key, data) as temporary, self._lock(key):
             return self._replace(temporary, path, key)
 
     @_told
     def put_if_absent(self, key: str, data: bytes) -> str:
         path = self._path(key)
-        with self._temporary(data) as temporary:
+        with self._temporary(key, data) as temporary:
             return self._create(temporary, path, key)
 
     @_told
     def put_if_match(self, key: str, data: bytes, etag: str) -> str:
         path = self._path(key)
-        with self._temporary(data) as temporary, self._lock(key):
+        with self._temporary(key, data) as temporary, self._lock(key):
             there = _info(key, path)
             if there is None or there.etag != etag:
                 raise PreconditionFailedError(
@@ -174,7 +179,7 @@ class LocalStore:
     def upload(self, path: Path, key: str) -> str:
         target = self._path(key)
         staged = path.absolute().parent == self.staging_dir()
-        copy = path.absolute() if staged else self._new_temporary()
+        copy = path.absolute() if staged else self._new_temporary(key)
         try:
             if not staged:
                 # A link would let later writes to the caller's file change the object.
@@ -191,7 +196,7 @@ class LocalStore:
         path = self._path(key)
         if not path.exists():  # nor are folders made, for a lock, where nothing is
             return
-        self._prepare()
+        self._prepare(key)
         with self._lock(key):
             with contextlib.suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
                 path.unlink()
@@ -221,8 +226,8 @@ class LocalStore:
         return f"file:{path}"
 
     def staging_dir(self) -> Path:
-        self._prepare()
-        return self._hidden / "staging"
+        self._prepare("")
+        return self._staging
 
     # -- inside
 
@@ -263,11 +268,17 @@ class LocalStore:
                 f"object {key!r} is not in {self.url}.", "Check the lake's URL, and whether it was deleted.", key=key
             ) from None
 
-    def _prepare(self) -> None:
-        if self._ready:
+    def _prepare(self, key: str) -> None:
+        if self._ready and self._staging.is_dir():
             return
+        if self._ready and not key.startswith(PROBES) and not (self._root / LAKE_DOCUMENT).exists():
+            raise LakeNotFoundError(
+                f"the lake at {self.url} was deleted since it was opened.",
+                "Open it again: the first write makes a new one.",
+                url=self.url,
+            )
         try:
-            (self._hidden / "staging").mkdir(parents=True, exist_ok=True)
+            self._staging.mkdir(parents=True, exist_ok=True)
             (self._hidden / "locks").mkdir(exist_ok=True)
         except OSError as error:
             raise self._failed(error, "making it") from error
@@ -277,17 +288,18 @@ class LocalStore:
     def _sweep(self) -> None:
         """Remove what killed processes left behind; a file still being written is younger than a day."""
         oldest = time.time() - _STALE_SECONDS
-        for path in (self._hidden / "staging").iterdir():
+        for path in self._staging.iterdir():
             with contextlib.suppress(OSError):
                 if path.stat().st_mtime < oldest:
                     path.unlink()
 
-    def _new_temporary(self) -> Path:
-        return self.staging_dir() / f"{uuid.uuid4().hex}.tmp"
+    def _new_temporary(self, key: str) -> Path:
+        self._prepare(key)
+        return self._staging / f"{uuid.uuid4().hex}.tmp"
 
     @contextlib.contextmanager
-    def _temporary(self, data: bytes) -> Iterator[Path]:
-        path = self._new_temporary()
+    def _temporary(self, key: str, data: bytes) -> Iterator[Path]:
+        path = self._new_temporary(key)
         try:
             with path.open("xb") as file:
                 file.write(data)

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
+LAKE_DOCUMENT = "_adjunct/lake.json"
+PROBES = "_adjunct/probe/"
+"""Where the probe of a new lake writes, before anything else is written to the lake."""
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+@-]{0,199}")
 _KEY_LENGTH = 900
 _ENDPOINT = re.compile(r"https?://[^/?#\s]+(/[^?#\s]*)?", re.IGNORECASE)

@@ -35,7 +35,7 @@ from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.metadata_tables.routed_store import RoutedStore
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.objects.documents import Document, decode
-from dagster_adjunct.resources.objects.lake_document import LAKE_DOCUMENT
+from dagster_adjunct.resources.objects.object_store import LAKE_DOCUMENT
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.rounds import rounds
 

@@ -4,16 +4,21 @@ import errno
 import gc
 import os
 import pickle
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 from dagster_adjunct.resources.errors import (
+    AdjunctError,
     ConditionalWritesUnsupportedError,
     ConfigurationError,
     InvalidNameError,
     LakeNotFoundError,
+    ObjectExistsError,
+    PreconditionFailedError,
     StoreUnavailableError,
     StreamNotFoundError,
 )
@@ -21,7 +26,7 @@ from dagster_adjunct.resources.lakes import lake_in, open_lake
 from dagster_adjunct.resources.objects import InMemoryStore, LakeSettings, LocalStore, ObjectStore, StoreDescriptor
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
-from tests.faulty_store import FaultyStore
+from tests.faulty_store import Fault, FaultKind, FaultyStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -244,3 +249,86 @@ def test_a_store_in_memory_is_found_by_its_name_as_long_as_somebody_holds_it() -
     del store
     gc.collect()
     assert InMemoryStore.named("memory://kept").head("a") is None
+
+
+def test_a_lake_whose_folder_is_deleted_is_made_anew_by_who_opens_it_again(tmp_path: Path) -> None:
+    folder, numbers = tmp_path / "lake", pa.table({"n": pa.array([1, 2], pa.int32())})
+    ids = set()
+    for _ in range(3):
+        lake = open_lake(folder)
+        assert not lake.exists()
+        streams = LakeStreams(lake)
+        streams.create("orders", schema=Schema.of(n="int"), partitions=1)
+        assert streams.append("orders", numbers, producer="p", sequence=1).rows == 2
+        assert streams.read_arrow(streams.whole("orders"), ["n"])["n"].to_pylist() == [1, 2]
+        ids.add(lake.id)
+        shutil.rmtree(folder)
+    assert len(ids) == 3
+
+
+def test_who_opened_a_lake_before_it_was_deleted_makes_no_part_of_it_again(tmp_path: Path) -> None:
+    lake = open_lake(tmp_path / "lake")
+    lake.store.put("x", b"1")
+    before = open_lake(tmp_path / "lake")
+    shutil.rmtree(tmp_path / "lake")
+    for opened in (lake, before):
+        for write in (
+            lambda store: store.put("x", b"2"),
+            lambda store: store.put_if_absent("x", b"2"),
+            lambda store: store.staging_dir(),
+        ):
+            with pytest.raises(LakeNotFoundError) as refused:
+                write(opened.store)
+            assert refused.value.url == str(tmp_path / "lake")
+    assert not (tmp_path / "lake").exists()
+    open_lake(tmp_path / "lake").store.put("y", b"3")
+    assert [info.key for info in before.store.list("")] == ["_adjunct/lake.json", "y"]
+
+
+def test_a_lake_whose_hidden_folder_alone_is_deleted_is_written_to_as_before(tmp_path: Path) -> None:
+    lake = open_lake(tmp_path)
+    lake.store.put("x", b"1")
+    shutil.rmtree(tmp_path / ".adjunct-store")
+    lake.store.put("x", b"2")
+    assert lake.store.get("x").data == b"2"
+
+
+class _AnswersARepeat(FaultyStore):
+    """A store whose `nth` conditional write is done, and answered as the repeat of one that was done before."""
+
+    def __init__(self, inner: ObjectStore, nth: int) -> None:
+        super().__init__(inner)
+        self._left = nth
+
+    def put_if_absent(self, key: str, data: bytes) -> str:
+        return self._answered(super().put_if_absent(key, data), ObjectExistsError)
+
+    def put_if_match(self, key: str, data: bytes, etag: str) -> str:
+        return self._answered(super().put_if_match(key, data, etag), PreconditionFailedError)
+
+    def _answered(self, etag: str, repeated: type[AdjunctError]) -> str:
+        self._left -= 1
+        if self._left == 0:
+            raise repeated("412", "")
+        return etag
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_the_first_write_to_a_lake_that_a_store_does_and_answers_as_refused_makes_it(nth: int) -> None:
+    inner = InMemoryStore()
+    lake = lake_in(_AnswersARepeat(inner, nth))
+    lake.store.put("x", b"1")
+    assert [info.key for info in inner.list("")] == ["_adjunct/lake.json", "x"]
+
+
+@pytest.mark.parametrize("kind", ["lost-after", "lost-before"])
+@pytest.mark.parametrize("request_", ["put_if_absent", "put_if_match"])
+def test_a_lost_reply_to_the_first_write_is_no_store_without_conditional_writes(kind: FaultKind, request_: str) -> None:
+    for nth in (1, 2, 3):
+        inner = InMemoryStore()
+        lake = lake_in(FaultyStore(inner, [Fault(request_, nth, kind)]))
+        if (request_, nth, kind) == ("put_if_absent", 3, "lost-before"):  # the document itself: nothing is made
+            with pytest.raises(StoreUnavailableError):
+                lake.store.put("x", b"1")
+        lake.store.put("x", b"1")
+        assert [info.key for info in inner.list("")] == ["_adjunct/lake.json", "x"]
