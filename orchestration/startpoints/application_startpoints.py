@@ -39,7 +39,7 @@ from dagster_adjunct.orchestration.startpoints.resolving.recorded_plan import wr
 from dagster_adjunct.orchestration.startpoints.take_back_startpoints import TakenBack, take_back
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.streams.interface.startpoint import Startpoint
+from dagster_adjunct.resources.streams.interface.startpoint import Startpoint, check_startpoint
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
@@ -232,14 +232,9 @@ def startpoint_requests(
     versions: VersionsMet | None = None,
 ) -> list[StartpointRequest]:
     """Return a request for each partition, each a wish of its own that is made now. Raises ConfigurationError."""
-    for name, value in (("position", position), ("until", until)):
-        if not isinstance(value, Startpoint) and not (name == "until" and value is None):
-            raise ConfigurationError(
-                f"{name} is {value!r}: expected a startpoint.",
-                "Write StartpointOldest(), StartpointUpcoming(), StartpointTimestamp(timestamp_ms=…) or "
-                "StartpointSpecific(offset=…).",
-                argument=name,
-            )
+    check_startpoint(position, "position", "position")
+    if until is not None:
+        check_startpoint(until, "until", "until")
     return [
         StartpointRequest(
             ssp=ssp,

@@ -329,7 +329,7 @@ class StartpointManager:
 
 
 def _request(request: object) -> StartpointRequest:
-    if isinstance(request, StartpointRequest):
+    if isinstance(request, StartpointRequest) and type(request) is StartpointRequest:  # nobody reads a subclass again
         return request
     raise ConfigurationError(
         f"{request!r:.200} is no StartpointRequest, and can't be written as one.",

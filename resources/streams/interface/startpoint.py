@@ -152,16 +152,22 @@ KINDS: Mapping[str, type[Startpoint]] = {
 }
 
 
-def check_startpoint(value: object, what: str = "a startpoint") -> Startpoint:
-    """Return `value` if it is a startpoint; `what` says in the error where it was given. Raises ConfigurationError."""
-    if isinstance(value, Startpoint):
+def check_startpoint(value: object, what: str = "a startpoint", argument: str = "startpoint") -> Startpoint:
+    """Return `value` if it is a startpoint of a kind that is stored and read again, and no subclass of one.
+
+    `what` says in the error where it was given. Raises ConfigurationError.
+    """
+    if isinstance(value, Startpoint) and type(value) in KINDS.values():
         return value
     kinds = ", ".join(kind.__name__ for kind in KINDS.values())
+    problem = f"is {value!r:.80}, no startpoint"
+    if isinstance(value, Startpoint):
+        problem = f"is a {type(value).__name__}, a class of startpoints that nobody could read again"
     raise ConfigurationError(
-        f"{what} is {value!r:.80}, no startpoint: expected one of {kinds}.",
+        f"{what} {problem}: expected one of {kinds}.",
         "Write it as in StartpointOldest(), StartpointTimestamp(timestamp_ms=1767225600000) or StartpointSpecific("
         "offset='42').",
-        argument="startpoint",
+        argument=argument,
     )
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.startpoints.application_startpoints import Startpoints
 from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.requests.fan_out_in_words import gone_in_words, left_in_words
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_listing import list_startpoints
@@ -20,12 +22,15 @@ from dagster_adjunct.resources.lakes import lake_in, open_lake
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.startpoint import (
+    Startpoint,
     StartpointOldest,
     StartpointSpecific,
     StartpointUpcoming,
 )
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from tests.clocks import Clock, on_clock
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.orchestration.offsets.stored_startpoints import handed_to, waiting_at, write_startpoint
@@ -472,3 +477,57 @@ def test_a_map_of_some_tasks_takes_nothing_from_the_others(manager: StartpointMa
     assert pending(manager) == {T1: {S0: shared, S1: own}}, "what it has applied does not come back"
     manager.fan_out({T0: [S0]}, complete=True)
     assert pending(manager) == {T1: {S1: own}}, "T1 is gone, and all who read the partition got it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartpointYesterday(Startpoint):
+    """A position that a user has invented."""
+
+    kind: ClassVar[str] = "yesterday"
+
+    def apply(self, given: Any, visitor: Any) -> Any:
+        return visitor.visit_oldest(given, StartpointOldest())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartpointSpecificWhy(StartpointSpecific):
+    """A position of a kind that is known, with a field that nobody knows."""
+
+    why: str = ""
+
+
+class StartpointMine(StartpointOldest):
+    """A position of a kind that is known, under another name."""
+
+
+@pytest.mark.parametrize("own", [StartpointYesterday(), StartpointSpecificWhy(offset="0"), StartpointMine()])
+def test_a_startpoint_of_a_class_of_ones_own_is_refused_when_it_is_asked_for(
+    lake: Lake, manager: StartpointManager, own: Startpoint
+) -> None:
+    app = Application("app")
+    app.input_stream("lake.s", default_offset="oldest")
+    LakeStreams(lake).create("s", schema=Schema.of(k="int"), partitions=1)
+    startpoints = Startpoints(lake, app)
+    for ask, argument in (
+        (lambda: startpoints.preview("lake.s", own), "position"),
+        (lambda: startpoints.request("lake.s", own, **WHO), "position"),
+        (lambda: startpoints.request("lake.s", StartpointOldest(), until=own, **WHO), "until"),
+        (lambda: StartpointRequest(ssp=S0, startpoint=own, **WHO), "startpoint"),
+        (lambda: StartpointRequest(ssp=S0, startpoint=StartpointOldest(), until=own, **WHO), "startpoint"),
+    ):
+        with pytest.raises(ConfigurationError) as refused:
+            ask()
+        assert refused.value.argument == argument
+        assert type(own).__name__ in refused.value.problem
+    assert manager.read().waiting == manager.read().unreadable == []
+    assert startpoints.request("lake.s", StartpointOldest(), **WHO).written
+
+
+def test_a_request_of_a_class_of_ones_own_is_refused_by_the_manager(manager: StartpointManager) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Ticketed(StartpointRequest):
+        ticket: int = 7
+
+    with pytest.raises(ConfigurationError):
+        manager.write_startpoints([Ticketed(ssp=S0, startpoint=StartpointOldest(), **WHO)])
+    assert manager.read().waiting == manager.read().unreadable == []
