@@ -132,7 +132,7 @@ class _Changes:
                         seen.add(source.join)
                         places.append(source.join)
                     continue
-                moved.append(Moved(place, number, flow.stream, self._columns(needed, flow)))
+                moved.append(Moved(place, number, flow.stream, self._columns(place, needed, flow)))
         sizes = [*(self.held.stream(item.stream) for item in moved), *datasets.values(), *given.values()]
         known = [size for size in sizes if size is not None]
         size = sum(known) if len(known) == len(sizes) else None
@@ -146,9 +146,11 @@ class _Changes:
             if needed is not None or operator not in self.needs:
                 yield number, needed, flow
 
-    def _columns(self, needed: Requirement | None, flow: Flow) -> tuple[str, ...]:
-        if needed is None:
-            return flow.partitioned_by
+    def _columns(self, operator: str, needed: Requirement | None, flow: Flow) -> tuple[str, ...]:
+        if needed is None:  # several inputs lie alike, or one moves to where another lies
+            return next(
+                (one.partitioned_by for one in (flow, *self.flows.arriving[operator]) if one.partitioned_by), ()
+            )
         if needed.columns is not None:
             return needed.columns
         assert needed.dataset is not None

@@ -143,6 +143,16 @@ def _lying_elsewhere(
             why, columns = mismatch(needed, flow), needed.columns
             if why:
                 problem = _elsewhere(app, operator, number, needed, flow, edges)
+                breaking = _breaking_inputs(flows, needed, flow)
+                if breaking:
+                    inputs = [
+                        f"input {at + 1} of {flow.stream} ({_name(one.stream, edges)})" for at, one, _ in breaking
+                    ]
+                    said = [f"{name} breaks it: {why}" for name, (_, _, why) in zip(inputs, breaking, strict=True)]
+                    why = "; ".join(said)
+                    step = f"Write {_partition_by(columns)} before {flow.stream}, on {_some(inputs)}."
+                    refused.append((operator, f"{operator}: {problem}: {why}; needed is {_by(columns)}.", step))
+                    continue
                 step = f"Write {_partition_by(columns)} before {operator}" + (
                     f", on {_name(flow.stream, edges)}." if len(asked) > 1 else "."
                 )
@@ -150,6 +160,16 @@ def _lying_elsewhere(
                     step += _where_it_is(app, operator, needed, flow)
                 refused.append((operator, f"{operator}: {problem}: {why}; needed is {_by(columns)}.", step))
     return refused
+
+
+def _breaking_inputs(flows: Flows, needed: Requirement, flow: Flow) -> list[tuple[int, Flow, str]]:
+    """Return which inputs of a merge keep its records from lying as they have to, each with why.
+
+    None where it is all of them, or where it is not the merge that breaks it.
+    """
+    arriving = flows.arriving.get(flow.stream, ())
+    wrong = [(at, one, why) for at, one in enumerate(arriving) if (why := mismatch(needed, one))]
+    return wrong if len(wrong) < len(arriving) else []
 
 
 def _where_it_is(app: Application, operator: str, needed: Requirement, flow: Flow) -> str:

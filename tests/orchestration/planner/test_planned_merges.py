@@ -25,7 +25,8 @@ RECORDS = Schema.of(k="string", v="int")
 A, B = (StreamFacts(f"lake.{name}", 4, ("k",), SPARK, RECORDS) for name in "ab")
 C = StreamFacts("lake.c", 8, ("k",), SPARK, RECORDS)
 OTHER = StreamFacts("kafka.a", 4, ("k",), "kafka-murmur2", Schema.of(v="int", k="string"))
-ALL = catalog(A, B, C, OTHER, StreamFacts("lake.t", 1, ("k",), SPARK, Schema.of(k="string", w="int")))
+NO_KEY = StreamFacts("lake.n", 1, (), SPARK, RECORDS)
+ALL = catalog(A, B, C, NO_KEY, OTHER, StreamFacts("lake.t", 1, ("k",), SPARK, Schema.of(k="string", w="int")))
 
 Inputs = Callable[[str], MessageStream]
 
@@ -84,6 +85,40 @@ def test_a_join_behind_it_makes_all_counts_agree() -> None:
     stream("a").merge(stream("c")).join(app.table(dataset("t", 4)), on="k")
     with pytest.raises(PartitionCountMismatchError, match=r"lake.c has 8"):
         plan(app, ALL)
+
+
+BREAKING: dict[str, tuple[Callable[[Inputs], MessageStream], str]] = {
+    "the second": (lambda s: s("a").merge(s("b").partition_by("v")), "input 2 of merge-4 (app-partition-by-3)"),
+    "the first": (lambda s: s("a").partition_by("v").merge(s("b")), "input 1 of merge-4 (app-partition-by-2)"),
+    "the third": (lambda s: s("a").merge(s("b"), s("c").partition_by("v")), "input 3 of merge-5 (app-partition-by-4)"),
+    "one that is lost": (lambda s: s("a").merge(s("b").select("upper(k) as k", "v")), "input 2 of merge-4 (lake.b)"),
+    "another hash": (lambda s: s("a").merge(s("kafka.a")), "input 2 of merge-3 (kafka.a)"),
+}
+
+
+@pytest.mark.parametrize("case", BREAKING)
+def test_the_input_of_a_merge_that_breaks_the_partitioning_is_named(case: str) -> None:
+    make, named = BREAKING[case]
+    app, stream = application()
+    make(stream).join(app.table(dataset("t", 4)), on="k")
+    with pytest.raises(PlanningError) as refused:
+        plan(app, ALL)
+    assert f"{named} breaks it" in refused.value.problem
+    assert f'.partition_by("k") before {named.split()[3]}, on {named}' in refused.value.next_step
+
+
+def test_moving_the_input_that_breaks_the_partitioning_of_a_merge_mends_it() -> None:
+    app, stream = application()
+    stream("a").merge(stream("kafka.a").partition_by("k")).join(app.table(dataset("t", 4)), on="k")
+    assert plan(app, ALL).operator("merge-4").partitioned_by == ("k",)
+
+
+def test_an_input_without_a_key_is_moved_by_that_of_the_others() -> None:
+    app, stream = application()
+    stream("a").merge(stream("n")).join(app.table(dataset("t", 4)), on="k")
+    with pytest.raises(PartitionCountMismatchError) as refused:
+        plan(app, ALL)
+    assert 'move lake.n with .partition_by("k")' in refused.value.next_step
 
 
 REFUSED: dict[str, tuple[Callable[[Inputs], MessageStream], type[AdjunctError], str]] = {

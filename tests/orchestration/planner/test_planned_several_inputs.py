@@ -120,8 +120,11 @@ def test_what_lies_by_other_columns_is_together_by_none() -> None:
     app.input_stream("lake.s1").partition_by("x").apply(Together(), app.input_stream("lake.s2")).join(
         app.table(dataset("t", 4)), on="k"
     )
-    with pytest.raises(PlanningError, match="together-4 leaves open how it is partitioned"):
+    with pytest.raises(
+        PlanningError, match=r"input 1 of together-4 \(.*\) breaks it: it is partitioned by \(x\)"
+    ) as refused:
         plan(app, catalog(s1=4, s2=4, t=1))
+    assert 'Write .partition_by("k") before together-4, on input 1 of together-4' in refused.value.next_step
 
 
 def test_branches_of_one_stream_are_together_as_they_were() -> None:
