@@ -171,11 +171,12 @@ class CommitStateUnknownError(PermanentError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ProducerConflictError(PermanentError):
-    """One producer and sequence came twice, with different contents."""
+    """One producer and sequence came twice, with different contents, or with contents that are not known any more."""
 
     stream: str | None = None
     producer: str | None = None
     sequence: int | None = None
+    newest: int | None = None  # sequence of the producer, as far as it is known
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

@@ -11,6 +11,7 @@ from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     NullKeyError,
+    OffsetOutOfRangeError,
     OperatorFailedError,
     PlanningError,
     ProducerConflictError,
@@ -56,6 +57,12 @@ class WrittenBatch:
 def with_way_out(error: AdjunctError, app: str, batch: int) -> AdjunctError:
     """Return the error, with how the batch that it leaves open comes to its end: as a note, or as the next step."""
     give_up = f"adjunct checkpoint abandon {app} --reason …"
+    if isinstance(error, ProducerConflictError) and error.newest is not None and error.newest > batch:
+        return error.reworded(
+            error.problem,
+            f"Nothing was added. Batch {batch} is open, and the output has those of {app!r} up to {error.newest}: its "
+            "batch log was begun anew, or another application has its name. Restore the log, or choose another name.",
+        )
     if isinstance(error, ProducerConflictError):
         return error.reworded(
             error.problem,
@@ -96,6 +103,8 @@ def run_outputs(step: OpenedStep, opened: OpenBatch) -> WrittenBatch:
                 if told is error:
                     raise
                 raise told from (error.__cause__ if ours is error else error)
+            if isinstance(ours, OffsetOutOfRangeError) and ours is not error:
+                raise ours from error  # a task has met it
             if pause is None or not isinstance(ours, StoreUnavailableError):
                 raise
             text = f"{ours.problem} The batch is begun again in {pause:g} s"

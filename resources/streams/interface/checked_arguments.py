@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
+from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError, ProducerConflictError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
@@ -55,3 +55,17 @@ def check_producer(producer: str, sequence: int) -> None:
             "Count the producer's appends, with the same number in every retry.",
             argument="sequence",
         )
+
+
+def counted_anew(stream: str, producer: str, sequence: int, newest: int) -> ProducerConflictError:
+    """Return the refusal of a sequence far below the newest one of its producer."""
+    return ProducerConflictError(
+        f"sequence {sequence} of producer {producer!r} in {stream} is below those that are still known: the newest one "
+        f"is {newest}.",
+        f"Nothing was added. Give new records the sequence {newest + 1}, or a producer of their own where its counter "
+        "began again. What was appended before and is repeated so late is in already.",
+        stream=stream,
+        producer=producer,
+        sequence=sequence,
+        newest=newest,
+    )

@@ -286,7 +286,10 @@ class StreamSystem(ABC):
         raise self._unable("append", "Send to a stream of another system.")
 
     def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
-        """Return the result of an append that is in already, or None."""
+        """Return the result of an append that is in already, or None.
+
+        Raises ProducerConflictError for a sequence so far below the newest that nobody knows it any more.
+        """
         raise self._unable("tell what was appended", "Append again with the same producer and sequence.")
 
     def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:

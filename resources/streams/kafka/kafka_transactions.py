@@ -22,6 +22,7 @@ from pydantic import ValidationError
 
 from dagster_adjunct.resources.errors import MalformedDocumentError, ProducerConflictError
 from dagster_adjunct.resources.stored_documents import StoredDocument, first_problem
+from dagster_adjunct.resources.streams.interface.checked_arguments import counted_anew
 from dagster_adjunct.resources.streams.kafka.security import BrokerRefusals, new_client
 from dagster_adjunct.resources.streams.kafka.send_errors import refused
 from dagster_adjunct.resources.streams.kafka.task_producer import (
@@ -63,19 +64,21 @@ Marks = Mapping[int, tuple[TransactionMark, int]]
 def transact(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> tuple[list[SentSpan], bool]:
     """Append the batches in one transaction; return where they lie, and whether they were in already.
 
-    Raises ProducerConflictError for other records under a sequence that is in, CommitConflictError where another
-    producer took the name over, and StreamUnavailableError, after which the same call may be repeated.
+    Raises ProducerConflictError for other records under a sequence that is in and for one below the last,
+    CommitConflictError where another producer took the name over, and StreamUnavailableError, after which the same call
+    may be repeated.
     """
     sender = Sender(append.target, f"{append.producer}/{append.target.topic}")
     _settle(sender, sender.producer.init_transactions)
     marks = _settled_marks(append.target, append.producer)
     last = marks[0][0] if 0 in marks else None
     digest = _Digest()
-    if last is not None and append.sequence <= last.sequence:
+    if last is not None and append.sequence < last.sequence:
+        raise counted_anew(str(append.target), append.producer, append.sequence, last.sequence)
+    if last is not None and append.sequence == last.sequence:
         for batch in batches:
             digest.add_all(records_of(batch, append))
-        if append.sequence == last.sequence:
-            _check_same(append, last, digest.of(append))
+        _check_same(append, last, digest.of(append))
         return spans_of(marks, append.sequence), True
     sender.producer.begin_transaction()
     try:
@@ -228,6 +231,7 @@ def _check_same(append: TaskAppend, last: TransactionMark, digest: str) -> None:
             f"contents (digest {last.digest[:12]}, now {digest[:12]}).",
             "Nothing was added. Retry with the same records, or give new records the next sequence.",
             sequence=append.sequence,
+            newest=last.sequence,
             producer=append.producer,
             stream=str(append.target),
         )

@@ -19,7 +19,7 @@ from dagster_adjunct.resources.schemas.quoted_columns import quoted
 from dagster_adjunct.resources.schemas.records import ArrowFrame, table_of
 from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
 from dagster_adjunct.resources.spark.spark_errors import unwrapped, wrapped
-from dagster_adjunct.resources.streams.interface.checked_arguments import check_producer
+from dagster_adjunct.resources.streams.interface.checked_arguments import check_producer, counted_anew
 from dagster_adjunct.resources.streams.interface.marker_times import micros_of_marker
 from dagster_adjunct.resources.streams.interface.stream_system import (
     EPOCH,
@@ -82,7 +82,7 @@ def append(
 
     Without transactions this is at least once. With them it is exactly once per producer and sequence, and `consumed`,
     the next offsets of input from the same cluster, is committed with the records, for the consumer group
-    `producer`. The sequences of a producer rise: one below its last counts as in already.
+    `producer`. The sequences of a producer rise: one below its last is refused.
 
     Where the result's offsets begin and end, records of other producers may lie in between. Raises
     SchemaMismatchError, PermanentError for a record that Kafka refuses, ProducerConflictError, CommitConflictError, and
@@ -154,7 +154,8 @@ def append_markers(
 def appended(system: KafkaStreams, stream: str, producer: str, sequence: int) -> AppendResult | None:
     """Return the result of an append that is in already; always None for a topic without transactions.
 
-    Of a transaction that a crash left open nothing is in yet; the next append of the producer settles it.
+    Of a transaction that a crash left open nothing is in yet; the next append of the producer settles it. Raises
+    ProducerConflictError for a sequence below the last.
     """
     check_producer(producer, sequence)
     facts = system.topic(stream)
@@ -163,6 +164,8 @@ def appended(system: KafkaStreams, stream: str, producer: str, sequence: int) ->
     marks = read_marks(_target(system, facts), producer)
     if 0 not in marks or marks[0][0].sequence < sequence:
         return None
+    if marks[0][0].sequence > sequence:
+        raise counted_anew(f"{system.name}.{stream}", producer, sequence, marks[0][0].sequence)
     return _told(spans_of(marks, sequence), duplicate=True)
 
 

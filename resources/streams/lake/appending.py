@@ -76,9 +76,9 @@ def decide_append(state: StreamState, append: Append, now_ms: int) -> tuple[Stre
             "Nothing was added. Append again, if the records belong into the new one.",
             stream=f"lake.{append.stream}",
         )
-    before = known(state.producers, append.producer, append.sequence)
+    before = known(state.producers, append.producer, append.sequence, append.stream)
     if before is not None:
-        check_same(before, append.digest, what, stream=append.stream, producer=append.producer)
+        check_same(before, append.digest, state.producers, stream=append.stream, producer=append.producer)
         return None, result_of(before, duplicate=True)
     if append.files and append.started < state.horizon:
         raise CommitConflictError(

@@ -201,7 +201,7 @@ class LakeStreams(LakeReads):
             try:
                 result = self._commit(state, append)
             except ProducerConflictError:
-                sent = known(self.state(stream)[1].producers, producer, sequence)
+                sent = known(self.state(stream)[1].producers, producer, sequence, stream)
                 if sent is None or sent.columns == append.columns:
                     raise
                 _, state = self.state(stream)
@@ -232,7 +232,8 @@ class LakeStreams(LakeReads):
         check_name("version", version)
         valid_micros = micros_of_marker(version, valid_from)
         _, state = self.state(stream)
-        count = state.declaration.partitions
+        sent = known(state.producers, producer, sequence, stream)
+        count = sent.partitions if sent is not None and sent.partitions else state.declaration.partitions
         chosen = tuple(range(count)) if partitions is None else tuple(sorted(set(partitions)))
         if not chosen or not 0 <= chosen[0] <= chosen[-1] < count:
             raise ConfigurationError(
@@ -248,7 +249,7 @@ class LakeStreams(LakeReads):
         return self._commit(state, append)
 
     def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
-        sent = known(self.state(stream)[1].producers, producer, sequence)
+        sent = known(self.state(stream)[1].producers, producer, sequence, stream)
         return None if sent is None else result_of(sent, duplicate=True)
 
     # -- keeping

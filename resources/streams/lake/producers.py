@@ -1,7 +1,7 @@
 """What a stream remembers of its producers, so that a retried append adds nothing.
 
-Of each producer the last 32 sequences are kept, of the stream the 256 producers that appended last. A sequence
-below a full window is taken for a duplicate: whoever retries 32 appends later has lost its place.
+Of each producer the last 32 sequences are kept, of the stream the 256 producers that appended last. A sequence below a
+full window is refused: nobody knows whether it is retried or counted anew.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 
 from dagster_adjunct.resources.errors import ProducerConflictError
+from dagster_adjunct.resources.streams.interface.checked_arguments import counted_anew
 from dagster_adjunct.resources.streams.interface.stream_system import AppendResult
 from dagster_adjunct.resources.streams.lake.stream_manifest import Sent
 
@@ -26,30 +27,32 @@ def content_digest(files: Iterable[tuple[int, int, int | str | None]], markers: 
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def known(producers: Producers, producer: str, sequence: int) -> Sent | None:
-    """Return what was sent under this sequence, or None for a new one.
+def known(producers: Producers, producer: str, sequence: int, stream: str) -> Sent | None:
+    """Return what was sent to the stream under this sequence, or None for a new one.
 
-    Below the window its content is not known any more: the digest is then empty.
+    Raises ProducerConflictError below the window, where it is not known any more.
     """
     window = producers.get(producer, ())
     for sent in window:
         if sent.sequence == sequence:
             return sent
     if len(window) >= WINDOW and sequence < window[0].sequence:
-        return Sent(sequence, "", (), (), 0)
+        raise counted_anew(f"lake.{stream}", producer, sequence, window[-1].sequence)
     return None
 
 
-def check_same(sent: Sent, digest: str, what: str, *, stream: str, producer: str) -> None:
+def check_same(sent: Sent, digest: str, producers: Producers, *, stream: str, producer: str) -> None:
     """Refuse other contents under a sequence that is known."""
-    if sent.digest and sent.digest != digest:
+    if sent.digest != digest:
+        newest = producers[producer][-1].sequence
         raise ProducerConflictError(
-            f"{what} is in already with {sent.rows} records of other contents (digest {sent.digest[:12]}, "
-            f"now {digest[:12]}).",
-            "Nothing was added. Retry with the same records, or give new records the next sequence.",
+            f"sequence {sent.sequence} of producer {producer!r} in stream {stream!r} is in already with {sent.rows} "
+            f"records of other contents (digest {sent.digest[:12]}, now {digest[:12]}); the newest is {newest}.",
+            f"Nothing was added. Retry with the same records, or give new records the sequence {newest + 1}.",
             stream=f"lake.{stream}",
             producer=producer,
             sequence=sent.sequence,
+            newest=newest,
         )
 
 

@@ -32,7 +32,6 @@ from dagster_adjunct.resources.streams.lake.stream_manifest import (
     MarkerEntry,
     Rewritten,
     Segment,
-    Sent,
     StreamState,
     data_folder,
 )
@@ -325,8 +324,11 @@ def _after(
             )
         segments.append(segment)
     producers = {
-        # What was sent is known, and not where it is now, nor by which digest: a retry adds nothing.
-        name: tuple(Sent(sent.sequence, "", (), (), sent.rows, sent.columns) for sent in window)
+        # What was sent is known, and not where it is now.
+        name: tuple(
+            sent._replace(first=(), next=(), partitions=sent.partitions or state.declaration.partitions)
+            for sent in window
+        )
         for name, window in state.producers.items()
     }
     rewritten = Rewritten(

@@ -39,15 +39,17 @@ def written(
     """Write records into an attempt's folder, begun at `started` (ms); return the append and its files' keys.
 
     They are written with the newest of the stream's columns that they have. What was sent already is written with those
-    of then, whatever other columns it has by now: the only way to tell that it is the same.
+    of then, and in as many partitions, whatever the stream has by now: the only way to tell that it is the same.
     """
     data = _with_positions_or_without(data, sources, f"stream {stream!r}")
     now = len(state.earlier)
-    sent = known(state.producers, producer, sequence)
+    sent = known(state.producers, producer, sequence, stream)
     columns = columns_sent(state, data, order_by) if sent is None else min(sent.columns, now)
     declaration = state.declared_with(columns)
     if sent is not None:
         data = as_before(data, declaration.schema_, order_by)
+        if sent.partitions:
+            declaration, partitioned = declaration.model_copy(update={"partitions": sent.partitions}), False
     attempt = f"{started:013d}-{uuid.uuid4().hex[:12]}"
     folder = data_folder(lake.stream_prefix(stream), attempt)
     what = f"stream {stream!r}"

@@ -211,7 +211,8 @@ Entry = Segment | Page
 class Sent(NamedTuple):
     """One sequence of a producer: a digest of its contents, its offsets by partition, its records.
 
-    `columns` is the place of the columns that it was written with among all that the stream has had.
+    `columns` is the place of the columns that it was written with among all that the stream has had. Where the stream
+    was repartitioned since, `partitions` is how many it was written in, and its offsets are not known.
     """
 
     sequence: Count
@@ -220,6 +221,7 @@ class Sent(NamedTuple):
     next: tuple[int, ...]
     rows: Count
     columns: Count = 0
+    partitions: Count = 0
 
 
 class Dropped(NamedTuple):

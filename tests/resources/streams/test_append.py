@@ -79,13 +79,35 @@ def test_one_sequence_with_other_contents_is_a_conflict(s: LakeStreams, records:
     assert [row[1] for row in everything(s)] == [1, 2]
 
 
-def test_a_sequence_far_below_the_newest_is_taken_for_a_duplicate(s: LakeStreams, records: Records) -> None:
-    for sequence in range(10, 43):
-        s.append("s", records(("a", sequence)), producer="p", sequence=sequence)
-    late = s.append("s", records(("a", 0)), producer="p", sequence=10)
-    assert late.duplicate
-    assert late.next == {}
-    assert len(everything(s)) == 33
+@pytest.mark.parametrize("sequence", [0, 1, 9, 10])
+def test_a_producer_whose_counter_begins_again_is_refused_with_its_newest_sequence(
+    s: LakeStreams, records: Records, sequence: int
+) -> None:
+    for number in range(10, 43):
+        s.append("s", records(("a", number)), producer="p", sequence=number)
+    before = [item.key for item in s.lake.store.list("streams/s/data/")]
+    for append in (
+        lambda: s.append("s", records(("a", sequence)), producer="p", sequence=sequence),
+        lambda: s.append_markers("s", "v1", producer="p", sequence=sequence),
+        lambda: s.appended("s", "p", sequence),
+    ):
+        with pytest.raises(ProducerConflictError) as refused:
+            append()
+        error = refused.value
+        assert (error.stream, error.producer, error.sequence, error.newest) == ("lake.s", "p", sequence, 42)
+    assert [item.key for item in s.lake.store.list("streams/s/data/")] == before
+    assert s.append("s", records(("a", 1)), producer="p", sequence=43).rows == 1
+    assert s.append("s", records(("a", 12)), producer="p", sequence=12).duplicate, "the oldest that is known"
+    assert len(everything(s)) == 34
+
+
+def test_other_contents_under_a_known_sequence_are_refused_with_the_newest(s: LakeStreams, records: Records) -> None:
+    for number in range(1, 4):
+        s.append("s", records(("a", number)), producer="p", sequence=number)
+    assert s.append("s", records(("a", 1)), producer="p", sequence=1).duplicate
+    with pytest.raises(ProducerConflictError) as refused:
+        s.append("s", records(("b", 1)), producer="p", sequence=1)
+    assert (refused.value.sequence, refused.value.newest) == (1, 3)
 
 
 def test_sequences_may_have_gaps_and_come_late_within_the_window(s: LakeStreams, records: Records) -> None:

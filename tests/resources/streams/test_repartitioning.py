@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
-from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
+from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError, ProducerConflictError
 from dagster_adjunct.resources.lakes import lake_in
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
@@ -167,6 +167,28 @@ def test_a_retry_of_an_append_from_before_adds_nothing(streams: LakeStreams, clo
     rewrite(streams, 3)
     before = by_key(streams)
     send(streams, 2, *[(f"k{i}", i + 10) for i in range(9)])
+    assert by_key(streams) == before
+    rewrite(streams, 2)
+    send(streams, 2, *[(f"k{i}", i + 10) for i in range(9)])
+    assert by_key(streams) == before
+
+
+def test_markers_that_are_repeated_after_a_rewriting_add_nothing(streams: LakeStreams, clock: Clock) -> None:
+    filled(streams.lake, clock)
+    streams.append_markers("s", "v9", producer="m", sequence=1)
+    rewrite(streams, 3)
+    assert streams.append_markers("s", "v9", producer="m", sequence=1).duplicate
+    with pytest.raises(ProducerConflictError):
+        streams.append_markers("s", "v8", producer="m", sequence=1)
+
+
+def test_a_counter_that_begins_again_after_a_rewriting_is_refused(streams: LakeStreams, clock: Clock) -> None:
+    filled(streams.lake, clock)
+    rewrite(streams, 3)
+    before = by_key(streams)
+    with pytest.raises(ProducerConflictError) as refused:
+        send(streams, 1, ("k1", 1000))
+    assert refused.value.sequence == 1
     assert by_key(streams) == before
 
 

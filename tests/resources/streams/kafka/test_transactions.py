@@ -114,12 +114,21 @@ def test_other_contents_under_a_sequence_that_is_in_are_refused(
     assert keys(kafka, topic) == ALL
 
 
-def test_a_sequence_before_the_last_is_in_already(kafka: KafkaServer, system: KafkaStreams, topic: str) -> None:
+def test_a_sequence_before_the_last_is_refused_with_the_last(
+    kafka: KafkaServer, system: KafkaStreams, topic: str, spark: SparkSession
+) -> None:
     for sequence in (1, 2):
         system.append("s", RECORDS.slice(sequence, 1), producer="p", sequence=sequence)
-    result = system.append("s", RECORDS.slice(1, 1), producer="p", sequence=1)
-    assert result.duplicate
-    assert result.rows <= 1
+    frame = spark.createDataFrame(RECORDS.slice(3, 1))
+    for append in (
+        lambda: system.append("s", RECORDS.slice(3, 1), producer="p", sequence=1),
+        lambda: system.append("s", frame, producer="p", sequence=1),
+        lambda: system.append_markers("s", "v1", producer="p", sequence=1),
+        lambda: system.appended("s", "p", 1),
+    ):
+        with pytest.raises(ProducerConflictError) as refused:
+            append()
+        assert (refused.value.producer, refused.value.sequence, refused.value.newest) == ("p", 1, 2)
     assert keys(kafka, topic) == ["key 1", "key 2"]
 
 
