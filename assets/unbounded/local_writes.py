@@ -52,11 +52,15 @@ _TRIES = 20
 
 @dataclass(frozen=True, slots=True)
 class WritingBatch:
-    """Whose batch it is, its number, and the run that does it."""
+    """Whose batch it is, its number, and the run that does it.
+
+    One that is `cut` was begun with more records: where it is in the table already, it stays as it is.
+    """
 
     application: str
     number: int
     by: str
+    cut: bool = False
 
     def __str__(self) -> str:
         return f"batch {self.number} of application {self.application}"
@@ -217,7 +221,7 @@ class LocalWrites:
                 dataset=name,
                 application=self._batch.application,
             )
-        if written.sends != tuple(self._sends):
+        if written.sends != tuple(self._sends) and not self._batch.cut:
             raise ProducerConflictError(
                 f"local table {name!r} has {mine} already, and what it sends now is something else: "
                 f"{_told(written.sends)} then, {_told(self._sends)} now.",

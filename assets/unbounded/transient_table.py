@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.advance_report import Action
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
+_GIVE_UP = (
+    "Give the batch up (adjunct checkpoint abandon APPLICATION --reason …): the next one meets the table as it is then."
+)
 _HIDDEN = (POSITION, TOMBSTONE, OFFSET, PARTITION)
 
 
@@ -102,11 +105,12 @@ class TransientTable:
     def view_of(self, version: str, spark: Callable[[], SparkSession]) -> TransientVersion:
         """Return the view of this version, from the ranges that it names; the table goes on from there.
 
-        Raises OffsetOutOfRangeError where the stream does not hold them any more.
+        Where the stream does not hold them any more, that is the version of what is left, if the table is declared to
+        go on without what is lost; else OffsetOutOfRangeError is raised.
         """
         if self.view is not None and self.view.version == version:
             return self.view
-        source, ranges = self._source, ranges_of(self.spec.name, version)
+        source, ranges = self._source, dict(ranges_of(self.spec.name, version))
         if set(ranges) != set(source.ssps):
             raise DatasetError(
                 f"dataset {self.spec.name!r}: an open batch was begun with the offsets of "
@@ -116,27 +120,30 @@ class TransientTable:
                 dataset=self.spec.name,
             )
         oldest, upcoming = source.system.oldest(source.ssps), source.system.upcoming(source.ssps)
-        for ssp, (start, end) in ranges.items():
+        for ssp, (start, end) in [*ranges.items()]:
             if source.system.compare(end, upcoming[ssp]) > 0:
                 raise OffsetOutOfRangeError(
                     f"dataset {self.spec.name!r}: an open batch was begun with the offsets {start} to {end} of {ssp}, "
                     f"and the stream ends at {upcoming[ssp]}: the batch can't be run again as it was.",
-                    "The stream was deleted and made anew: run the application under a new name.",
+                    f"The stream was deleted and made anew, or has lost changes. {_GIVE_UP}",
                     dataset=self.spec.name,
                     stream=ssp.qualified_stream,
                     partition=ssp.partition,
                 )
-            if start != end and source.system.compare(start, oldest[ssp]) < 0:
+            if start == end or source.system.compare(start, oldest[ssp]) >= 0:
+                continue
+            if self.spec.bootstrap or self.spec.following.on_lost_offset == "fail":
                 raise OffsetOutOfRangeError(
                     f"dataset {self.spec.name!r}: an open batch was begun with the offsets {start} to {end} of {ssp}, "
                     f"and the oldest that the stream still holds is {oldest[ssp]}: the batch can't be run again as it "
                     "was.",
-                    "Deliver the lost changes again into a new stream and run the application under a new name. A "
-                    "longer retention of the stream, or persistent=True, keeps this from happening.",
+                    f"{_GIVE_UP} A longer retention of the stream, or persistent=True, keeps this from happening.",
                     dataset=self.spec.name,
                     stream=ssp.qualified_stream,
                     partition=ssp.partition,
                 )
+            left = oldest[ssp]
+            ranges[ssp] = (left, left if source.system.compare(end, left) < 0 else end)
         filled = {ssp: span for ssp, span in ranges.items() if span[0] != span[1]}
         before = self.view
         self.view = self._build(spark(), filled if filled and source.count(filled) else {}, ranges, None)

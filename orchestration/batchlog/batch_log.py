@@ -50,7 +50,8 @@ class Intent(StoredDocument):
     (their ids by partition) reads ranges of these only, and moves no checkpoint. `tasks` is how many read each record
     of a broadcast input; None where there is none. `reading` says which versions its records meet. `over_time` are, of
     bounded datasets that are joined by time, all versions that are met, by their ids. `waiting` are partitions with
-    `idle_after` that it leaves records of for a later batch: they are not idle.
+    `idle_after` that it leaves records of for a later batch: they are not idle. One that is `cut` was begun with more
+    records, which retention took before it had ended: outputs that have it already keep what they have.
     """
 
     batch: int
@@ -66,6 +67,7 @@ class Intent(StoredDocument):
     reading: VersionsMet = AS_OF
     over_time: dict[str, tuple[str, ...]] = Default(default_factory=dict)
     waiting: tuple[Partition, ...] = ()
+    cut: bool = False
 
     @property
     def met(self) -> dict[str, tuple[str, ...]]:

@@ -38,13 +38,13 @@ from dagster_adjunct.orchestration.step.next_batch.hold_versions import HeldBatc
 from dagster_adjunct.orchestration.step.next_batch.look_before_batch import look
 from dagster_adjunct.orchestration.step.next_batch.own_tables import tend_own_tables
 from dagster_adjunct.orchestration.step.next_batch.plan_batch import NothingToRead, plan_batch
-from dagster_adjunct.orchestration.step.next_batch.take_over_batch import take_over
+from dagster_adjunct.orchestration.step.next_batch.take_over_batch import lost_ranges, take_over
 from dagster_adjunct.orchestration.step.opened_step.batch_engine import BY_SPARK, BatchEngine
 from dagster_adjunct.orchestration.step.opened_step.opened_versions import OpenedVersions
 from dagster_adjunct.orchestration.step.opened_step.step_run import OpenedStep, StepRun
 from dagster_adjunct.orchestration.step.opened_step.version_leases import VersionLeases
 from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
-from dagster_adjunct.resources.errors import CommitConflictError, VersionDiscardedError
+from dagster_adjunct.resources.errors import CommitConflictError, OffsetOutOfRangeError, VersionDiscardedError
 from dagster_adjunct.resources.tables.credits.run_credits import RunCredits
 
 if TYPE_CHECKING:
@@ -79,7 +79,13 @@ def run_step(context: StepContext, engine: BatchEngine = BY_SPARK) -> StepReport
                         return settle(step, run, batch).report(context, caught_up=True)
                     opened = commit_intent(step, run, batch, began)
                     run = opened.run
-                    run = close_batch(step, run_outputs(step, opened))
+                    try:
+                        written = run_outputs(step, opened)
+                    except OffsetOutOfRangeError:
+                        if not lost_ranges(context, opened.intent):
+                            raise
+                        continue  # retention was faster: the batch is taken over as one that was left open
+                    run = close_batch(step, written)
                 return run.report(context, caught_up=False)
             except CommitConflictError as conflict:
                 if run.logged.commit is not begun.logged.commit or context.still_ours is None or attempt == _BEGINNINGS:

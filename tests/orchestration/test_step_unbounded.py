@@ -32,6 +32,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.streams.lake.segment_index import all_segments
 from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
 from tests.clocks import on_clock
 from tests.faulty_store import Fault, FaultyStore
@@ -367,6 +368,26 @@ def test_a_table_of_one_run_that_is_not_marked_goes_on_where_the_last_batch_ende
     world.send("trips", ("N1", 2), ("N2", 3))
     run(world, app)
     assert enriched(world) == [(1, 100), (2, None), (3, 200)]
+
+
+def test_an_open_batch_meets_what_retention_left_of_a_table_of_one_run(world: StepWorld) -> None:
+    app = enriching(planes(persistent=False, bootstrap=False))
+    world.send("planes", ("N1", 100))
+    world.send("planes", ("N2", 200))
+    world.send("trips", ("N1", 1), ("N2", 2))
+    with pytest.raises(Crash):
+        run(world, app, on_event=crash_at("outputs"))
+    assert enriched(world) == [(1, 100), (2, 200)]
+    newest = list(all_segments(world.streams.state("planes")[1], world.streams.pages_of("planes")))[-1]
+    world.streams.configure("planes", retention=Retention(max_bytes=newest.size), compaction=None)
+    world.streams.maintain("planes")
+    told: list[str] = []
+    run(world, app, on_event=lambda event: told.append(event.summary()))
+    assert [text for text in told if "retention has taken changes" in text]
+    assert enriched(world) == [(1, 100), (2, 200)], "what the output had stays"
+    world.send("trips", ("N1", 3), ("N2", 4))
+    run(world, app)
+    assert enriched(world) == [(1, 100), (2, 200), (3, None), (4, 200)]
 
 
 @pytest.mark.parametrize("broadcast", [False, True], ids=["partitioned", "broadcast"])

@@ -9,6 +9,7 @@ from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.batchlog.batch_log import Intent
     from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState, Replay, ResolvedStartpoint
     from dagster_adjunct.orchestration.operators.inputs.input import Input
     from dagster_adjunct.orchestration.startpoints.positions.input_positions import InputPositions
@@ -64,10 +65,69 @@ def check_positions(
     for replay, why in positions.stuck_replays:
         raise _no_replay(app, replay, why)
     return [
-        f"{ssp}: retention has passed {_whose(positions.startpoints.get(ssp))}offset {span.start}; the input goes on "
-        f"from {span.end}, the oldest left"
-        for ssp, span in sorted(positions.lost.items())
+        loss_in_words(ssp, span, _whose(positions.startpoints.get(ssp))) for ssp, span in sorted(positions.lost.items())
     ]
+
+
+def loss_in_words(ssp: SystemStreamPartition, span: OffsetRange, whose: str = "") -> str:
+    """Return what retention took of an input that goes on from the oldest offset left; `whose` precedes the offset."""
+    return f"{ssp}: retention has passed {whose}offset {span.start}; the input goes on from {span.end}, the oldest left"
+
+
+def check_open_batch(app: Application, intent: Intent, lost: Mapping[SystemStreamPartition, OffsetRange]) -> None:
+    """Raise OffsetOutOfRangeError where an open batch can't be ended with the records that are left.
+
+    Its inputs have to say so of what is `lost`; a bounded replay promises all of its records.
+    """
+    lost = {
+        ssp: span
+        for ssp, span in sorted(lost.items())
+        if intent.replays or app.inputs[ssp.qualified_stream].on_lost != "oldest"
+    }
+    if not lost:
+        return
+    first = next(iter(lost))
+    stream, give_up = first.qualified_stream, f"adjunct checkpoint abandon {app.name} --reason …"
+    there = {ssp: span for ssp, span in lost.items() if ssp.qualified_stream == stream}
+    which = f"{stream}.{','.join(str(ssp.partition) for ssp in there)}"
+    if intent.replays:
+        step = (
+            f"Give the batch up ({give_up}), then cancel the replay (adjunct startpoint clear MODULE:APP {which} "
+            "--reason …) and ask again from what is there."
+        )
+    else:
+        step = (
+            f'Declare on_lost="oldest" at the input stream: the next run then ends the batch with what is left, and '
+            f"counts what is lost. Or give the batch up ({give_up}) and accept the loss once: adjunct startpoint set "
+            f"MODULE:APP {which} --oldest --reason …. A startpoint alone changes nothing while the batch is open."
+        )
+    raise OffsetOutOfRangeError(
+        f"retention has passed batch {intent.batch} of application {app.name!r}, which is open, in {_spans(there)}: "
+        "the records in between are lost.",
+        step,
+        application=app.name,
+        stream=stream,
+        partition=first.partition,
+        offset=lost[first].start,
+        oldest=lost[first].end,
+    )
+
+
+def open_batch_past_the_end(
+    app: Application, batch: int, ssp: SystemStreamPartition, end: str, upcoming: str
+) -> OffsetOutOfRangeError:
+    """Return the refusal of an open batch that is to read offsets which its stream does not have yet, or any more."""
+    return OffsetOutOfRangeError(
+        f"{ssp}: batch {batch} of application {app.name!r}, which is open, reads up to offset {end}, and the stream "
+        f"ends before {upcoming}: it has lost records, or is another stream than it was.",
+        f"Restore the stream; or give the batch up (adjunct checkpoint abandon {app.name} --reason …), then say where "
+        f"to begin: adjunct startpoint set MODULE:APP {ssp} --oldest --reason ….",
+        stream=ssp.qualified_stream,
+        partition=ssp.partition,
+        offset=end,
+        application=app.name,
+        upcoming=upcoming,
+    )
 
 
 def _past_the_end(
@@ -95,9 +155,7 @@ def _lost_to_retention(
     """Return the refusal of what retention took, be it of the checkpoint or of somebody's startpoint."""
     of_startpoints = sorted(ssp for ssp in lost if ssp in startpoints)
     where = [ssp for ssp in sorted(lost) if ssp not in startpoints] or of_startpoints
-    spans = [f"{ssp} (at offset {lost[ssp].start}, the oldest left is {lost[ssp].end})" for ssp in where]
-    more = f" and {len(spans) - _SHOWN} more partitions" if len(spans) > _SHOWN else ""
-    shown, numbers = ", ".join(spans[:_SHOWN]) + more, ",".join(str(ssp.partition) for ssp in where)
+    shown, numbers = _spans({ssp: lost[ssp] for ssp in where}), ",".join(str(ssp.partition) for ssp in where)
     oldest = f"adjunct startpoint set MODULE:APP {source.stream}.{numbers} --oldest --reason …"
     if where == of_startpoints:
         whose = dict.fromkeys(_whose(startpoints[ssp]) for ssp in where[:_SHOWN])
@@ -116,6 +174,11 @@ def _lost_to_retention(
         application=app.name,
         stream=source.stream,
     )
+
+
+def _spans(lost: Mapping[SystemStreamPartition, OffsetRange]) -> str:
+    spans = [f"{ssp} (at offset {span.start}, the oldest left is {span.end})" for ssp, span in lost.items()]
+    return ", ".join(spans[:_SHOWN]) + (f" and {len(spans) - _SHOWN} more partitions" if len(spans) > _SHOWN else "")
 
 
 def _no_replay(app: Application, replay: Replay, why: str) -> OffsetOutOfRangeError:

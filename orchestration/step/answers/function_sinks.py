@@ -30,7 +30,8 @@ PLACE = "__place"
 @dataclass(frozen=True, slots=True)
 class SinkCall:
     """How the operator `operator` calls a function in a batch, and the columns of its results, if it has any. Errors
-    tell where in its `stream` the records begin, and no values of `sensitive` columns."""
+    tell where in its `stream` the records begin, and no values of `sensitive` columns. A batch that is `cut` has fewer
+    records than it was begun with."""
 
     operator: str
     function: SinkFunction
@@ -39,6 +40,7 @@ class SinkCall:
     returns: Schema | None = None
     stream: str | None = None
     sensitive: frozenset[str] = frozenset()
+    cut: bool = False
 
 
 def handed(frame: DataFrame, call: SinkCall) -> dict[str, int]:
@@ -61,7 +63,7 @@ def results(
     recorded = record.read(1)
     if recorded is not None:
         rows = frame.count()  # also what has been counted before it would be waited for in vain else
-        if rows != recorded.num_rows:
+        if rows != recorded.num_rows and not call.cut:
             raise PlanningError(
                 f"{call.operator}: this batch is run again with {rows} records, and had {recorded.num_rows} when the "
                 f"results of {called(call.function)} were recorded.",
@@ -69,7 +71,7 @@ def results(
                 "abandon.",
                 operator=call.operator,
             )
-        return recorded, {"rows": rows, "calls": 0}
+        return recorded, {"rows": recorded.num_rows, "calls": 0}
     before_call()
     answered = _called(frame, call).toArrow()
     calls = len({(place, number) for place, number in _calls(answered)})

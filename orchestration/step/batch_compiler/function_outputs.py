@@ -53,5 +53,12 @@ class FunctionOutputs:
     ) -> SinkCall:
         known = self.known
         return SinkCall(
-            operator, function, known.app.name, known.inputs.batch, returns, known.stream_of(operator), sensitive
+            operator,
+            function,
+            known.app.name,
+            known.inputs.batch,
+            returns,
+            known.stream_of(operator),
+            sensitive,
+            known.inputs.cut,
         )

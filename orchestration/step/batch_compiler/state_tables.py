@@ -116,7 +116,7 @@ class StateTables:
             app, inputs = self._context.app, self._inputs
             dataset = state_dataset(app.name, name, spec)
             pinned = inputs.states.get(dataset.name)
-            batch = WritingBatch(app.name, inputs.batch, self._context.run)
+            batch = WritingBatch(app.name, inputs.batch, self._context.run, inputs.cut)
             writer = BY_ONE_TASK if inputs.few else SPARK
             sealed = None if pinned is None else pinned.sealed
             writes = self._stack.enter_context(LocalWrites(self._context.lake, dataset, sealed, batch, writer))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.operators.columns.hidden_columns import UNSENT, tie_breakers
 from dagster_adjunct.orchestration.step.batch_records.refused_records import check_all_there
-from dagster_adjunct.orchestration.step.batch_records.sent_records import is_in, sent_schema
+from dagster_adjunct.orchestration.step.batch_records.sent_records import sent_before, sent_schema
 from dagster_adjunct.orchestration.step.record_times.record_positions import with_positions
 from dagster_adjunct.resources.names import split_stream_name
 
@@ -38,7 +38,11 @@ class StreamOutputs:
         create = partial(system.create, name, schema=sent_schema(frame), key=key, partitions=partitions)
         producer, batch = self.known.producers[operator], self.known.inputs.batch
         append = partial(self._append, operator, frame, stream)
-        if system.evolves and is_in(system, name, producer, batch):
+        cut = self.known.inputs.cut
+        sent = sent_before(system, name, producer, batch) if cut or system.evolves else None
+        if sent is not None and cut:
+            result = sent  # of all records that the batch was begun with
+        elif sent is not None:
             # Sent before the columns changed, maybe: they do not change for records that turn out to be others.
             result = append()
             create()
@@ -71,9 +75,7 @@ class StreamOutputs:
     ) -> None:
         """Append refused records, unless the batch has done so before: then none of these may be missing there."""
         system, name = self.known.system_of(stream), split_stream_name(stream)[1]
-        sent = None
-        if is_in(system, name, self.known.app.name, self.known.inputs.batch):
-            sent = system.appended(name, self.known.app.name, self.known.inputs.batch)
+        sent = sent_before(system, name, self.known.app.name, self.known.inputs.batch)
         if sent is None:
             self.send(operator, letters, stream, key=key, partitions=partitions)
             return

@@ -98,7 +98,7 @@ class LocalSends:
             view = self._inputs.views.get(table)
             pinned = view.sealed if isinstance(view, VersionReader) else None
             app, run = self._context.app, self._context.run
-            batch = WritingBatch(app.name, self._inputs.batch, run)
+            batch = WritingBatch(app.name, self._inputs.batch, run, self._inputs.cut)
             writer = BY_ONE_TASK if self._inputs.few else SPARK
             self._writes[table] = self._stack.enter_context(
                 LocalWrites(self._context.lake, app.dataset(table), pinned, batch, writer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.resources.errors import StreamNotFoundError
+from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.schema import Schema
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator
-    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+    from dagster_adjunct.resources.streams.interface.stream_system import AppendResult, StreamSystem
 
 
-def is_in(system: StreamSystem, stream: str, producer: str, batch: int) -> bool:
-    """Whether a stream has what this batch sends to it."""
+def sent_before(system: StreamSystem, stream: str, producer: str, batch: int) -> AppendResult | None:
+    """Return the result of what this batch has sent to a stream before, None where it has not."""
     try:
-        return system.appended(stream, producer, batch) is not None
-    except StreamNotFoundError:
-        return False
+        return system.appended(stream, producer, batch)
+    except (StreamNotFoundError, ConfigurationError):  # a system of the user's that can't tell, maybe
+        return None
 
 
 def sent_schema(frame: DataFrame) -> Schema:

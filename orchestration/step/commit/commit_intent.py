@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.state_table import begin_state
+from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
 from dagster_adjunct.orchestration.step.batch_records.few_records import are_few, are_interpreted, size_of
 from dagster_adjunct.orchestration.step.context.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
@@ -16,8 +18,8 @@ from dagster_adjunct.orchestration.step.progress.watermarks import begun_times
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
     from dagster_adjunct.orchestration.batchlog.batch_log import Intent
+    from dagster_adjunct.orchestration.step.context.step_context import StepContext
     from dagster_adjunct.orchestration.step.next_batch.hold_versions import HeldBatch
     from dagster_adjunct.orchestration.step.opened_step.step_run import OpenedStep, StepRun
     from dagster_adjunct.resources.schemas.schema import Schema
@@ -41,6 +43,7 @@ def commit_intent(step: OpenedStep, run: StepRun, batch: HeldBatch, began: float
     """
     context, intent, state = step.context, batch.intent, run.logged.state
     met = {name: step.versions.view(name, version, state) for name, version in intent.versions.items()}
+    intent = _with_what_is_left(context, intent, met)
     views = {name: view for name, view in met.items() if name not in step.states}
     states = {name: view for name, view in met.items() if isinstance(view, VersionReader) and name not in views}
     # Local tables are read with the columns and buckets that they are declared with, whatever is stored.
@@ -73,8 +76,26 @@ def commit_intent(step: OpenedStep, run: StepRun, batch: HeldBatch, began: float
         states=states,
         clock=intent.clock,
         times=begun_times(context.app, state, intent),
+        cut=intent.cut,
     )
     return OpenBatch(run, intent, inputs, records, {"intent": time.monotonic() - began})
+
+
+def _with_what_is_left(
+    context: StepContext, intent: Intent, met: Mapping[str, VersionReader | TransientVersion | None]
+) -> Intent:
+    """Return an open batch's intent with the tables of one run as they are left where retention has taken changes."""
+    left = {
+        name: view.version
+        for name, view in met.items()
+        if isinstance(view, TransientVersion) and view.version != intent.versions[name]
+    }
+    if not left:
+        return intent
+    for name, version in left.items():
+        text = f"dataset {name!r}: retention has taken changes that batch {intent.batch} had met; it meets {version}"
+        context.on_event(StepEvent("lost", intent.batch, {"text": text}))
+    return intent.model_copy(update={"versions": {**intent.versions, **left}, "cut": True})
 
 
 def _shape(view: VersionReader | TransientVersion | None) -> tuple[Schema, int | None] | None:

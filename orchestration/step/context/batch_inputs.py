@@ -30,6 +30,7 @@ class BatchInputs:
     have few rows, too, Spark's plans are `interpreted`. `reading` says which versions the records meet. `over_time` are
     all versions that joins by time meet of bounded datasets. `states` are the tables of state as the batch is begun
     with them, by dataset. `clock` is when the batch was begun, `times` how far its inputs had come by then.
+    Of a batch that is `cut` retention has taken records since it was begun: an output that has it keeps what it has.
     """
 
     batch: int
@@ -46,6 +47,7 @@ class BatchInputs:
     states: Mapping[str, VersionReader | None] = field(default_factory=dict)
     clock: datetime = datetime(1970, 1, 1, tzinfo=UTC)
     times: TimeState = field(default_factory=TimeState)
+    cut: bool = False
 
     def sources(self, application: str, stream: str) -> Sources | None:
         """Return what is read of a stream, as records say what they are made of; None where offsets are no numbers."""

@@ -306,6 +306,24 @@ def test_a_version_that_the_stream_does_not_hold_any_more_is_named(runs: Runs) -
         runs.start().view_of(str(runs.last), runs.world.spark)
 
 
+def test_a_version_of_which_changes_are_lost_is_met_as_it_is_left_where_that_is_declared(runs: Runs) -> None:
+    runs.spec = declared(bootstrap=False)
+    runs.send(a=1)
+    runs.send(b=2)
+    streams = runs.world.streams
+    ends = streams.upcoming(streams.partitions("table"))
+    runs.last = version_of({ssp: ("0", end) for ssp, end in ends.items()})
+    runs.drop_the_front()
+    table = runs.start()
+    view = table.view_of(str(runs.last), runs.world.spark)
+    assert view.version != runs.last
+    assert entries(runs.world, table) == {"b": 2}
+    runs.spec = declared(bootstrap=False, on_lost_offset="fail")
+    with pytest.raises(OffsetOutOfRangeError) as refused:
+        runs.start().view_of(str(runs.last), runs.world.spark)
+    assert "adjunct checkpoint abandon APPLICATION" in refused.value.next_step
+
+
 def test_a_version_of_another_stream_is_refused(runs: Runs) -> None:
     version = version_of({SystemStreamPartition("lake", "other", 0): ("0", "1")})
     with pytest.raises(DatasetError, match=r"begun with the offsets of lake\.other\.0, and its input is lake\.table"):
