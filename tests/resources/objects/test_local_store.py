@@ -67,7 +67,7 @@ _HOLD = """
 import sys, time
 from dagster_adjunct.resources.objects import LocalStore
 store = LocalStore(sys.argv[1])
-with store._temporary(b"half") as temporary, store._lock("CURRENT"):
+with store._temporary("x", b"half") as temporary, store._lock("CURRENT"):
     print("held", flush=True)
     time.sleep(60)
 """
