@@ -110,6 +110,35 @@ def test_random_changes_in_any_split_are_met_as_a_search_finds(world: StepWorld)
     assert met(world, "compacted") == {n: price for n, price in expected.items() if price is not None}
 
 
+@pytest.mark.parametrize("partitions", [2, None])
+def test_the_oldest_entry_is_met_where_a_history_begins_with_deletions(
+    world: StepWorld, partitions: int | None
+) -> None:
+    prices = unbounded_dataset(
+        "spread", input="lake.prices", key="item", partitions=partitions, history="all", valid_from="since"
+    )
+    changes: list[Change] = [("a", None, moment(5)), ("a", None, moment(6)), ("a", 7, moment(8)), ("a", 9, moment(20))]
+    changes += [("b", None, moment(5)), ("c", 1, moment(5)), ("c", None, moment(9)), ("d", None, moment(3))]
+    send_changes(world, changes)
+    advance(world, prices)
+    changes.append(("d", 4, moment(9)))
+    send_changes(world, changes[-1:])
+    advance(world, prices)
+    sales = [(n, item, moment(at)) for n, (item, at) in enumerate((i, a) for i in "abcdx" for a in (2, 4, 5, 7, 8, 21))]
+    world.send("sales", *sales, (99, "a", None))
+    expected: dict[int, int | None] = {99: None}
+    for number, item, at in sales:
+        begins = [since for name, _, since in changes if name == item]
+        entries = [(since, price) for name, price, since in changes if name == item and price is not None]
+        early = bool(entries) and at < min(begins)
+        expected[number] = min(entries)[1] if early else valid(changes, item, at)
+    for name in ("deltas", "compacted"):
+        counters = world.run(application(prices, name, before_history="oldest")).counters["join-2-spread"]
+        assert met(world, name) == expected
+        assert counters["before_history"] == 7
+        compact_dataset(world.lake, "spread", IN_PROCESS, by="test", level="major")
+
+
 def test_no_exchange_is_on_the_datasets_side_and_the_plan_tells_of_times(world: StepWorld) -> None:
     send_changes(world, [("a", 1, moment(1)), ("b", 2, moment(2))])
     advance(world, PRICES)

@@ -153,8 +153,9 @@ def test_as_of_joins_at_the_edges(step_world: StepWorld) -> None:
         if name == "oldest":
             for n, item, at in sales:
                 firsts = [since for one, since in rows if one == item]
-                if firsts and at is not None and at < min(firsts):
-                    told[n] = rows[item, min(firsts)]
+                entries = [since for (one, since), price in rows.items() if one == item and price is not None]
+                if entries and at is not None and at < min(firsts):
+                    told[n] = rows[item, min(entries)]
         assert {n: (sales[n], prices[n], told[n]) for n in told if prices[n] != told[n]} == {}
     app = Application("error")
     app.input_stream("lake.sales").join(

@@ -1,8 +1,9 @@
 """As-of join: records with the columns of the dataset entry that was valid at their own time.
 
-The dataset's side has, of each key, rows whose intervals do not overlap; the first one reaches back to the beginning of
-time. So a record meets one row of its key at most, by an equality on the key, which decides the bucket, and a
-comparison of times inside it; what it meets says whether it came before the history, or when its key was deleted.
+The dataset's side has, of each key, rows whose intervals do not overlap. One of them is met from before the first, too:
+that one, or where it is a deletion and the oldest entry is asked for, the first entry. So a record meets one row of its
+key at most, by an equality on the key, which decides the bucket, and a comparison of times inside it; what it meets
+says whether it came before the history, or when its key was deleted.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 TIMES = ("timestamp", "date")
 """The types that a time may have; a date is its midnight in UTC."""
 _FROM, _TO, _FIRST, _ENTRY = "__met_from", "__met_to", "__met_first", "__met_entry"
+_BEGINS = "__met_begins"
+"""When the history of the key begins, in the row that is met from before that; null in others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +103,15 @@ class AsOfJoin(Join):
         self._check_types(operator, types, over.schema)
         self._check_time(operator, types.get(self.as_of))
         keys = [f"__key_{index}" for index in range(len(self.on))]
-        met = self._met(frame, keys, over, broadcast=batch.app.dataset(self.dataset).broadcast)
+        met = self._met(frame, keys, over, batch.app.dataset(self.dataset))
         if self.before_history == "error" or self.on_null_time == "fail":
             met = batch.computed_once(operator, met)
             self._refuse(operator, met, batch)
         counted = batch.matched(operator, self.dataset, met)
         kept = counted.filter(MATCHED) if self.how == "inner" else counted
-        return kept.drop(*keys, _FROM, _TO, _FIRST, _ENTRY, BEFORE_HISTORY, NO_TIME, MATCHED)
+        return kept.drop(*keys, _FROM, _TO, _BEGINS, _ENTRY, BEFORE_HISTORY, NO_TIME, MATCHED)
 
-    def _met(self, frame: DataFrame, keys: Sequence[str], over: TimedRows, *, broadcast: bool) -> DataFrame:
+    def _met(self, frame: DataFrame, keys: Sequence[str], over: TimedRows, dataset: AdjunctDataset) -> DataFrame:
         """Return the records with the row that each meets, and with what is to be said of it.
 
         `__matched` is null where it is no entry. One join, whatever is to be told apart.
@@ -116,13 +119,13 @@ class AsOfJoin(Join):
         from pyspark.sql import functions as F
 
         added = self.selection(over.schema.names)
-        side = self._side(over, keys)
-        side = F.broadcast(side) if broadcast else side.hint("merge")
+        side = self._side(over, keys, scattered=not dataset.partition_by)
+        side = F.broadcast(side) if dataset.broadcast else side.hint("merge")
         stream = [frame[quoted(name)] for name, _ in self.on]
         same = reduce(and_, [mine == side[key] for mine, key in zip(stream, keys, strict=True)])
         at = frame[quoted(self.as_of)].cast("timestamp")
-        during = at.isNotNull() & (side[_FIRST] | (at >= side[_FROM])) & (side[_TO].isNull() | (at < side[_TO]))
-        joined = frame.join(side, same & during, "left")
+        during = (at >= side[_FROM]) & (side[_TO].isNull() | (at < side[_TO]))
+        joined = frame.join(side, same & (during | (at < side[_BEGINS])), "left")
         time, row = column(self.as_of).cast("timestamp"), F.col(_ENTRY)
         early = row.isNotNull() & (time < F.col(_FROM))
         entry = row & (F.lit(True) if self.before_history == "oldest" else ~early)
@@ -134,11 +137,12 @@ class AsOfJoin(Join):
             time.isNull().alias(NO_TIME),
         )
 
-    def _side(self, over: TimedRows, keys: Sequence[str]) -> DataFrame:
-        """Return the rows over time under names that no record has."""
+    def _side(self, over: TimedRows, keys: Sequence[str], *, scattered: bool) -> DataFrame:
+        """Return the rows over time under names that no record has; those of a key lie anywhere where `scattered`."""
+        from pyspark.sql import Window
         from pyspark.sql import functions as F
 
-        return over.frame.select(
+        side = over.frame.select(
             *[column(entry).alias(key) for (_, entry), key in zip(self.on, keys, strict=True)],
             *[column(chosen.column).alias(chosen.name) for chosen in self.selection(over.schema.names)],
             F.col(VALID_FROM).alias(_FROM),
@@ -146,6 +150,13 @@ class AsOfJoin(Join):
             F.col(FIRST).alias(_FIRST),
             (~F.col(TOMBSTONE)).alias(_ENTRY),
         )
+        begins = F.when(F.col(_FIRST), F.col(_FROM))
+        if self.before_history == "oldest":
+            side = side.coalesce(1) if scattered else side
+            of_key = Window.partitionBy(*keys)
+            met = F.coalesce(F.min(F.when(F.col(_ENTRY), F.col(_FROM))).over(of_key), F.min(_FROM).over(of_key))
+            begins = F.when(F.col(_FROM) == met, F.min(begins).over(of_key))
+        return side.withColumn(_BEGINS, begins).drop(_FIRST)
 
     def _pruned(self, row: Column, time: Column, over: TimedRows) -> Column:
         """Whether a record whose key has no rows is of a time whose rows were dropped, with those of its key maybe."""
