@@ -15,7 +15,9 @@ from dagster_adjunct.resources.declared_place import Place, is_ours
 from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError
 
 MASKED = "***"
-_LONGEST, _COLUMNS = 80, 20
+SHOWN = 80
+"""Characters of a value that an error shows."""
+_COLUMNS = 20
 _LINE = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
 _LIBRARIES = re.compile(r"(?:^|[/\\])(?:pyspark|py4j|pyarrow|pandas|numpy|cloudpickle)[/\\]")
 _PYTHONS_OWN = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
@@ -110,7 +112,7 @@ def told_record(record: Mapping[str, Any], sensitive: Collection[str] = ()) -> s
 def cut(text: str) -> str:
     """Return the first line of a text, at most 80 characters of it."""
     line = text.splitlines()[0] if text else ""
-    return line if len(line) <= _LONGEST and line == text else f"{line[: _LONGEST - 1]}…"
+    return line if len(line) <= SHOWN and line == text else f"{line[: SHOWN - 1]}…"
 
 
 def place_of(function: object) -> Place | None:

@@ -1,57 +1,180 @@
-"""Sums of wide decimals lose nothing, however windows were cut into batches: Spark itself would round them."""
+"""Sums and means of windows are exact, however their records are cut into batches and in whatever order they come."""
 
 from __future__ import annotations
 
+import datetime as dt
+import random
+from collections.abc import Iterator, Sequence
 from decimal import ROUND_HALF_UP, Decimal, localcontext
+from itertools import permutations
 from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_adjunct.windows import Mean, Sum
+from dagster_adjunct import Application
+from dagster_adjunct.resources.errors import DatasetError, OperatorFailedError
+from dagster_adjunct.windows import Mean, Session, Sum, Tumbling
+from tests.orchestration.step_world import StepWorld
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.spark
 
-@pytest.mark.spark
-@pytest.mark.parametrize("kind", ["decimal(38,18)", "decimal(28,10)", "decimal(20,2)", "decimal(38,0)"])
-@pytest.mark.parametrize("made", [Sum, Mean])
-def test_what_was_kept_and_what_is_new_are_added_without_rounding(
-    spark: SparkSession, made: type[Sum | Mean], kind: str
-) -> None:
+BATCHES = 3
+KINDS = (
+    *("decimal(38,0)", "decimal(38,1)", "decimal(38,18)", "decimal(38,20)", "decimal(38,21)", "decimal(38,37)"),
+    *("decimal(38,38)", "decimal(30,30)", "decimal(33,4)", "decimal(28,10)", "decimal(28,28)", "decimal(28,0)"),
+    *("decimal(27,5)", "decimal(24,22)", "decimal(20,2)", "decimal(5,2)", "bigint", "int", "tinyint"),
+)
+
+
+def digits_of(kind: str) -> tuple[int, int]:
+    """Return precision and scale of a decimal type, and of an integer that many digits."""
+    if not kind.startswith("decimal"):
+        return {"bigint": 19, "int": 10, "tinyint": 3}[kind], 0
+    precision, scale = kind[len("decimal(") : -1].split(",")
+    return int(precision), int(scale)
+
+
+def greatest(kind: str) -> Decimal:
+    """Return the greatest value of a type."""
+    precision, scale = digits_of(kind)
+    bits = {"bigint": 63, "int": 31, "tinyint": 7}.get(kind)
+    return Decimal(10**precision - 1).scaleb(-scale) if bits is None else Decimal(2**bits - 1)
+
+
+def drawn(chance: random.Random, kind: str) -> Decimal | None:
+    """Return a value of the type: often at its ends, and of any size."""
+    scale, most = digits_of(kind)[1], int(greatest(kind).scaleb(digits_of(kind)[1]))
+    amount = chance.choice([0, 1, most, most, most // 2, chance.randrange(most), chance.randrange(most) % 10**9])
+    return None if chance.random() < 0.1 else Decimal(chance.choice([-1, 1, 1]) * amount).scaleb(-scale)
+
+
+@pytest.fixture(autouse=True)
+def exact() -> Iterator[None]:
+    """Let Python round nothing."""
+    with localcontext(prec=100):
+        yield
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sums_and_means_do_not_depend_on_the_cut(spark: SparkSession, kind: str) -> None:
+    """Each case is some values, and the batch of each; batches are added as windows are, and merged as sessions are."""
     from pyspark.sql import functions as F
 
-    partial = made("d").partials("total", kind)[-1]
-    least = Decimal(1).scaleb(-int(kind.partition(",")[2].rstrip(")")))
-    frame = spark.createDataFrame([(Decimal(7), least)], f"old {partial.type}, new {partial.type}")
-    (row,) = frame.select(F.expr(partial.added.format("old", "new")).cast(partial.type).alias("sum")).collect()
-    assert row.sum == 7 + least
+    chance = random.Random(kind)
+    cases = [[drawn(chance, kind) for _ in range(chance.randrange(1, 8))] for _ in range(60)]
+    cases += [[greatest(kind), greatest(kind), -greatest(kind)], [-greatest(kind), -greatest(kind)], [None]]
+    rows = [(number, chance.randrange(BATCHES), value) for number, values in enumerate(cases) for value in values]
+    drawn_as = kind if kind.startswith("decimal") else "decimal(38,0)"
+    frame = spark.createDataFrame(rows, f"number int, batch int, d {drawn_as}").withColumn("d", F.col("d").cast(kind))
+    for made in (Sum("d"), Mean("d")):
+        partials, returns = made.partials("x", kind), str(made.returns_of(kind))
+        of_batch = frame.groupBy("number", "batch").agg(*[F.expr(p.made).alias(p.name) for p in partials]).cache()
+        assert [kept for _, kept in of_batch.dtypes[2:]] == [partial.type for partial in partials]
+        merged = of_batch.groupBy("number").agg(*[F.expr(p.merged).alias(p.name) for p in partials])
+        added, *others = (of_batch.where(F.col("batch") == batch).drop("batch") for batch in range(BATCHES))
+        for other in others:
+            sums = [F.expr(p.added.format(f"old.`{p.name}`", f"new.`{p.name}`")).alias(p.name) for p in partials]
+            added = added.alias("old").join(other.alias("new"), "number", "full").select("number", *sums)
+        for kept in (merged, added):
+            results = kept.select("number", F.expr(made.result("x", kind)).alias("x"))
+            assert results.dtypes[1] == ("x", returns)
+            found = dict(map(tuple, results.collect()))
+            wanted = {
+                number: rounded(made, [value for value in values if value is not None], returns)
+                for number, values in enumerate(cases)
+            }
+            assert found == wanted
 
 
-MEANS = {
-    "decimal(28,10)": ([Decimal(1), Decimal(2), Decimal(2)], 14),
-    "decimal(38,18)": ([Decimal("-1.000000000000000001"), Decimal(-2), Decimal(-2)], 22),
-    "decimal(38,0)": ([Decimal(10) ** 30, Decimal(10) ** 30, Decimal(1)], 4),
-    "decimal(20,2)": ([Decimal("123456789012345678.91"), Decimal("0.01"), Decimal("-0.03")], 6),
-    "decimal(38,21)": ([Decimal(1), Decimal(2), Decimal(2)], 25),
-    "decimal(38,30)": ([Decimal(1), Decimal(2), Decimal(2)], 30),
-    "decimal(24,22)": ([Decimal(1), Decimal(2), Decimal(2)], 26),
-    "decimal(5,2)": ([Decimal("0.01"), Decimal("0.01"), Decimal("0.03")], 6),
-}
+def rounded(made: Sum | Mean, values: Sequence[Decimal], returns: str) -> Decimal | float | int | None:
+    """Return what plain Python makes of the values; None where the type can't hold it."""
+    if not values:
+        return None
+    total = sum(values, Decimal(0))
+    if returns == "double":
+        return float(total) / len(values)
+    if returns == "bigint":
+        return int(total) if -(2**63) <= total < 2**63 else None
+    exact = total / len(values) if isinstance(made, Mean) else total
+    exact = exact.quantize(Decimal(1).scaleb(-digits_of(returns)[1]), ROUND_HALF_UP)
+    return exact if abs(exact) <= greatest(returns) else None
 
 
-@pytest.mark.spark
-@pytest.mark.parametrize("kind", MEANS)
-def test_a_mean_has_all_the_digits_that_it_declares(spark: SparkSession, kind: str) -> None:
-    from pyspark.sql import functions as F
+SECOND = dt.timedelta(seconds=1)
+T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 
-    values, scale = MEANS[kind]
-    mean = Mean("d")
-    count, total = mean.partials("mean", kind)
-    frame = spark.createDataFrame([(value,) for value in values], f"d {kind}")
-    kept = frame.agg(F.expr(count.made).alias(count.name), F.expr(total.made).alias(total.name))
-    made = kept.select(F.expr(mean.result("mean", kind)).alias("mean"))
-    assert made.dtypes == [("mean", mean.returns_of(kind))]
-    with localcontext(prec=80):
-        exact = (sum(values, Decimal(0)) / 3).quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP)
-    assert made.collect() == [(exact,)]
+
+def sums_app(**casts: str) -> Application:
+    """Return sums of n and d in windows of ten seconds, final, and in sessions, as updates; with these types."""
+    app = Application("sums")
+    amounts = app.input_stream("lake.amounts", default_offset="oldest", event_time="at")
+    if casts:
+        amounts = amounts.with_columns(**{name: f"cast({name} as {kind})" for name, kind in casts.items()})
+    made = {"n": Sum("n"), "d": Sum("d"), "mean": Mean("d")}
+    for name, window, results in (
+        ("final", Tumbling(10 * SECOND), "final"),
+        ("updates", Session(5 * SECOND), "updates"),
+    ):
+        windows = amounts.window(window, by="k", name=name, aggregates=made, results=results)  # type: ignore[arg-type]
+        windows.send_to(app.output_stream(f"lake.{name}", partitions=1, key="k"))
+    return app
+
+
+def test_a_sum_may_leave_its_type_and_come_back_in_any_batch(step_world: StepWorld) -> None:
+    step_world.stream("amounts", "k", 1, k="string", at="timestamp", n="bigint", d="decimal(38,38)")
+    amounts = [(2**62, Decimal("0.6")), (2**62, Decimal("0.6")), (-(2**62), Decimal("-0.6"))]
+    orders = {"".join(map(str, order)): [amounts[place] for place in order] for order in permutations(range(3))}
+    for batch in range(3):
+        rows = [(key, T0 + batch * SECOND, *order[batch]) for key, order in orders.items()]
+        step_world.send("amounts", *rows, ("z", T0 + batch * SECOND, None, Decimal(f"1E-{36 + batch}")))
+        step_world.run(sums_app())
+    step_world.send("amounts", ("end", T0 + 60 * SECOND, 1, Decimal(0)))
+    step_world.run(sums_app())
+    for name in ("final", "updates"):
+        closed = [row for row in step_world.rows(name) if name == "final" or row["final"]]
+        sums = {row["k"]: (row["n"], row["d"], row["mean"]) for row in closed}
+        assert len(closed) == len(sums)
+        small = Decimal("111E-38")
+        assert sums.pop("z") == (None, small, small / 3)
+        assert sums == dict.fromkeys(orders, (2**62, Decimal("0.6"), Decimal("0.2")))
+
+
+def test_sums_that_are_kept_in_other_units_are_not_gone_on_with(step_world: StepWorld) -> None:
+    step_world.stream("amounts", "k", 1, k="string", at="timestamp", d="decimal(38,10)")
+    step_world.send("amounts", ("a", T0, Decimal(1)))
+
+    def app(scale: int) -> Application:
+        made = Application("units")
+        amounts = made.input_stream("lake.amounts", default_offset="oldest", event_time="at")
+        cast = amounts.with_columns(d=f"cast(d as decimal(38,{scale}))")
+        windows = cast.window(Tumbling(10 * SECOND), by="k", name="w", aggregates={"sum": Sum("d")})
+        windows.select("k").send_to(made.output_stream("lake.keys", partitions=1, key="k"))
+        return made
+
+    step_world.run(app(10))
+    step_world.send("amounts", ("a", T0, Decimal(1)))
+    with pytest.raises(DatasetError) as caught:
+        step_world.run(app(5))
+    assert caught.value.dataset == "units-w"
+
+
+def test_a_sum_beyond_its_type_fails_the_batch_that_closes_it(step_world: StepWorld) -> None:
+    step_world.stream("amounts", "k", 1, k="string", at="timestamp", n="bigint", d="decimal(38,38)")
+    step_world.send("amounts", ("a", T0, 2**62, Decimal(0)), ("b", T0, 1, Decimal(0)))
+    step_world.run(sums_app())
+    step_world.send("amounts", ("a", T0 + SECOND, 2**62, Decimal(0)))
+    step_world.run(sums_app())
+    assert [row["n"] for row in step_world.rows("updates") if row["k"] == "a"] == [2**62, None], "not final"
+    step_world.send("amounts", ("end", T0 + 60 * SECOND, 1, Decimal(0)))
+    for _ in range(2):  # the batch stays open, and nothing is lost
+        with pytest.raises(OperatorFailedError) as caught:
+            step_world.run(sums_app())
+        assert caught.value.operator in ("window-2-final", "window-3-updates")
+        assert str(2**63) in caught.value.problem
+        assert "k = a" in caught.value.problem
+        assert "2026-01-01 00:00:00" in caught.value.problem
+    step_world.run(sums_app(n="decimal(20,0)"))
+    assert [(row["k"], row["n"]) for row in step_world.rows("final")] == [("a", 2**63), ("b", 1)]

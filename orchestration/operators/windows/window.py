@@ -171,7 +171,11 @@ class Window(Spec):
         state.write(kept_rows(rows, windows), lying=True)
         if windows.functions:
             rows = self._with_functions(operator, rows, counted, windows, batch)
-        return self._made(results_of(rows, windows, self.results), batch, batch.partitions_at(operator))
+        return self._made(
+            results_of(rows, windows, self.results, operator, batch.sensitive(operator)),
+            batch,
+            batch.partitions_at(operator),
+        )
 
     def _rows(
         self, operator: str, kept: DataFrame, counted: DataFrame, windows: Windows, batch: BatchContext
@@ -215,7 +219,7 @@ class Window(Spec):
 
     def _spec(self, windows: Windows, partitions: int) -> StateSpec:
         key = (*self.by, START)
-        return StateSpec(windows.schema, key, self.partition_by, partitions, EXPIRES, kept_for=self.summary())
+        return StateSpec(windows.schema, key, self.partition_by, partitions, EXPIRES, kept_for=self.summary() + windows.units)
 
     def _with_functions(
         self, operator: str, rows: DataFrame, counted: DataFrame, windows: Windows, batch: BatchContext

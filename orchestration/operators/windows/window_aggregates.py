@@ -6,12 +6,12 @@ and added to what was kept. All of it is Spark SQL as text. Nulls are left out, 
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from dagster_adjunct.orchestration.operators.windows.exact_sums import DECIMAL, ExactSum, Partial
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.quoted_columns import quoted
 from dagster_adjunct.resources.schemas.schema import Field
@@ -23,26 +23,9 @@ if TYPE_CHECKING:
 AggregateFunction: TypeAlias = "Callable[[Any], Any]"
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
 FLOATS = ("float", "double")
-_DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 _SET = "array<string>"
 # Digits behind the point up to which a mean has four more: with 13 before it, for the records, and its own, 38 in all.
 _DIVIDED_APART = 21
-
-
-@dataclass(frozen=True, slots=True)
-class Partial:
-    """One column of a window's row: of this type, made of records by the expression `made`.
-
-    `merged` makes one of those of several rows. `added` is one of two, which it calls {0} and {1}, and either of which
-    may be null. `ordered`: the last digits depend on the order of what is added, so it has to be the same each time.
-    """
-
-    name: str
-    type: str
-    made: str
-    merged: str
-    added: str
-    ordered: bool = False
 
 
 class Aggregation(ABC):
@@ -72,8 +55,12 @@ class Aggregation(ABC):
         return ()
 
     def result(self, name: str, kind: str) -> str:
-        """Return the value, of the partial values."""
+        """Return the value, of the partial values; null where its type can't hold it (`exact`)."""
         return quoted(name)
+
+    def exact(self, name: str, kind: str) -> str | None:
+        """Return the value in a type or text that holds it whole, where the type of the result may not."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +112,14 @@ class Sum(_OfColumn):
         return None if kind is None else _sum_type(kind)
 
     def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
-        return (_sum(f"{name}$sum", self.column, kind, _sum_type(kind)),)
+        return _sum(name, self.column, kind)
 
     def result(self, name: str, kind: str) -> str:
-        return quoted(f"{name}$sum")
+        exact = self.exact(name, kind)
+        return quoted(f"{name}$sum") if exact is None else f"try_cast({exact} as {_sum_type(kind)})"
+
+    def exact(self, name: str, kind: str) -> str | None:
+        return None if kind in FLOATS else ExactSum(name, kind).total()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,23 +170,33 @@ class Mean(_OfColumn):
     def returns_of(self, kind: str | None) -> str | None:
         if kind is None:
             return None
-        decimal = _DECIMAL.fullmatch(kind)
+        decimal = DECIMAL.fullmatch(kind)
         if decimal is None:
             return "double"
         return f"decimal({min(int(decimal[1]) + 4, 38)},{_scale_of_mean(int(decimal[1]), int(decimal[2]))})"
 
     def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
-        exact = "decimal(38,0)" if kind in INTEGERS else _sum_type(kind)
-        return _count(f"{name}$count", self.column), _sum(f"{name}$sum", self.column, kind, exact)
+        return _count(f"{name}$count", self.column), *_sum(name, self.column, kind)
 
     def result(self, name: str, kind: str) -> str:
-        total, number = quoted(f"{name}$sum"), quoted(f"{name}$count")
-        returns = str(self.returns_of(kind))
-        mean = f"cast({total if _DECIMAL.fullmatch(kind) else f'cast({total} as double)'} / {number} as {returns})"
-        decimal = _DECIMAL.fullmatch(_sum_type(kind))
-        if decimal is not None and int(decimal[2]) <= _DIVIDED_APART:
-            mean = _quotient(total, number, int(decimal[1]), int(decimal[2]), returns)
+        total, number, returns = quoted(f"{name}$sum"), quoted(f"{name}$count"), str(self.returns_of(kind))
+        decimal, exact = DECIMAL.fullmatch(kind), self.exact(name, kind)
+        if exact is not None:
+            return f"try_cast({exact} as {returns})"
+        if decimal is None:
+            mean = f"cast({total} as double) / {number}"
+        elif int(decimal[2]) > _DIVIDED_APART:
+            mean = f"cast(cast({total} as {_sum_type(kind)}) / {number} as {returns})"
+        else:
+            whole = f"cast({total} as {_sum_type(kind)})"
+            mean = _quotient(whole, number, int(decimal[1]), int(decimal[2]), returns)
         return f"case when {number} > 0 then {mean} end"
+
+    def exact(self, name: str, kind: str) -> str | None:
+        kept, decimal = ExactSum(name, kind), DECIMAL.fullmatch(kind)
+        if decimal is None or not kept.is_wide:
+            return None
+        return kept.mean(quoted(f"{name}$count"), _scale_of_mean(int(decimal[1]), int(decimal[2])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,12 +289,12 @@ class Aggregate(Aggregation):
 
 
 def _is_number(kind: str) -> bool:
-    return kind in INTEGERS or kind in FLOATS or _DECIMAL.fullmatch(kind) is not None
+    return kind in INTEGERS or kind in FLOATS or DECIMAL.fullmatch(kind) is not None
 
 
 def _sum_type(kind: str) -> str:
     """Return the type of a sum, as Spark's own."""
-    decimal = _DECIMAL.fullmatch(kind)
+    decimal = DECIMAL.fullmatch(kind)
     if decimal is not None:
         return f"decimal({min(int(decimal[1]) + 10, 38)},{decimal[2]})"
     return "double" if kind in FLOATS else "bigint"
@@ -313,11 +314,10 @@ def _quotient(total: str, number: str, precision: int, scale: int, returns: str)
     is divided apart from the rest, which is below the number of records.
     """
     rest = f"({total} % {number})"
-    whole = f"cast({total} - {rest} as decimal({precision - scale},0)) / {number}"
+    whole = f"cast({total} - {rest} as decimal({precision + 10 - scale},0)) / {number}"
     digits = 19 if scale + 4 <= 18 else 13  # of a number of records
     fraction = f"cast({rest} as decimal({digits + scale},{scale})) / {number}"
-    parts = [_as_addend(f"cast({part} as {returns})", returns) for part in (whole, fraction)]
-    return f"cast({' + '.join(parts)} as {returns})"
+    return f"cast(cast({whole} as {returns}) + cast({fraction} as {returns}) as {returns})"
 
 
 def _count(name: str, column: str | None) -> Partial:
@@ -325,22 +325,12 @@ def _count(name: str, column: str | None) -> Partial:
     return Partial(name, "bigint", f"count({counted})", f"sum({quoted(name)})", "coalesce({0}, 0L) + coalesce({1}, 0L)")
 
 
-def _sum(name: str, column: str, kind: str, total: str) -> Partial:
-    value = quoted(column)
-    if total.startswith("decimal") and kind in INTEGERS:
-        value = f"cast({value} as decimal(20,0))"
-    both = f"cast({_as_addend('{0}', total)} + {_as_addend('{1}', total)} as {total})"
-    either = f"case when {{0}} is null then {{1}} when {{1}} is null then {{0}} else {both} end"
-    made, merged = f"cast(sum({value}) as {total})", f"cast(sum({quoted(name)}) as {total})"
-    return Partial(name, total, made, merged, either, ordered=kind in FLOATS)
-
-
-def _as_addend(value: str, total: str) -> str:
-    """Return a value whose sum with another is not rounded: Spark takes a digit off that of decimals of 38 digits."""
-    decimal = _DECIMAL.fullmatch(total)
-    if decimal is None or int(decimal[1]) < 38 or int(decimal[2]) > 37:
-        return value
-    return f"cast({value} as decimal(37,{decimal[2]}))"
+def _sum(name: str, column: str, kind: str) -> tuple[Partial, ...]:
+    if kind not in FLOATS:
+        return ExactSum(name, kind).partials(column)
+    kept = quoted(f"{name}$sum")
+    either = "case when {0} is null then {1} when {1} is null then {0} else {0} + {1} end"
+    return (Partial(f"{name}$sum", "double", f"sum({quoted(column)})", f"sum({kept})", either, ordered=True),)
 
 
 def _values(text: str) -> str:

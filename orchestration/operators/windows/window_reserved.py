@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
+from dagster_adjunct.orchestration.operators.windows.exact_sums import WIDEST
 from dagster_adjunct.orchestration.operators.windows.window_aggregates import Aggregate, Aggregation
 from dagster_adjunct.orchestration.operators.windows.window_functions import KEPT_TIME, LIMIT
 from dagster_adjunct.orchestration.operators.windows.window_records import PLACE
@@ -24,7 +25,9 @@ def check_reserved(
 
     `names` are the columns of the records, which a function without `of` takes.
     """
-    partials = [partial.name for name, made in aggregates for partial in made.partials(name, "")]
+    partials = [
+        partial.name for name, made in aggregates for kind in ("", WIDEST) for partial in made.partials(name, kind)
+    ]
     _refuse(operator, "by=", by, {*_OF_RECORDS, *_OF_WINDOWS, *partials})
     own = [name for name in names if not name.startswith("__")]
     for name, made in aggregates:

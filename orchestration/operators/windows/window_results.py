@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from dagster_adjunct.orchestration.operators.columns.known_columns import FINAL
+from dagster_adjunct.orchestration.operators.windows.window_aggregates import Aggregate, Aggregation
 from dagster_adjunct.orchestration.operators.windows.window_kinds import Session
 from dagster_adjunct.orchestration.operators.windows.window_rows import (
     ABSORBED,
@@ -16,24 +17,62 @@ from dagster_adjunct.orchestration.operators.windows.window_rows import (
     TOUCHED,
     Windows,
 )
+from dagster_adjunct.resources.errors import OperatorFailedError
 from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.spark.spark_errors import refusal
 from dagster_adjunct.resources.streams.interface.stream_system import TOMBSTONE
+from dagster_adjunct.resources.user_code import MASKED, SHOWN
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+_WIDER = (
+    "Nothing is lost: the sum is kept whole. Let the values have a wider type, or fewer digits behind the point, "
+    'before they are added up: .with_columns(cents="cast(cents as decimal(20,0))"), say.'
+)
 Results: TypeAlias = Literal["final", "updates"]
 
 
-def results_of(rows: DataFrame, windows: Windows, results: Results) -> DataFrame:
-    """Return a result for each row, with TOMBSTONE; with updates FINAL and what sessions take back, too."""
+def results_of(
+    rows: DataFrame, windows: Windows, results: Results, operator: str, sensitive: Collection[str]
+) -> DataFrame:
+    """Return a result for each row, with TOMBSTONE; with updates FINAL and what sessions take back, too.
+
+    A sum that its type can't hold fails the batch that closes its window. In updates before that it is null: records
+    may come that bring it back.
+    """
     from pyspark.sql import functions as F
 
-    values = [F.col(START), F.col(END), *windows.results()]
+    masked = frozenset(name.lower() for name in sensitive)
+    values = [F.col(START), F.col(END)]
+    values += [_value(name, made, windows, operator, masked) for name, made in windows.aggregates]
     if results == "final":
         kept = [column(name) for name in windows.by]
         return rows.filter(CLOSING).select(*kept, *values, F.lit(False).alias(TOMBSTONE))
     return _with_taken_back(rows, windows, [*values, F.col(CLOSING).alias(FINAL)], (START,))
+
+
+def _value(name: str, made: Aggregation, windows: Windows, operator: str, masked: Collection[str]) -> Column:
+    from pyspark.sql import functions as F
+
+    if isinstance(made, Aggregate):
+        return column(name)
+    kind = windows.kind_of(made)
+    value, exact = F.expr(made.result(name, kind)), made.exact(name, kind)
+    if exact is None:
+        return value.alias(name)
+
+    def shown(source: str, part: Column) -> Column:
+        return F.lit(MASKED) if source.lower() in masked else F.substring(part.cast("string"), 1, SHOWN)
+
+    words = [F.lit(f"{operator}: {made.words()} as {name} is "), shown(made.columns[0], F.expr(exact))]
+    words.append(F.lit(f", which is no {made.returns_of(kind)}: in the window from "))
+    words += [F.col(START).cast("string"), F.lit(" to "), F.col(END).cast("string"), F.lit(" UTC of ")]
+    for place, key in enumerate(windows.by):
+        words += [F.lit(f"{', ' if place else ''}{key} = "), shown(key, column(key))]
+    refused = refusal(OperatorFailedError, F.concat(*words, F.lit(".")), _WIDER, operator=operator)
+    too_large = F.col(CLOSING) & value.isNull() & F.expr(exact).isNotNull()
+    return F.when(too_large, refused.cast(str(made.returns_of(kind)))).otherwise(value).alias(name)
 
 
 def kept_rows(rows: DataFrame, windows: Windows) -> DataFrame:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.windows.window_aggregates import Aggregate, Aggregation, Partial
+from dagster_adjunct.orchestration.operators.windows.exact_sums import ExactSum, Partial
+from dagster_adjunct.orchestration.operators.windows.window_aggregates import Aggregate, Aggregation, Mean, Sum
 from dagster_adjunct.orchestration.operators.windows.window_kinds import Kind, micros
 from dagster_adjunct.resources.schemas.quoted_columns import column, quoted
 from dagster_adjunct.resources.schemas.schema import Field, Schema
@@ -45,7 +46,7 @@ class Windows:
         )
         return (
             counted,
-            *(partial for name, made in self.aggregates for partial in made.partials(name, self._kind_of(made))),
+            *(partial for name, made in self.aggregates for partial in made.partials(name, self.kind_of(made))),
         )
 
     @property
@@ -72,16 +73,18 @@ class Windows:
         """Whether some value depends on the order in which records are added."""
         return any(partial.ordered for partial in self.partials)
 
-    def results(self) -> list[Column]:
-        """Return the values of the aggregates, of rows that have the columns of `schema` and of functions' results."""
-        from pyspark.sql import functions as F
-
-        return [
-            column(name) if isinstance(made, Aggregate) else F.expr(made.result(name, self._kind_of(made))).alias(name)
+    @property
+    def units(self) -> str:
+        """Return in words the units that sums of decimals are kept in; nothing for sums of integers."""
+        scales = {
+            name: ExactSum(name, self.kind_of(made)).scale
             for name, made in self.aggregates
-        ]
+            if isinstance(made, Sum | Mean)
+        }
+        return "".join(f"; {name} in units of 1E-{scale}" for name, scale in scales.items() if scale)
 
-    def _kind_of(self, made: Aggregation) -> str:
+    def kind_of(self, made: Aggregation) -> str:
+        """Return the type of the column that a value is made of; "" for records, or all of their columns."""
         return self.types[made.columns[0]] if made.columns else ""
 
 
