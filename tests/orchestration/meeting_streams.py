@@ -74,12 +74,14 @@ def expected(world: StepWorld, how: str, *, idle: bool = False) -> tuple[Counter
             for row, time, mark in zip(mine, times, behind, strict=True):
                 if row["__tombstone"]:
                     counts["tombstones"] += 1
-                elif mark is not None:
+                    continue
+                why = "null_times" if time is None else "null_keys" if row[key] is None else None
+                if why is None and mark is not None:
                     counts["late"] += 1
-                else:
-                    counts["null_times"] += time is None
-                    counts["null_keys"] += time is not None and row[key] is None
-                    rows.append((row[key], row["n"], time))
+                    continue
+                if why is not None:
+                    counts[why] += 1
+                rows.append((row[key], row["n"], time))
         sides.append(rows)
     end = None if None in marks else min(mark for mark in marks if mark is not None)
     return results_of(sides[0], sides[1], how, end), counts

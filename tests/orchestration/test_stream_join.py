@@ -18,8 +18,10 @@ from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
 from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard
 from dagster_adjunct.resources.errors import DatasetNotFoundError
 from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.windows import Count, Tumbling
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.orchestration.meeting_streams import KINDS, create, drawn, expected, joined_rows, meeting
+from tests.orchestration.seen_times import at
 from tests.orchestration.step_world import StepWorld
 
 pytestmark = pytest.mark.spark
@@ -123,6 +125,35 @@ def give_up(world: StepWorld, app: Application, stream: str) -> None:
     batch = world.state(app).batch + 1
     if stream not in world.streams.list_streams() or world.streams.appended(stream, app.name, batch) is None:
         BatchLog(world.lake, app.name).abandon(reason="test", by="test", skip=False)
+
+
+def test_what_is_late_behind_a_join_does_not_depend_on_the_cut(step_world: StepWorld) -> None:
+    create(step_world, 1)
+
+    def app(name: str) -> Application:
+        made = Application(name, auto_repartition=True)
+        options = {"default_offset": "oldest", "event_time": "ts"}
+        orders = made.input_stream("lake.orders", **options)  # type: ignore[arg-type]
+        payments = made.input_stream("lake.payments", **options)  # type: ignore[arg-type]
+        ten = timedelta(seconds=10)
+        joined = orders.join_stream(payments, on={"k": "order_key"}, within=ten, how="left", name="j", select=[])
+        for what, records, by in (("joined", joined, "n"), ("late", joined.late_records(), "why")):
+            windows = records.partition_by(by).window(Tumbling(ten), by=by, name=what, aggregates={"rows": Count()})
+            windows.send_to(made.output_stream(f"lake.{name}-{what}", partitions=1, key=by))
+        return made
+
+    step_world.send("payments", ("p", 1, at(300)))
+    rounds = ([("a", 1, at(0)), ("a", 2, at(100))], [(None, 3, at(97)), (None, 4, at(85)), ("a", 5, at(50))])
+    for orders in (*rounds, [("a", 6, at(300))]):
+        step_world.send("orders", *orders)
+        step_world.run(app("cut"))
+    counted = [step_world.run(app("whole")).counters, step_world.state(app("cut")).totals]
+    # The watermark was at 100 when 3, 4 and 5 came, and is 10 s less behind the join: only [90, 100) was still open.
+    for name, counts in zip(("whole", "cut"), counted, strict=True):
+        assert sorted(row["n"] for row in step_world.rows(f"{name}-joined")) == [1, 2, 3]
+        assert step_world.rows(f"{name}-late") == []
+        (joined,) = (of for operator, of in counts.items() if operator.startswith("stream-join"))
+        assert (joined["null_keys"], joined["late"]) == (2, 1)
 
 
 def test_streams_of_one_partition_meet(step_world: StepWorld) -> None:

@@ -381,3 +381,48 @@ def oracle(hits: Sequence[tuple[Any, ...]], delay: int, late: int) -> dict[str, 
             some = [v for v in values if v is not None]
             made[kind].append((k, begin, end, len(values), sum(some), max(some, default=0)))
     return made
+
+
+def test_what_nothing_can_hold_moves_no_watermark(step_world: StepWorld) -> None:
+    """Of the first record no sliding window begins in the year 1; of the third, windows would end in the year 10000."""
+    world = step_world
+    world.stream("hits", "k", 1, k="string", at="timestamp", v="bigint")
+    world.stream("others", "k", 1, k="string", at="timestamp", v="bigint")
+    first, last = dt.datetime.min.replace(tzinfo=dt.UTC), dt.datetime.max.replace(tzinfo=dt.UTC)
+    kept = [("a", second(0), 2), ("a", second(3), 8), ("b", second(4), 16)]
+
+    def app(name: str, most: int) -> Application:
+        made = Application(name, max_batch_records=most)
+        options: dict[str, Any] = {"default_offset": "oldest", "event_time": "at"}
+        hits = made.input_stream("lake.hits", **options)
+        sums = {"sum": Sum("v")}
+        windows = hits.window(Sliding(10 * SECOND, 7 * SECOND), by="k", name="w", aggregates=sums)
+        behind = windows.window(Tumbling(dt.timedelta(days=1)), by="k", name="days", aggregates={"sum": Sum("sum")})
+        joined = hits.join_stream(
+            made.input_stream("lake.others", **options),
+            on="k",
+            within=5 * SECOND,
+            how="full",
+            name="j",
+            select=["v as w"],
+        )
+        for what, records in (("windows", windows), ("days", behind), ("joined", joined)):
+            records.send_to(made.output_stream(f"lake.{name}-{what}", partitions=1, key="k"))
+        return made
+
+    world.send("others", ("a", last, 1), ("z", second(200_000), 1))
+    for row in [("a", first, 1), kept[0], ("a", last - 5 * SECOND, 4), *kept[1:], ("z", second(200_000), 32)]:
+        world.send("hits", row)
+    for name, most in (("whole", 100), ("cut", 2)):
+        world.run(app(name, most))
+        totals = world.state(app(name, most)).totals
+        null_times = {operator: counts["null_times"] for operator, counts in totals.items() if "null_times" in counts}
+        assert null_times == {"window-2-w": 2, "window-3-days": 0, "stream-join-5-j": 2}
+        rows = {(row["k"], row["window_start"], row["sum"]) for row in world.rows(f"{name}-windows")}
+        assert rows == {("a", second(-7), 2), ("a", second(0), 10), ("b", second(0), 16)}
+        rows = {(row["k"], row["window_start"], row["sum"]) for row in world.rows(f"{name}-days")}
+        assert rows == {("a", second(0), 12), ("b", second(0), 16)}
+        met = {(row["v"], row["w"]) for row in world.rows(f"{name}-joined") if row["k"] != "z"}
+        assert met == {(1, None), (2, None), (4, None), (8, None), (16, None), (None, 1)}, (
+            "what can't be kept comes at once"
+        )

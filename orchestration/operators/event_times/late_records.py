@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from dagster_adjunct.orchestration.operators.columns.hidden_columns import EVENT_TIME
-from dagster_adjunct.orchestration.operators.event_times.made_records import as_json, made_records, place_of
+from dagster_adjunct.orchestration.operators.columns.hidden_columns import BEHIND, EVENT_TIME
+from dagster_adjunct.orchestration.operators.event_times.made_records import as_json, held_back, made_records, place_of
 from dagster_adjunct.orchestration.operators.spec.operator_spec import Spec
 from dagster_adjunct.orchestration.operators.spec.planning_values import Flow
 from dagster_adjunct.orchestration.operators.spec.stream_facts import UNKNOWN
@@ -15,6 +15,8 @@ from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.quoted_columns import column
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from pyspark.sql import Column, DataFrame
 
     from dagster_adjunct.orchestration.operators.columns.known_columns import Types
@@ -54,17 +56,21 @@ class LateRecords(Spec):
         from pyspark.sql import functions as F
 
         return made_records(
-            batch.left_out(operator).select(*LATE, "__place", EVENT_TIME),
+            batch.left_out(operator).select(*LATE, "__place", EVENT_TIME, BEHIND),
             batch,
             by=(),
             partitions=1,
             ordinal=F.col("__place"),
             event_time=F.col(EVENT_TIME),
+            behind=F.col(BEHIND),
         )
 
 
-def as_late(frame: DataFrame, why: Column, side: str = "") -> DataFrame:
-    """Return records as they are handed to `BatchContext.leave_out`; `why` says why each was left out."""
+def as_late(frame: DataFrame, why: Column, holds_back: timedelta, side: str = "") -> DataFrame:
+    """Return records as they are handed to `BatchContext.leave_out`; `why` says why each was left out.
+
+    `holds_back` is by how much the operator that leaves them out holds watermarks back.
+    """
     from pyspark.sql import functions as F
 
     own = [column(name) for name in frame.columns if not name.startswith("__")]
@@ -75,6 +81,7 @@ def as_late(frame: DataFrame, why: Column, side: str = "") -> DataFrame:
         as_json(own).alias("record"),
         F.concat_ws("/", F.lit(side), place_of(frame)).alias("__place"),
         F.col(EVENT_TIME),
+        held_back(F.col(BEHIND), F.unix_micros(EVENT_TIME), holds_back).alias(BEHIND),
     )
 
 

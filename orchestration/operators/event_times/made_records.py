@@ -7,6 +7,7 @@ by its key, and a text by which all records of a batch have an order, the same h
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.columns.hidden_columns import (
@@ -34,12 +35,19 @@ _AS_IT_IS = {
 
 
 def made_records(
-    frame: DataFrame, batch: BatchContext, *, by: Sequence[str], partitions: int, ordinal: Column, event_time: Column
+    frame: DataFrame,
+    batch: BatchContext,
+    *,
+    by: Sequence[str],
+    partitions: int,
+    ordinal: Column,
+    event_time: Column,
+    behind: Column | None = None,
 ) -> DataFrame:
     """Return the rows as records of this batch: with their own columns, and the hidden ones of made records.
 
     `by` is the columns that choose the partition, `ordinal` a text that is another one for each row of a batch. Of rows
-    with TOMBSTONE it is kept.
+    with TOMBSTONE it is kept. `behind` is the watermark that a row is behind (`held_back`), null for others.
     """
     from pyspark.sql import functions as F
 
@@ -54,8 +62,19 @@ def made_records(
         F.lit(0).cast("int").alias(EPOCH),
         ordinal.alias(ORDINAL),
         event_time.cast("timestamp").alias(EVENT_TIME),
-        F.lit(None).cast("timestamp").alias(BEHIND),
+        (F.lit(None) if behind is None else behind).cast("timestamp").alias(BEHIND),
     )
+
+
+def held_back(behind: Column, micros: Column, by: timedelta) -> Column:
+    """Return the watermark that a record is behind once an operator holds watermarks back by so much; null for none.
+
+    An operator after that judges the record by it, whenever it arrives: how far batches have come says nothing.
+    """
+    from pyspark.sql import functions as F
+
+    mark = F.unix_micros(behind) - F.lit(by // timedelta(microseconds=1))
+    return F.when(micros < mark, F.timestamp_micros(mark))
 
 
 def as_json(columns: Sequence[Column]) -> Column:

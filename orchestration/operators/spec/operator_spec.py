@@ -211,6 +211,16 @@ class Spec(ABC):
         return timedelta(0)
 
     @property
+    def reaches(self) -> timedelta:
+        """How much later than a record that arrives what is made of it may be."""
+        return timedelta(0)
+
+    @property
+    def keeps_for(self) -> timedelta:
+        """For how long after its time a record may be needed: no time may lie beyond the year 9999."""
+        return timedelta(0)
+
+    @property
     def writes_aside(self) -> bool:
         """Whether records are written, and those that arrived go on, from where they lay."""
         return self.writes is not None and self.role is None

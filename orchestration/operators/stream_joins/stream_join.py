@@ -11,7 +11,7 @@ from dagster_adjunct.assets.unbounded.state_spec import StateSpec
 from dagster_adjunct.orchestration.operators.columns.kept_columns import check_kept
 from dagster_adjunct.orchestration.operators.columns.known_columns import Columns, Types, check_names, require
 from dagster_adjunct.orchestration.operators.event_times.late_records import as_late
-from dagster_adjunct.orchestration.operators.event_times.made_records import made_records
+from dagster_adjunct.orchestration.operators.event_times.made_records import held_back, made_records
 from dagster_adjunct.orchestration.operators.joins.join_arguments import Selected
 from dagster_adjunct.orchestration.operators.spec.operator_spec import Spec
 from dagster_adjunct.orchestration.operators.spec.planning_values import ComparedColumn, Flow, Requirement, agreed
@@ -24,6 +24,7 @@ from dagster_adjunct.orchestration.operators.stream_joins.stream_join_rows impor
     FIRST,
     KIND,
     LATE,
+    LIMIT,
     NULL_KEY,
     NULL_TIME,
     READ_AGAIN,
@@ -106,6 +107,10 @@ class StreamJoin(Spec):
         """A row that has met nothing comes out when its last partner's time has passed."""
         left = self.after if self._outer("left") else timedelta(0)
         return max(left, self.before if self._outer("right") else timedelta(0))
+
+    @property
+    def keeps_for(self) -> timedelta:
+        return self.before + self.after + _MICROSECOND
 
     def summary(self) -> str:
         on = ", ".join(left if left == right else f"{left} = {right}" for left, right in self.on)
@@ -233,13 +238,13 @@ class StreamJoin(Spec):
         """Return the judged records of one side; what is left out is handed over where somebody wants it."""
         from pyspark.sql import functions as F
 
-        frame = judged(frame, side, watermarks)
+        frame = judged(frame, side, watermarks, self.keeps_for // _MICROSECOND)
         late = batch.late_wanted(operator)
         if side.outer or late:  # they are read more than once
             frame = batch.computed_once(operator, frame)
         if late:
             gone = frame.where(F.col(WHY).isin(LATE, *(() if side.outer else APART)))
-            batch.leave_out(operator, as_late(gone, F.col(WHY), side.name))
+            batch.leave_out(operator, as_late(gone, F.col(WHY), self.holds_back, side.name))
         return frame
 
     def _kept(
@@ -290,6 +295,7 @@ class StreamJoin(Spec):
             partitions=partitions,
             ordinal=F.concat_ws("|", F.col(KIND), F.col(FIRST), F.col(SECOND)),
             event_time=F.timestamp_micros(F.col(TIME)),
+            behind=held_back(F.col(LIMIT), F.col(TIME), self.holds_back),
         )
         lying = batch.lying_by(operator)
         if not lying:

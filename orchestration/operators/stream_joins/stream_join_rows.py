@@ -13,6 +13,7 @@ from operator import and_
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.columns.hidden_columns import AGAIN, BEHIND, EVENT_TIME
+from dagster_adjunct.orchestration.operators.event_times.event_time import LAST
 from dagster_adjunct.orchestration.operators.event_times.made_records import place_in, place_of
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.streams.interface.stream_system import TOMBSTONE
@@ -34,6 +35,8 @@ RECORD, AT, EXPIRES = "record$", "at$", "expires$"
 NEW = "__new"
 KIND, FIRST, SECOND, TIME = "__kind", "__first", "__second", "__time"
 """Of a result: "both", "left" or "right"; the records that it is made of; its event time, in microseconds."""
+LIMIT = "__limit"
+"""The watermark that a result is behind: that of a record that has met nothing, and came late."""
 BOTH = "both"
 _SPAN = "__span"
 
@@ -67,24 +70,25 @@ class Side:
     ahead: int
 
 
-def judged(frame: DataFrame, side: Side, watermarks: Watermarks) -> DataFrame:
-    """Return the records with WHY they are not kept.
+def judged(frame: DataFrame, side: Side, watermarks: Watermarks, keeps_for: int) -> DataFrame:
+    """Return the records with WHY they are not kept; `keeps_for` microseconds must not lead out of the year 9999.
 
     A record's own partition decides whether it is late, up to the record alone: however batches were cut, it is the
     same. The watermark that the batch began with is above that only where idle partitions were not waited for.
     """
     from pyspark.sql import functions as F
 
+    time = F.unix_micros(EVENT_TIME)
     late = F.col(BEHIND).isNotNull()
     if watermarks.before is not None:
-        late = late | (F.unix_micros(EVENT_TIME) < F.lit(microseconds(watermarks.before)))
+        late = late | (time < F.lit(microseconds(watermarks.before)))
     no_key = reduce(lambda one, other: one | other, [column(name).isNull() for name in side.keys])
     reasons = [(F.col(AGAIN), READ_AGAIN)] if AGAIN in frame.columns else []
     reasons += [
         (F.col(TOMBSTONE), DELETED),
-        (F.col(EVENT_TIME).isNull(), NULL_TIME),
-        (late, LATE),
+        (time.isNull() | (time > LAST - keeps_for), NULL_TIME),
         (no_key, NULL_KEY),
+        (late, LATE),
     ]
     return frame.withColumn(WHY, F.coalesce(*[F.when(condition, F.lit(why)) for condition, why in reasons]))
 
@@ -113,6 +117,7 @@ def apart_rows(frame: DataFrame, side: Side) -> DataFrame:
         place_of(frame).alias(FIRST),
         F.lit("apart").alias(SECOND),
         F.unix_micros(EVENT_TIME).alias(TIME),
+        F.col(BEHIND).alias(LIMIT),
     )
 
 
@@ -192,7 +197,8 @@ def as_results(
             key_value = value(right, keys[name], types[0][name]) if other else value(left, name, types[0][name])
             columns.append(key_value.alias(name))
         columns += [value(right, selected.column, types[1][selected.column]).alias(selected.name) for selected in added]
-        results.append(part.select(*columns, *[F.col(name) for name in (KIND, FIRST, SECOND, TIME)]))
+        limit = F.col(LIMIT) if LIMIT in there else F.lit(None).cast("timestamp").alias(LIMIT)
+        results.append(part.select(*columns, *[F.col(name) for name in (KIND, FIRST, SECOND, TIME)], limit))
     return reduce(lambda one, other: one.unionByName(other), results)
 
 

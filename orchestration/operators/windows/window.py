@@ -18,7 +18,7 @@ from dagster_adjunct.orchestration.operators.windows import window_functions as 
 from dagster_adjunct.orchestration.operators.windows import window_records as records
 from dagster_adjunct.orchestration.operators.windows.window_aggregates import Aggregate, Aggregation
 from dagster_adjunct.orchestration.operators.windows.window_fixed import fixed_windows
-from dagster_adjunct.orchestration.operators.windows.window_kinds import Kind, Session
+from dagster_adjunct.orchestration.operators.windows.window_kinds import Kind, Session, longest
 from dagster_adjunct.orchestration.operators.windows.window_reserved import check_reserved
 from dagster_adjunct.orchestration.operators.windows.window_results import Results, kept_rows, results_of
 from dagster_adjunct.orchestration.operators.windows.window_rows import CLOSING, END, EXPIRES, START, TOUCHED, Windows
@@ -70,6 +70,14 @@ class Window(Spec):
     @property
     def holds_back(self) -> timedelta:
         return self.allowed_lateness
+
+    @property
+    def reaches(self) -> timedelta:
+        return longest(self.windows)
+
+    @property
+    def keeps_for(self) -> timedelta:
+        return longest(self.windows) + self.allowed_lateness
 
     @property
     def takes_partition_by(self) -> bool:
@@ -214,12 +222,14 @@ class Window(Spec):
             judged = batch.computed_once(operator, judged)
         if wanted:
             why = F.col(records.WHY)
-            batch.leave_out(operator, as_late(judged.filter(why.isin(*records.ASIDE)), why))
+            batch.leave_out(operator, as_late(judged.filter(why.isin(*records.ASIDE)), why, self.holds_back))
         return records.counted(judged, batch)
 
     def _spec(self, windows: Windows, partitions: int) -> StateSpec:
         key = (*self.by, START)
-        return StateSpec(windows.schema, key, self.partition_by, partitions, EXPIRES, kept_for=self.summary() + windows.units)
+        return StateSpec(
+            windows.schema, key, self.partition_by, partitions, EXPIRES, kept_for=self.summary() + windows.units
+        )
 
     def _with_functions(
         self, operator: str, rows: DataFrame, counted: DataFrame, windows: Windows, batch: BatchContext

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.columns.hidden_columns import AGAIN, BEHIND, EVENT_TIME
-from dagster_adjunct.orchestration.operators.event_times.event_time import LAST
+from dagster_adjunct.orchestration.operators.event_times.event_time import FIRST, LAST
 from dagster_adjunct.orchestration.operators.event_times.made_records import place_in
 from dagster_adjunct.orchestration.operators.windows.window_kinds import Session, longest, micros
 from dagster_adjunct.orchestration.operators.windows.window_rows import TIME, Windows, micros_of
@@ -50,6 +50,7 @@ def judged(frame: DataFrame, windows: Windows, before: datetime | None) -> DataF
     else:
         size = micros(windows.kind.size) + lateness
         frame = with_starts(frame, windows)
+        frame = frame.withColumn(TIME, F.when(F.col(_FIRST) >= FIRST, F.col(TIME)))
         late = F.col(_LAST) + size <= F.col(_LIMIT)
         partly = ~late & (F.col(_FIRST) + size <= F.col(_LIMIT))
     reasons = [(F.col(AGAIN), READ_AGAIN)] if AGAIN in frame.columns else []
@@ -57,8 +58,8 @@ def judged(frame: DataFrame, windows: Windows, before: datetime | None) -> DataF
     for name in windows.by:
         null_key = null_key | column(name).isNull()
     reasons += [(F.col(TOMBSTONE), DELETED), (F.col(TIME).isNull(), NULL_TIME), (null_key, NULL_KEY), (late, LATE)]
-    cases = [F.when(condition, F.lit(why)) for condition, why in reasons]
-    return frame.withColumns({WHY: F.coalesce(*cases), PARTLY: F.coalesce(partly, F.lit(False))})
+    why = F.coalesce(*[F.when(condition, F.lit(reason)) for condition, reason in reasons])
+    return frame.withColumns({WHY: why, PARTLY: why.isNull() & F.coalesce(partly, F.lit(False))})
 
 
 def _countable(time: Column, windows: Windows) -> Column:

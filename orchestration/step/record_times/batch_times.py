@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.columns.hidden_columns import AGAIN, BEHIND, EVENT_TIME
+from dagster_adjunct.orchestration.operators.event_times.event_time import LAST
 from dagster_adjunct.orchestration.operators.spec.compiling import Watermarks
+from dagster_adjunct.orchestration.operators.spec.watermark_inputs import needed_for
 from dagster_adjunct.orchestration.step.progress.watermarks import Measured, event_times, moved_times
 from dagster_adjunct.orchestration.step.record_times import records_behind
 from dagster_adjunct.orchestration.step.record_times.record_positions import with_epochs
@@ -20,8 +23,6 @@ from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PA
 from dagster_adjunct.resources.times import microseconds
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
     from pyspark.sql import Column, DataFrame
 
     from dagster_adjunct.orchestration.batchlog.stored_times import PartitionTimes, TimeState
@@ -170,6 +171,8 @@ class BatchTimes:
         records = self._records(stream)
         stood = {ssp.partition: _stood(times) for ssp, times in self._stood(stream).items()}
         delay = _micros(declared.delay)
+        # What would be needed beyond all times moves no watermark: operators leave it out, as they do what has no time.
+        latest = LAST - _micros(needed_for(self._context.app.operators).get(stream, timedelta(0)))
         in_tasks = None
         name, system = declared.column_name(dict(records.dtypes)), self._context.systems[split_stream_name(stream)[0]]
         if name is not None and system.numbered_offsets:
@@ -179,11 +182,13 @@ class BatchTimes:
             if unread is None:
                 pass  # records of before lie between: Spark leaves them out
             elif self._inputs.few and offsets <= records_behind.AT_ONCE and system.reads_arrow:
-                return look_at_each(times_of(system.read_arrow(unread, columns), name), stood, delay)
+                return look_at_each(times_of(system.read_arrow(unread, columns), name, latest), stood, delay)
             elif system.reads_in_tasks:
-                in_tasks = TimesInTasks(system.task_reads(unread, columns), [ssp.partition for ssp in unread], name)
-        time = F.unix_micros(declared.column(f"input {stream}", records)).alias(TIME)
-        times = records.where(~self._again(stream)).select(PARTITION, OFFSET, time)
+                numbers = [ssp.partition for ssp in unread]
+                in_tasks = TimesInTasks(system.task_reads(unread, columns), numbers, name, latest)
+        time = F.unix_micros(declared.column(f"input {stream}", records))
+        counting = F.when(time <= latest, time).alias(TIME)
+        times = records.where(~self._again(stream)).select(PARTITION, OFFSET, counting)
         return lateness(times, stood, delay, offsets=offsets, in_tasks=in_tasks)
 
     def _unread(self, stream: str) -> dict[SystemStreamPartition, OffsetRange] | None:

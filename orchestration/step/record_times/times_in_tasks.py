@@ -22,11 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TimesInTasks:
-    """Reads the records of some partitions by `reads`, whose event time is the column `name`; see `TaskReads`."""
+    """Reads the records of some partitions by `reads`, whose event time is the column `name`; see `TaskReads`.
+
+    Times after `latest` count as none.
+    """
 
     reads: Callable[[int], Iterator[pa.Table]]
     partitions: Sequence[int]
     name: str
+    latest: int = LAST
 
     def blocks(self, spark: SparkSession, look: BlocksOfTimes) -> DataFrame:
         """Return rows of BLOCKS, made by a task for each partition."""
@@ -34,9 +38,9 @@ class TimesInTasks:
         return spark.range(0, len(self.partitions), 1, tasks).mapInArrow(_Task(self, look), BLOCKS)
 
     def of(self, partition: int) -> Iterator[pa.RecordBatch]:
-        """Yield (partition, offset, time) of a partition's records: microseconds, null outside the years 1 to 9999."""
+        """Yield (partition, offset, time) of a partition's records: microseconds, null for those that count as none."""
         for records in self.reads(partition):
-            yield from times_of(records, self.name).combine_chunks().to_batches()
+            yield from times_of(records, self.name, self.latest).combine_chunks().to_batches()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +54,14 @@ class _Task:
                 yield from self.look(self.times.of(self.times.partitions[place]))
 
 
-def times_of(records: pa.Table, name: str) -> pa.Table:
-    """Return PARTITION, OFFSET and TIME of these records, whose event time is the column `name`."""
+def times_of(records: pa.Table, name: str, latest: int = LAST) -> pa.Table:
+    """Return PARTITION, OFFSET and TIME of these records, whose event time is the column `name`.
+
+    Times before the year 1, and after `latest`, count as none.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
     time = records[name].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
-    time = pc.if_else(pc.and_(pc.greater_equal(time, FIRST), pc.less_equal(time, LAST)), time, None)
+    time = pc.if_else(pc.and_(pc.greater_equal(time, FIRST), pc.less_equal(time, latest)), time, None)
     return pa.table({PARTITION: records[PARTITION], OFFSET: records[OFFSET], TIME: time})
