@@ -110,13 +110,9 @@ def test_random_changes_in_any_split_are_met_as_a_search_finds(world: StepWorld)
     assert met(world, "compacted") == {n: price for n, price in expected.items() if price is not None}
 
 
-@pytest.mark.parametrize("partitions", [2, None])
-def test_the_oldest_entry_is_met_where_a_history_begins_with_deletions(
-    world: StepWorld, partitions: int | None
-) -> None:
-    prices = unbounded_dataset(
-        "spread", input="lake.prices", key="item", partitions=partitions, history="all", valid_from="since"
-    )
+@pytest.mark.parametrize("lying", [{"partitions": 2}, {"broadcast": True}])
+def test_the_oldest_entry_is_met_where_a_history_begins_with_deletions(world: StepWorld, lying: dict[str, Any]) -> None:
+    prices = unbounded_dataset("spread", input="lake.prices", key="item", history="all", valid_from="since", **lying)
     changes: list[Change] = [("a", None, moment(5)), ("a", None, moment(6)), ("a", 7, moment(8)), ("a", 9, moment(20))]
     changes += [("b", None, moment(5)), ("c", 1, moment(5)), ("c", None, moment(9)), ("d", None, moment(3))]
     send_changes(world, changes)

@@ -15,7 +15,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, Intent, Range
 from dagster_adjunct.orchestration.batchlog.stored_times import PartitionTimes, TimeState
 from dagster_adjunct.orchestration.operators.spec.stream_facts import SPARK, StreamFacts
-from dagster_adjunct.orchestration.operators.spec.watermark_inputs import watermark_inputs
+from dagster_adjunct.orchestration.operators.spec.watermark_inputs import needed_for, watermark_inputs
 from dagster_adjunct.orchestration.planner import plan
 from dagster_adjunct.orchestration.step.progress.time_progress import input_times, waited_for
 from dagster_adjunct.orchestration.step.progress.watermarks import begun_times, moved_times, operator_watermark
@@ -24,6 +24,7 @@ from dagster_adjunct.orchestration.step.record_times.running_times import Stood
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.times import microseconds
+from dagster_adjunct.windows import Count, Session, Tumbling
 from tests.orchestration.seen_times import Seen, at, watermarks_in_order
 
 SECOND = timedelta(seconds=1)
@@ -172,6 +173,19 @@ def test_what_operators_hold_back_adds_up_along_the_longest_way() -> None:
     }
     times = state_of({0: partition(0, 100)})
     assert operator_watermark(app, times, "third", at(0)) == at(93)
+
+
+def test_how_long_records_are_needed_adds_up_along_the_longest_way() -> None:
+    app = Application("deep")
+    clicks, other = (app.input_stream(f"lake.{name}", event_time="ts") for name in ("clicks", "other"))
+    late, made = {"allowed_lateness": 3 * SECOND}, {"n": Count()}
+    days = clicks.window(Tumbling(10 * SECOND), by="k", name="w", aggregates=made).window(
+        Session(5 * SECOND), by="k", name="behind", aggregates=made, **late
+    )
+    days.join_stream(other, on="k", within=(SECOND, 2 * SECOND), name="j")
+    clicks.window(Tumbling(12 * SECOND), by="k", name="beside", aggregates=made, **late)
+    joined = 3 * SECOND + timedelta(microseconds=1)
+    assert needed_for(app.operators) == {"lake.clicks": 15 * SECOND + joined, "lake.other": joined}
 
 
 def test_a_stream_that_was_made_anew_begins_anew_and_one_in_other_partitions_goes_on_from_the_slowest() -> None:

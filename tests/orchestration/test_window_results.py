@@ -10,11 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_adjunct.orchestration.operators.columns.hidden_columns import BEHIND, EVENT_TIME
+from dagster_adjunct.orchestration.operators.columns.hidden_columns import AGAIN, BEHIND, EVENT_TIME
 from dagster_adjunct.orchestration.operators.spec.compiling import Watermarks
 from dagster_adjunct.orchestration.operators.windows.window_arguments import checked_window
 from dagster_adjunct.orchestration.operators.windows.window_kinds import Kind, Session, Sliding, Tumbling
-from dagster_adjunct.orchestration.operators.windows.window_records import NULL_TIME, WHY, judged
+from dagster_adjunct.orchestration.operators.windows.window_records import (
+    DELETED,
+    LATE,
+    NULL_KEY,
+    NULL_TIME,
+    PARTLY,
+    READ_AGAIN,
+    WHY,
+    judged,
+)
 from dagster_adjunct.orchestration.operators.windows.window_rows import Windows
 from dagster_adjunct.orchestration.operators.windows.window_sessions import sessions_side_by_side
 from dagster_adjunct.resources.streams.interface.stream_system import TOMBSTONE
@@ -237,6 +246,16 @@ def test_a_record_whose_last_window_ends_after_all_times_has_no_time_that_counts
     )
     found = {row["n"]: row[WHY] for row in judged(frame, windows, None).collect()}
     assert found == {0: None, 1: NULL_TIME, 2: NULL_TIME}
+
+
+def test_only_records_that_count_in_some_window_are_partly_late(spark: SparkSession) -> None:
+    windows = Windows(KINDS["sliding"], ("k",), (("n", Count()),), dt.timedelta(0), {"k": "string"})
+    rows = [("a", at(9), at(10)), ("a", at(9), None), ("a", at(1), at(30)), (None, at(9), at(10)), ("a", None, None)]
+    marked = [(*row, place == 5, place == 6) for place, row in enumerate([*rows, rows[0], rows[0]])]
+    columns = f"k string, {EVENT_TIME} timestamp, {BEHIND} timestamp, {TOMBSTONE} boolean, {AGAIN} boolean"
+    found = judged(spark.createDataFrame(marked, columns), windows, None).select(WHY, PARTLY).collect()
+    why = [None, None, LATE, NULL_KEY, NULL_TIME, DELETED, READ_AGAIN]
+    assert [tuple(row) for row in found] == [(None, True), *((reason, False) for reason in why[1:])]
 
 
 def test_open_sessions_of_a_key_are_rows_and_no_list_that_has_to_fit_in_one(spark: SparkSession) -> None:
