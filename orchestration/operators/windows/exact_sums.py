@@ -60,8 +60,9 @@ class ExactSum:
         value, scale = quoted(column), self.scale
         if self.is_wide:
             value, split = f"cast({value} as decimal(38,{scale}))", _power(_LOW - scale)
-            # Taking a number apart takes ten times as long as adding it: only those that may add up to too much.
-            is_small = f"abs({value}) < {_power(_SMALL - scale)}"
+            # Taking a number apart takes ten times as long as adding it, so only those are that may add up to too much.
+            # Spark's abs and unary minus round to 34 digits, and are not used here.
+            is_small = f"{value} between 0 - {_power(_SMALL - scale)} and {_power(_SMALL - scale)}"
             low = f"sum(case when {is_small} then {value} else {value} % {split} end)"
             high = f"sum(case when not {is_small} then cast({value} div {split} as decimal(18,0)) end)"
             high = f"coalesce({high}, 0) + {low} div {split}"
@@ -69,7 +70,7 @@ class ExactSum:
             return _added(self._low, low, 0), _added(self._high, high, 0)
         made = f"sum({value})"
         if self.kind == "bigint":
-            # Of halves, no sum of a batch is beyond a bigint; decimals would take three times as long.
+            # Of halves, no sum of a batch is beyond a bigint; decimals would take twice as long.
             made = f"cast(sum({value} >> 32) as {WIDEST}) * 4294967296L + sum({value} & 4294967295L)"
         return (_added(self._low, made, scale),)
 
@@ -103,7 +104,7 @@ class ExactSum:
         """Return the sign, and `high` and `low` of the amount, where low has no more than its 20 digits."""
         high, low = f"coalesce({quoted(self._high)}, 0)", quoted(self._low)
         negative = f"({_upper(high, low)} < 0)"
-        high, low = (f"(case when {negative} then -{part} else {part} end)" for part in (high, low))
+        high, low = (f"(case when {negative} then 0 - {part} else {part} end)" for part in (high, low))
         return f"if({negative}, '-', '')", _upper(high, low), f"pmod({low}, {_power(_LOW)})"
 
     def _if_any(self, text: str) -> str:
