@@ -88,7 +88,8 @@ class SchemaMismatchError(PermanentError):
     table: str | None = None
     operator: str | None = None
     file: str | None = None  # its URL
-    line: int | None = None  # of the file, counted from 1
+    line: int | None = None  # of the file, counted from 1; of Parquet the row
+    row: int | None = None  # of the records that were given, counted from 0
     url: str | None = None  # of a schema registry
     argument: str | None = None  # of a function, or of a declaration, that does not fit
 

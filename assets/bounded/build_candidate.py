@@ -101,7 +101,8 @@ def _build(member: Member, delivery: Delivery, attempt: Attempt) -> SealedVersio
     records = source.check(delivery, spark)
     counters: dict[str, int] = {"read": records or 0}
     if records != 0:
-        layout = layout_of(source.schema, spec.key, spec.partition_by, spec.partitions, positioned=False)
+        schema = source.schema.with_sensitive(*(name for name in spec.sensitive if name in source.schema.names))
+        layout = layout_of(schema, spec.key, spec.partition_by, spec.partitions, positioned=False)
         try:
             with interpreted_if_few(spark, records):
                 generation, counted = write_generation(

@@ -19,7 +19,7 @@ from dagster_adjunct.assets.declaration.changes.change_order import (
     sortable_in_arrow,
     unlike,
 )
-from dagster_adjunct.assets.declaration.changes.problem_texts import YEARS, dates_outside_years, shown_text, told
+from dagster_adjunct.assets.declaration.changes.problem_texts import shown_text, told
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection, PythonExtractor, hiding
 from dagster_adjunct.assets.declaration.following_changes import DeadLetters
 from dagster_adjunct.assets.sources.change_dead_letters import DEAD_LETTERS
@@ -29,6 +29,7 @@ from dagster_adjunct.assets.sources.order_by_column import checked, no_value, to
 from dagster_adjunct.assets.sources.records_in_process import refuse_in_process, what_needs_spark
 from dagster_adjunct.assets.versions.kept_history import VALID_FROM
 from dagster_adjunct.assets.versions.sealed_version import POSITION
+from dagster_adjunct.resources.schemas.readable_values import CHECKED_TYPES, rule_of, unreadable
 from dagster_adjunct.resources.streams.interface.stream_system import META, OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
 
 if TYPE_CHECKING:
@@ -108,13 +109,13 @@ def decode_in_arrow(
     columns = schema_of_rows(spec, source.info.schema)
     if following.on_bad_change != "fail":
         records = _with(records, RAW, json_of_records(records, source.info.schema))
-    rows = _within_years(following.changes.decode_arrow(records, columns), columns)
+    rows = _readable(following.changes.decode_arrow(records, columns), columns)
     if following.order is not None:
         rows, samples = _with_order(spec, rows, columns, samples)
     if following.history is not None:
         rows = _with_time(rows, following.valid_from)
     if spec.extractor is not None:
-        rows = _within_years(_extracted(spec, rows, schema, what), schema)
+        rows = _readable(_extracted(spec, rows, schema, what), schema)
     for name in spec.key:
         nulls = rows.column(name).is_null().to_pylist()
         rows = with_problems(rows, [f"null key column {name!r}" if null else None for null in nulls])
@@ -220,20 +221,20 @@ def _extracted(spec: AdjunctDataset, rows: pa.Table, schema: Schema, what: str) 
     return with_problems(entries, [DELETION_OF_NOTHING if mark else None for mark in deleted])
 
 
-def _within_years(changes: pa.Table, schema: Schema) -> pa.Table:
-    """Return the changes with a problem, and no value, where a date or timestamp is of a year that Python has not."""
+def _readable(changes: pa.Table, schema: Schema) -> pa.Table:
+    """Return the changes with a problem, and no value, where a date or text is one that Python does not have."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    for field in (field for field in schema.fields if field.type in ("date", "timestamp")):
+    for field in (field for field in schema.fields if field.type in CHECKED_TYPES):
         values = changes.column(field.name)
-        if outside := dates_outside_years(values, field.type):
+        if lacking := unreadable(values, "replace"):
             reasons = {
-                row: f"column {field.name!r} is {shown_text(text)}, declared {field.type}: {YEARS}"
-                for row, text in outside.items()
+                row: f"column {field.name!r} is {shown_text(text)}, declared {field.type}: {rule_of(field.type)}"
+                for row, text in lacking.items()
             }
             changes = with_problems(changes, [reasons.get(row) for row in range(changes.num_rows)])
-            kept = pa.array([row not in outside for row in range(changes.num_rows)])
+            kept = pa.array([row not in lacking for row in range(changes.num_rows)])
             changes = _with(changes, field.name, pc.if_else(kept, values, pa.scalar(None, values.type)))
     return changes
 

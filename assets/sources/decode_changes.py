@@ -18,7 +18,7 @@ from dagster_adjunct.assets.declaration.changes.change_order import (
     position_type,
     refused_path,
 )
-from dagster_adjunct.assets.declaration.changes.problem_texts import YEARS, outside_years, shown, telling
+from dagster_adjunct.assets.declaration.changes.problem_texts import shown, telling
 from dagster_adjunct.assets.declaration.extractors.extractor import (
     Projection,
     PythonExtractor,
@@ -31,6 +31,7 @@ from dagster_adjunct.assets.versions.kept_history import VALID_FROM
 from dagster_adjunct.assets.versions.sealed_version import POSITION
 from dagster_adjunct.resources.errors import BadChangeError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.readable_values import CHECKED_TYPES, rule_of, unreadable_in_spark
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.spark_errors import refusal
 from dagster_adjunct.resources.streams.interface.stream_system import META, OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
@@ -150,13 +151,13 @@ def decode_changes(
         order_by=order_by,
         comparable=bool(order_by) or partitions == 1,
     )
-    rows = _within_years(rows, rows_schema)
+    rows = _readable(rows, rows_schema)
     if order is not None:
         rows, samples = with_order(spec, rows, rows_schema, samples)
     if following.history is not None:
         rows = _with_time(rows, following.valid_from)
     if spec.extractor is not None:
-        rows = _within_years(_extracted(spec, rows, entry_schema, what), entry_schema)
+        rows = _readable(_extracted(spec, rows, entry_schema, what), entry_schema)
     null_key = [F.when(column(name).isNull(), F.lit(f"null key column {name!r}")) for name in spec.key]
     changes = with_problem(rows, *null_key)
     raw = [F.col(RAW)] if RAW in changes.columns else []
@@ -238,18 +239,19 @@ def timeless(name: str | None) -> str:
     return f"no time from which it is valid: {whose}"
 
 
-def _within_years(changes: DataFrame, schema: Schema) -> DataFrame:
-    """Return the changes with a problem, and no value, where a date or timestamp is of a year that Python has not."""
+def _readable(changes: DataFrame, schema: Schema) -> DataFrame:
+    """Return the changes with a problem, and no value, where a date or text is one that Python does not have."""
     from pyspark.sql import functions as F
 
     reasons, values = [], {}
-    for field in (field for field in schema.fields if field.type in ("date", "timestamp")):
+    for field in (field for field in schema.fields if field.type in CHECKED_TYPES):
         value = column(field.name)
-        outside = outside_years(value, field.type)
-        text = shown(value.cast("string"))
-        told = F.concat(F.lit(f"column {field.name!r} is "), text, F.lit(f", declared {field.type}: {YEARS}"))
-        reasons.append(F.when(outside, told))
-        values[field.name] = F.when(~outside, value)
+        unreadable = unreadable_in_spark(value, field.type)
+        text = F.make_valid_utf8(value) if field.type == "string" else value.cast("string")
+        rule = f", declared {field.type}: {rule_of(field.type)}"
+        told = F.concat(F.lit(f"column {field.name!r} is "), shown(text), F.lit(rule))
+        reasons.append(F.when(unreadable, told))
+        values[field.name] = F.when(~unreadable, value)
     return changes.withColumns(values | {PROBLEM: F.coalesce(F.col(PROBLEM), *reasons)}) if reasons else changes
 
 

@@ -30,7 +30,7 @@ from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
 from dagster_adjunct.assets.sources.versions_of_no_stream import VersionsOfNoStream
 from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
 from dagster_adjunct.resources.errors import DatasetError, MarkerConflictError, SourceChangedError
-from dagster_adjunct.resources.files import DeclaredFiles, open_tree
+from dagster_adjunct.resources.files import DeclaredFiles, open_tree, place_in
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct.resources.streams.interface.checksum import promised_checksum
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION
@@ -161,11 +161,9 @@ class FileVersions(VersionsOfNoStream):
         return entries_of(self._spec, self._records(what, folder).frame(spark()), self._schema)
 
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:
-        """Name file and line; of a Parquet file, the row. A line break in a quoted value begins no line here."""
+        """Name file and line; of a Parquet file, the row."""
         file = delivery.content[0].files[partition]
-        first = {"csv": 2, "jsonl": 1, "parquet": 1}[self._source.format]  # the header line is the first one of a CSV
-        unit = "row" if self._source.format == "parquet" else "line"
-        return f"{self._source.url.rstrip('/')}/{file.path}, {unit} {offset + first}"
+        return f"{self._source.url.rstrip('/')}/{file.path}, {place_in(self._source.format, offset)[0]}"
 
     # -- which version
 

@@ -6,7 +6,7 @@ import base64
 import datetime as dt
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.declaration.changes.problem_texts import spark_date
+from dagster_adjunct.resources.schemas.readable_values import readable_values, spark_date
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,7 +37,7 @@ def json_of_records(records: pa.Table, schema: Schema) -> pa.Array:
 def _texts(column: pa.ChunkedArray, kind: str) -> list[str]:
     if kind in ("date", "timestamp"):
         column = column.cast("int32" if kind == "date" else "int64")
-    return ["null" if value is None else _text(value, kind) for value in column.to_pylist()]
+    return ["null" if value is None else _text(value, kind) for value in readable_values(column, "replace")]
 
 
 def _text(value: Any, kind: str) -> str:

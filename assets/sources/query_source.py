@@ -20,7 +20,7 @@ from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.records import ArrowFrame, spark_frame_of, table_of
-from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.schema import Schema, conform
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct.resources.spark.spark_errors import first_line
 from dagster_adjunct.resources.streams.interface.stream_system import META
@@ -88,6 +88,7 @@ class QueryVersions(VersionsOfNoStream):
         _check_columns(columns, self._query.schema, what)
         rows, zeros = answer.num_rows, [0] * answer.num_rows
         marks = (pa.array(zeros, pa.int32()), pa.array(zeros, pa.int64()), pa.nulls(rows, pa.timestamp("us", "UTC")))
+        answer = conform(answer, self._query.schema, what)
         records = {name: answer.column(name) for name in self._query.schema.names}
         records |= dict(zip(META, (*marks, pa.array([False] * rows, pa.bool_())), strict=True))
         return entries_in_arrow(self._spec, pa.table(records), self._schema)

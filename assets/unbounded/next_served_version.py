@@ -74,8 +74,9 @@ def table_layout(source: Source) -> BucketLayout:
     """Return how the rows of a table lie in files, by its declaration of now."""
     spec = source.spec
     over_time = spec.following.history is not None
+    schema = source.schema.with_sensitive(*(name for name in spec.sensitive if name in source.schema.names))
     return layout_of(
-        source.schema,
+        schema,
         spec.key,
         spec.partition_by,
         spec.partitions,

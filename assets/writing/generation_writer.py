@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from dagster_adjunct.resources.bucketing.bucket_files import BucketFile, BucketLayout
 from dagster_adjunct.resources.bucketing.write_buckets import write_buckets
-from dagster_adjunct.resources.bucketing.writer import DIGEST, WriteOptions, write_arrow_buckets
+from dagster_adjunct.resources.bucketing.writer import DIGEST, WriteOptions, check_values, write_arrow_buckets
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def write_table(
     """Write an Arrow table in this process; whether it is partitioned already makes no difference here."""
     from dagster_adjunct.resources.bucketing.row_digest import row_digests
 
+    check_values(rows, layout, options.what)
     if order_by:
         rows = rows.sort_by([(name, "ascending") for name in order_by])
     rows = rows.append_column(DIGEST, row_digests(rows, layout.schema))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.orchestration.testing.given_streams import TestStream
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.schemas.exact_array import exact_array
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.registered_systems import LAKE
 from dagster_adjunct.resources.streams.interface.stream_system import (
@@ -77,8 +78,8 @@ def table_of(
     columns = {}
     for field in schema.to_arrow():
         try:
-            columns[field.name] = pa.array([row.get(field.name) for row in everything], field.type)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            columns[field.name] = exact_array([row.get(field.name) for row in everything], field.type)
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"stream {stream!r}: column {field.name!r} is {schema.field(field.name, stream).type}: {error}.",
                 "Correct the records, or the columns of the stream.",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.backends.column_values import Column, Kind, column_of
 from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.schemas.exact_array import exact_array
 from dagster_adjunct.resources.schemas.schema import arrow_type
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def column_of_records(
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 raise SchemaMismatchError(
                     f"{what}: the record of key {key!r} has {value!r} ({type(value).__name__}) in {name!r}, which is "
-                    f"{kind}.",
+                    f"{kind}: {str(error).splitlines()[0]}.",
                     "Correct the table's declared columns, or the type that select= gives.",
                     column=name,
                 ) from error
@@ -89,8 +90,6 @@ def column_of_records(
 
 
 def _array(values: list[Any], kind: str) -> pa.Array:
-    import pyarrow as pa
-
     if kind != "boolean" and any(value.__class__ is bool for value in values):
         raise TypeError("a boolean is no value of another type")
-    return pa.array(values, arrow_type_of(kind))
+    return exact_array(values, arrow_type_of(kind))

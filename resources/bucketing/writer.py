@@ -24,6 +24,8 @@ from dagster_adjunct.resources.bucketing.bucket_files import (
 from dagster_adjunct.resources.bucketing.order_of_keys import check_order
 from dagster_adjunct.resources.bucketing.write_over_time import VALID_FROM, OverTimeWrite, Timeline
 from dagster_adjunct.resources.errors import ManifestMismatchError, NullKeyError, ObjectExistsError
+from dagster_adjunct.resources.schemas.readable_values import first_unreadable, readable_value
+from dagster_adjunct.resources.user_code import told_record
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -147,6 +149,7 @@ class BucketFileWriter:
         self._path.unlink(missing_ok=True)
 
     def _check(self, batch: pa.Table) -> None:
+        check_values(batch, self._layout, self._options.what)
         for name in self._layout.key:
             nulls = batch.column(name).null_count
             if nulls:
@@ -312,6 +315,17 @@ class BucketFileWriter:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             footer = pack_footer(_tail(file, size)) if self._layout.key else None
         return BucketFile(self._bucket, self._name, size=size, sha256=sha256, footer=footer, **facts)
+
+
+def check_values(rows: pa.Table, layout: BucketLayout, what: str) -> None:
+    """Raise SchemaMismatchError for a value that could be stored and not be read again, naming its record."""
+    found = first_unreadable(rows, [name for name in layout.columns if name in rows.column_names])
+    if found is not None:
+        names = layout.key or layout.schema.names
+        record = {name: readable_value(rows.column(name)[found.row]) for name in names}
+        sensitive = layout.schema.sensitive
+        place = f"the record {told_record(record, sensitive)}"
+        raise found.error(what, place, hidden=found.column in sensitive)
 
 
 def _repetitive(rows: pa.Table) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagster_adjunct.resources.files.file_formats import DeclaredFiles, FileFormat
+from dagster_adjunct.resources.files.file_formats import DeclaredFiles, FileFormat, place_in
 from dagster_adjunct.resources.files.read_files import count_records, files_frame, files_table
 from dagster_adjunct.resources.files.tree import FileTree, FoundFile, open_tree
 
@@ -15,4 +15,5 @@ __all__ = [
     "files_frame",
     "files_table",
     "open_tree",
+    "place_in",
 ]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.files.file_misfits import declared_as
+from dagster_adjunct.resources.schemas.readable_values import first_unreadable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,6 +28,16 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.schemas.schema import Schema
 
 FileFormat = Literal["parquet", "csv", "jsonl"]
+_FIRST = {"csv": 2, "jsonl": 1, "parquet": 1}  # the header line is the first one of a CSV
+
+
+def place_in(format: FileFormat, number: int) -> tuple[str, int]:
+    """Return where the record of this number, counted from 0, is in its file: in words, and as a number.
+
+    A line break in a quoted value begins no line here.
+    """
+    line = number + _FIRST[format]
+    return f"{'row' if format == 'parquet' else 'line'} {line}", line
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +64,11 @@ class DeclaredFiles:
         whatever is not as declared, and SourceChangedError.
         """
         with self.telling(file):
-            yield from self._tables(file, span)
+            for number, table in self._tables(file, span):
+                if (found := first_unreadable(table)) is not None:
+                    place, line = place_in(self.format, number + found.row)
+                    raise found.error(self.place(file), place, line=line)
+                yield number, table
 
     @contextmanager
     def telling(self, file: FoundFile) -> Iterator[None]:

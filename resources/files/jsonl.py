@@ -91,7 +91,8 @@ def _read(block: bytes, fields: tuple[Field, ...], *, others: str = "error") -> 
 def _typed(column: pa.ChunkedArray, field: Field) -> pa.ChunkedArray:
     import pyarrow as pa
 
-    column.validate(full=True)  # the parser takes texts that are not UTF-8
+    if field.type in _TEXTS:
+        column.validate(full=True)  # the parser takes texts that are not UTF-8
     if field.type == "binary":
         values = [None if text is None else base64.b64decode(text, validate=True) for text in column.to_pylist()]
         return pa.chunked_array([pa.array(values, pa.binary())])

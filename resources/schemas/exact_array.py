@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from datetime import datetime, time
-from typing import TYPE_CHECKING
+from datetime import date, datetime, time
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.resources.schemas.readable_values import first_unreadable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -14,23 +16,56 @@ if TYPE_CHECKING:
 def exact_array(values: Sequence[object], kind: pa.DataType) -> pa.Array:
     """Return the values in this type. Raises what Arrow raises, and ValueError for a value that would lose something.
 
-    Arrow makes 2 of 2.5 where whole numbers are asked for, a day of a time of that day, and infinity of a number that
-    is too large for 32 bits. That a float has fewer digits than a double is what its type says.
+    Arrow makes 2 of 2.5 where whole numbers are asked for, a day of a time of that day, a time in UTC of one without a
+    zone, days and times of numbers, and infinity of a number that is too large for 32 bits. That a float has fewer
+    digits than a double is what its type says.
     """
     import pyarrow as pa
+    import pyarrow.types as t
 
     array = pa.array(values, kind)
-    if pa.types.is_integer(kind):
-        if any(value is not None and type(value) is not int for value in values):
-            for value, kept in zip(values, array.to_pylist(), strict=True):
-                if value is not None and value != kept:
-                    raise ValueError(f"{value} is no whole number")
-    elif pa.types.is_date(kind):
-        for value in values:
-            if isinstance(value, datetime) and value.time() != time():
-                raise ValueError(f"{value} is a time, and no day")
-    elif pa.types.is_float32(kind):
-        for value, kept in zip(values, array.to_pylist(), strict=True):
-            if kept is not None and math.isinf(kept) and value != kept:
-                raise ValueError(f"{value} is too large for 32 bits")
+    checks = {t.is_integer: _whole, t.is_date: _days, t.is_timestamp: _times, t.is_float32: _small, t.is_list: _items}
+    for is_kind, check in checks.items():
+        if is_kind(kind):
+            check(values, array)
+    if (found := first_unreadable(pa.table({"": array}))) is not None:
+        raise ValueError(f"{found.text} has no place: {found.rule}")
     return array
+
+
+def _whole(values: Sequence[object], array: pa.Array) -> None:
+    if any(value is not None and type(value) is not int for value in values):
+        for value, kept in zip(values, array.to_pylist(), strict=True):
+            if value is not None and value != kept:
+                raise ValueError(f"{value} is no whole number")
+
+
+def _days(values: Sequence[object], array: pa.Array) -> None:
+    for value in map(_as_python, values):
+        if isinstance(value, datetime) and value.time() != time():
+            raise ValueError(f"{value} is a time, and no day")
+        if value is not None and not isinstance(value, date):
+            raise ValueError(f"{value} is no day")
+
+
+def _times(values: Sequence[object], array: pa.Array) -> None:
+    for value in map(_as_python, values):
+        if value is not None and (not isinstance(value, datetime) or value.utcoffset() is None):
+            raise ValueError(f"{value} is no time with a zone")
+
+
+def _small(values: Sequence[object], array: pa.Array) -> None:
+    for value, kept in zip(values, array.to_pylist(), strict=True):
+        if kept is not None and math.isinf(kept) and value != kept:
+            raise ValueError(f"{value} is too large for 32 bits")
+
+
+def _items(values: Sequence[object], array: pa.Array) -> None:
+    lists: Any = [value for value in values if value is not None]
+    exact_array([item for items in lists for item in items], array.type.value_type)
+
+
+def _as_python(value: object) -> object:
+    import pyarrow as pa
+
+    return value.as_py() if isinstance(value, pa.Scalar) else value

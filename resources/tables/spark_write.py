@@ -15,6 +15,7 @@ from dagster_adjunct.resources.errors import (
     TableError,
 )
 from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.readable_values import first_unreadable, readable_value, unreadable
 from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
 from dagster_adjunct.resources.spark.spark_errors import from_document, to_document
 from dagster_adjunct.resources.tables import metrics_hooks
@@ -50,7 +51,8 @@ class TableWrite:
 
     `marking` is needed where the table has conditions. With `dead_letters`, up to so many records that the table
     refuses for good are handed back, instead of failing the batch. `source` is the stream whose positions the records
-    carry, for errors. Of updates, `typed` and `remove` say what `Shape` does.
+    carry, for errors, which tell no values of `sensitive` records. Of updates, `typed` and `remove` say what `Shape`
+    does.
     """
 
     table: RemoteTable[Any, Any, Any]
@@ -63,6 +65,7 @@ class TableWrite:
     remove: tuple[str, ...] = ()
     args: tuple[object, ...] = ()
     dead_letters: int | None = None
+    sensitive: bool = False
 
     @property
     def shape(self) -> Shape:
@@ -239,7 +242,43 @@ class _Sending:
     def _parts(self, batch: Any) -> list[Part]:
         keyed, nulls = _with_keys(batch, self._write, self._what)
         self._null_keys += nulls
+        keyed = self._without_unreadable(keyed)
         return parts_of(keyed, self._shape, self._marks, self._what) if keyed.num_rows else []
+
+    def _without_unreadable(self, batch: Any) -> Any:
+        """Return the rows that Python can hold; the others are refused before the table has seen them."""
+        import numpy as np
+        import pyarrow as pa
+
+        write, names = self._write, [name for name in batch.schema.names if not name.startswith("__")]
+        found = first_unreadable(batch, names)
+        if found is None:
+            return batch
+        if write.dead_letters is None:
+            row = batch.slice(found.row, 1)
+            at = _place(row, write.source)
+            place = f"the record of the key {_key_of(row, write)!r}{f' ({at})' if at else ''}"
+            about = {"operator": self._what, "table": write.table.name}
+            raise found.error(self._what, place, hidden=write.sensitive, **about)
+        refused = np.zeros(batch.num_rows, bool)
+        for name in names:
+            refused[list(unreadable(batch.column(name)))] = True
+        for place in np.nonzero(refused)[0][: write.dead_letters + 1 - len(self._report.letters)].tolist():
+            self._report.letters.append(_as_document(self._refused(batch.slice(place, 1), names)))
+        return batch.filter(pa.array(~refused))
+
+    def _refused(self, row: Any, names: Sequence[str]) -> Letter:
+        """Return what is asked with a row that Python can't hold, as far as it can."""
+        found, write = first_unreadable(row, names), self._write
+        assert found is not None
+        record: Any = {name: readable_value(row.column(name)[0]) for name in names}
+        kind = "put" if write.contract is None else "update"
+        if TOMBSTONE in row.schema.names and row.column(TOMBSTONE)[0].as_py():
+            kind, record = "delete", None
+        elif write.contract is not None:
+            update = record[UPDATE] if isinstance(record[UPDATE], dict) else {}
+            record = Changes(**update, remove=write.remove) if write.typed else update
+        return Letter(row, 0, kind, _key_of(row, write), record, f"{found.problem()}.")
 
     def _done(self, part: Part, outcomes: Outcomes) -> bool:
         at_most = self._write.dead_letters
@@ -249,7 +288,7 @@ class _Sending:
 
 def _as_document(letter: Letter) -> dict[str, Any]:
     """Return a refused record as JSON-able values, with where it stands in its stream."""
-    batch = letter.part.batch
+    batch = letter.batch
     place = {name.strip("_"): batch.column(name)[letter.row].as_py() for name in _LETTER if name in batch.schema.names}
     document: dict[str, Any] = json.loads(
         json.dumps(
@@ -275,6 +314,12 @@ def _document_of(value: Any) -> Any:
     return document | ({"remove": list(value.remove)} if value.remove else {})
 
 
+def _key_of(row: Any, write: TableWrite) -> Any:
+    """Return the key of one row, as tables take it: a value, or a tuple of several."""
+    key = tuple(readable_value(row.column(name)[0]) for name in write.table.key)
+    return key[0] if len(key) == 1 else key
+
+
 def _with_keys(batch: Any, write: TableWrite, what: str) -> tuple[Any, int]:
     """Return the rows that have a whole key, and how many have not."""
     import pyarrow.compute as pc
@@ -288,9 +333,10 @@ def _with_keys(batch: Any, write: TableWrite, what: str) -> tuple[Any, int]:
     kept = batch.filter(valid)
     nulls = batch.num_rows - kept.num_rows
     if nulls and write.on_null_key == "fail":
+        first = _place(batch.filter(pc.invert(valid)), write.source)
         raise NullKeyError(
             f"{what}: {nulls} record(s) have no {' or no '.join(write.table.key)}, the key of table "
-            f"{write.table.name}{_place(batch.filter(pc.invert(valid)), write.source)}.",
+            f"{write.table.name}{f'; the first is {first}' if first else ''}.",
             'Filter them out, or let them be counted and skipped: send_to(…, on_null_key="skip").',
             table=write.table.name,
         )
@@ -302,4 +348,4 @@ def _place(lacking: Any, source: str) -> str:
     if not set(_PLACE) <= set(lacking.schema.names):
         return ""
     partition, offset = (lacking.column(name)[0].as_py() for name in _PLACE)
-    return f"; the first is {source or 'partition '}{'.' if source else ''}{partition} at offset {offset}"
+    return f"{source or 'partition '}{'.' if source else ''}{partition} at offset {offset}"

@@ -22,9 +22,9 @@ _END = object()
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """An entry that a table refused for good: the row of its part's batch, what was asked, and why it was not done."""
+    """An entry that is refused for good: its row of a batch, what was asked, and why it was not done."""
 
-    part: Part
+    batch: Any
     row: int
     kind: str
     key: Any
@@ -58,7 +58,7 @@ class TaskReport:
                 value = None if values is None else values[place]
                 kind = part.operation.kind.value
                 self.letters.append(
-                    letters(Letter(part, part.rows[place], kind, entries.keys[place], value, _told(problem)))
+                    letters(Letter(part.batch, part.rows[place], kind, entries.keys[place], value, _told(problem)))
                 )
                 if len(self.letters) <= at_most:
                     continue

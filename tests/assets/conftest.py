@@ -18,8 +18,10 @@ from dagster_adjunct.assets.versions.advance_report import AdvanceReport
 from dagster_adjunct.resources.lakes import open_lake
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from tests.assets.foreign_streams import ForeignStreams
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,6 +40,7 @@ class World:
     lake: Lake
     spark: Callable[[], SparkSession] = no_spark
     sequences: dict[str, int] = field(default_factory=dict)
+    foreign: dict[str, Schema] = field(default_factory=dict)
 
     @property
     def streams(self) -> LakeStreams:
@@ -45,7 +48,7 @@ class World:
 
     @property
     def systems(self) -> dict[str, StreamSystem]:
-        return {"lake": self.streams}
+        return {"lake": ForeignStreams(self.lake, self.foreign) if self.foreign else self.streams}
 
     def stream(self, name: str, schema: Schema, key: Sequence[str], partitions: int) -> None:
         self.streams.create(name, schema=schema, key=key, partitions=partitions)
@@ -84,6 +87,14 @@ class World:
 def world(tmp_path: Path) -> World:
     """A fresh lake in a folder; asking for Spark fails the test."""
     return World(open_lake(tmp_path / "lake"))
+
+
+@pytest.fixture(params=["spark", "in process"])
+def either(request: pytest.FixtureRequest, world: World) -> World:
+    """A fresh lake whose datasets are made by Spark, and again in process: what holds for one holds for the other."""
+    session = request.getfixturevalue("spark") if request.param == "spark" else None
+    world.spark = IN_PROCESS if session is None else lambda: session
+    return world
 
 
 @pytest.fixture

@@ -1,11 +1,12 @@
-"""A table in this process that remembers what it was asked, and in which requests."""
+"""Tables that remember what they were asked, and what they were given."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from dagster_adjunct.resources.tables.table_functions import TableReadFunction
+from dagster_adjunct.resources.tables.table_functions import TableReadFunction, TableWriteFunction
 
 Record = dict[str, Any]
 
@@ -33,3 +34,20 @@ class AskedTable(TableReadFunction[Any, Record]):
     @property
     def keys_asked(self) -> list[Any]:
         return [key for request in self.asked for key in request]
+
+
+class NotedTable(TableWriteFunction[Any, Any, Any]):
+    """A store that keeps only which keys were written: a line of the file for each."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    async def put(self, key: Any, value: Any, *args: object) -> None:
+        with Path(self.path).open("a") as file:
+            file.write(f"{key}\n")
+
+    async def update(self, key: Any, update: Any, *args: object) -> None:
+        await self.put(key, update)
+
+    async def delete(self, key: Any, *args: object) -> None:
+        await self.put(f"-{key}", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pyarrow as pa
@@ -48,3 +49,53 @@ def test_the_record_whose_result_is_not_as_declared_is_told_with_its_place(last:
     assert error.record == f"{{k: '{key}'}}"
     assert (error.file, error.line) == (__file__, wrong_once.__code__.co_firstlineno)
     assert "schema=" in error.next_step
+
+
+BEYOND = pa.array([0, 253_402_300_800_000_000], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+
+
+@pytest.mark.parametrize("entry", [None, "__entry"])
+def test_a_value_that_python_does_not_have_is_told_by_its_column_and_not_blamed_on_the_function(
+    entry: str | None,
+) -> None:
+    given: list[Any] = []
+    positions = {"__partition": [3, 3], "__offset": [10, 11]}
+    batch = pa.RecordBatch.from_pydict({"k": ["a", "b"], "at": BEYOND, "__entry": [None, None], **positions})
+
+    def function(*arguments: Any) -> dict[str, Any]:
+        given.append(arguments)
+        return {"n": 1}
+
+    call = RecordCall("flat-map-2", function, Schema.of(n="int"), entry=entry, stream="lake.s")
+    with pytest.raises(OperatorFailedError) as caught:
+        list(_made(batch, call, ["k"]))
+    error = caught.value
+    assert (error.stream, error.partition, error.offset, error.file) == ("lake.s", 3, "11", None)
+    assert error.record == "{k: 'b', at: '+10000-01-01 00:00:00'}"
+    assert "column 'at'" in error.problem
+    assert given == []
+    hidden = RecordCall("flat-map-2", function, Schema.of(n="int"), stream="lake.s", sensitive=frozenset({"at"}))
+    with pytest.raises(OperatorFailedError) as caught:
+        list(_made(batch, hidden, ["k"]))
+    assert "10000" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        datetime(2026, 1, 1, 12),
+        1_767_225_600_000_000,
+        pa.scalar(datetime(2026, 1, 1, 12)),
+        datetime(9999, 12, 31, 23, tzinfo=timezone(-timedelta(hours=5))),
+    ],
+)
+def test_a_time_that_names_no_moment_is_refused_as_a_result(value: Any) -> None:
+    batch = pa.RecordBatch.from_pydict({"k": ["a", "b"]})
+
+    def made(record: dict[str, Any]) -> dict[str, Any]:
+        return {"at": value if record["k"] == "b" else datetime(2026, 1, 1, tzinfo=UTC)}
+
+    with pytest.raises(OperatorFailedError) as caught:
+        list(_made(batch, RecordCall("flat-map-2", made, Schema.of(at="timestamp")), ["k"]))
+    assert caught.value.record == "{k: 'b'}"
+    assert "column 'at'" in caught.value.problem

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -233,3 +234,27 @@ def test_a_store_is_asked_in_tasks_where_there_are_many_keys_and_under_its_rate(
     assert (measured.reads, measured.found) == (8, 5)
     assert measured.requests == (2 if keys_a_task == 2 else 1)
     assert report.counters["join-2-things"] == {"rows": 20, "unmatched": sum(v is None for v in expected.values())}
+
+
+def test_a_time_without_a_zone_from_a_tables_function_is_refused_with_its_key(step_world: StepWorld) -> None:
+    flights(step_world, ("f1", "n1"))
+    columns = {"plane": "string", "seen": "timestamp"}
+    function = AskedTable({"n1": {"plane": "n1", "seen": datetime(2026, 1, 1, 12)}}, columns)
+    with pytest.raises(SchemaMismatchError) as caught:
+        step_world.run(application(step_world, table(function)))
+    assert caught.value.column == "seen"
+    assert "'n1'" in caught.value.problem
+    function.records["n1"]["seen"] = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    step_world.run(application(step_world, table(function)))
+    assert [row["seen"] for row in out(step_world)] == [datetime(2026, 1, 1, 12, tzinfo=UTC)]
+
+
+def test_a_key_to_look_up_that_python_does_not_have_is_told_by_its_column(step_world: StepWorld) -> None:
+    flights(step_world, ("f1", "n1"))
+    app = Application("app")
+    planes = app.table(table(AskedTable(PLANES, COLUMNS)))
+    bad = app.input_stream("lake.flights").map("k", "cast(unhex('ff') as string) as plane")
+    bad.join(planes, on="plane").send_to(app.output_stream("lake.out", partitions=2, key="k"))
+    with pytest.raises(SchemaMismatchError) as caught:
+        step_world.run(app)
+    assert (caught.value.table, caught.value.column) == ("planes", "plane")

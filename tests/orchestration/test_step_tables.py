@@ -19,11 +19,13 @@ from dagster_adjunct.resources.errors import (
     NullKeyError,
     PlanningError,
     RecordNotFoundError,
+    SchemaMismatchError,
     TableError,
 )
 from dagster_adjunct.resources.tables import BlockingTable, RemoteTable, UpdateContract
 from dagster_adjunct.resources.tables.operation import Operation, RowEntries
 from dagster_adjunct.resources.tables.outcomes import Outcomes
+from tests.orchestration.asked_table import NotedTable
 from tests.orchestration.step_world import StepWorld
 
 if TYPE_CHECKING:
@@ -270,6 +272,73 @@ def test_a_letter_of_an_update_says_as_json_what_it_would_have_done_to_which_col
         "remove": ["note"],
     }
     assert (letters['"b"']["kind"], json.loads(letters['"b"']["record"])) == ("update", refused)
+
+
+UNREADABLE = {
+    "timestamp_micros(n)": (253_402_300_800_000_000, "+10000-01-01 00:00:00"),
+    "date_from_unix_date(cast(n as int))": (-719_163, "0000-12-31"),
+    "case when n = 1 then cast(x'636166e9' as string) else 'ok' end": (1, "caf\\xe9"),
+    "array(named_struct('at', timestamp_micros(n)))": (253_402_300_800_000_000, [{"at": "+10000-01-01 00:00:00"}]),
+}
+"""Expressions over n that make a value that Python does not have, and how letters write it."""
+
+
+def received(world: StepWorld) -> RemoteTable[Any, Any, Any]:
+    """A table whose function writes what it gets into a file, a line for each key."""
+    return RemoteTable("things", key="k", write_function=NotedTable(str(world.folder / "noted")))
+
+
+@pytest.mark.parametrize("expression", UNREADABLE)
+def test_a_record_that_python_can_not_hold_is_a_dead_letter_and_the_others_are_written(
+    step_world: StepWorld, expression: str
+) -> None:
+    number, shown = UNREADABLE[expression]
+    step_world.stream("changes", "k", 1, k="string", n="bigint")
+    step_world.send("changes", ("a", 0), ("b", number), ("c", 0), deleted=[("d", number)])
+
+    def sending(name: str, **letters: Any) -> Application:
+        app = Application(name)
+        if letters:
+            letters["dead_letters"] = app.output_stream("lake.letters", partitions=1)
+        table = app.table(received(step_world))
+        app.input_stream("lake.changes").map("k", f"{expression} as made").send_to(table, **letters)
+        return app
+
+    with pytest.raises(SchemaMismatchError) as caught:
+        step_world.run(sending("strict"))
+    assert (caught.value.table, caught.value.column) == ("things", "made")
+    assert "lake.changes.0 at offset 1" in str(caught.value)
+    counters = step_world.run(sending("app", at_most=2)).counters
+    assert (step_world.folder / "noted").read_text().split() == ["a", "c"]
+    assert (counters["things"]["dead_letters"], counters["lake.letters"]["rows"]) == (2, 2)
+    letters = {row["key"]: row for row in step_world.rows("letters")}
+    assert (letters['"b"']["kind"], json.loads(letters['"b"']["record"])) == ("put", {"k": "b", "made": shown})
+    assert (letters['"d"']["kind"], letters['"d"']["record"]) == ("delete", "null")
+    assert "column 'made' is" in letters['"b"']["problem"]
+    with pytest.raises(TableError, match="refuses more than 1 records of this batch"):
+        step_world.run(sending("narrow", at_most=1))
+
+
+def test_an_update_or_a_key_that_python_can_not_hold_is_a_dead_letter(step_world: StepWorld) -> None:
+    step_world.stream("changes", "k", 1, k="string", n="bigint")
+    step_world.send("changes", ("a", 0), ("b", 253_402_300_800_000_000), ("c", 0))
+    app = Application("app")
+    letters = app.output_stream("lake.letters", partitions=1)
+    app.input_stream("lake.changes").update(
+        app.table(received(step_world)), set={"seen": "timestamp_micros(n)"}, dead_letters=letters, at_most=2
+    )
+    step_world.run(app)
+    assert (step_world.folder / "noted").read_text().split() == ["a", "c"]
+    (letter,) = step_world.rows("letters")
+    assert (letter["kind"], letter["key"]) == ("update", '"b"')
+    assert json.loads(letter["record"]) == {"set": {"seen": "+10000-01-01 00:00:00"}}
+
+    keyed = Application("keyed")
+    letters = keyed.output_stream("lake.keys", partitions=1)
+    table = keyed.table(received(step_world))
+    keyed.input_stream("lake.changes").map("timestamp_micros(n) as k").send_to(table, dead_letters=letters, at_most=2)
+    step_world.run(keyed)
+    assert [row["key"] for row in step_world.rows("keys")] == ['"+10000-01-01 00:00:00"']
 
 
 def test_members_of_a_struct_go_into_an_object_of_json(step_world: StepWorld) -> None:

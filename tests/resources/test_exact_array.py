@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 from decimal import Decimal
 from typing import Any
 
@@ -12,7 +12,15 @@ import pytest
 
 from dagster_adjunct.resources.schemas.exact_array import exact_array
 
+TIME = pa.timestamp("us", tz="UTC")
 NOON, MIDNIGHT = datetime(2026, 1, 1, 12, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Nowhere(tzinfo):
+    """A zone that does not know its offset: a time with it is as naive as one without."""
+
+    def utcoffset(self, moment: datetime | None) -> None:
+        return None
 
 
 @pytest.mark.parametrize(
@@ -25,7 +33,10 @@ NOON, MIDNIGHT = datetime(2026, 1, 1, 12, tzinfo=UTC), datetime(2026, 1, 1, tzin
         (MIDNIGHT, pa.date32(), date(2026, 1, 1)),
         (float("inf"), pa.float32(), float("inf")),
         (0.1, pa.float32(), float(np.float32(0.1))),
-        (NOON, pa.timestamp("us", tz="UTC"), NOON),
+        (NOON, TIME, NOON),
+        (NOON.astimezone(timezone(timedelta(hours=5))), TIME, NOON),
+        (pa.scalar(NOON), TIME, NOON),
+        ([NOON, None], pa.list_(TIME), [NOON, None]),
     ],
 )
 def test_what_a_type_holds_is_kept(value: Any, kind: pa.DataType, kept: Any) -> None:
@@ -41,6 +52,17 @@ def test_what_a_type_holds_is_kept(value: Any, kind: pa.DataType, kept: Any) -> 
         (NOON, pa.date32(), "is a time, and no day"),
         (1e300, pa.float32(), "too large for 32 bits"),
         (2**40, pa.int32(), "."),
+        (20_000, pa.date32(), "20000 is no day"),
+        (datetime(2026, 1, 1, 12), TIME, "2026-01-01 12:00:00 is no time with a zone"),
+        (NOON.replace(tzinfo=Nowhere()), TIME, "is no time with a zone"),
+        (pa.scalar(datetime(2026, 1, 1)), TIME, "."),
+        (1_700_000_000_000_000, TIME, "1700000000000000 is no time with a zone"),
+        (np.datetime64("2026-01-01T12:00", "us"), TIME, "."),
+        (datetime(9999, 12, 31, 23, tzinfo=timezone(-timedelta(hours=5))), TIME, "years are 1 to 9999"),
+        (datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=5))), TIME, "years are 1 to 9999"),
+        (pa.scalar(253_402_300_800_000_000, TIME), TIME, "."),
+        (pa.scalar(2_932_897, pa.int32()).cast(pa.date32()), pa.date32(), "."),
+        ([NOON, datetime(2026, 1, 1)], pa.list_(TIME), "is no time with a zone"),
     ],
 )
 def test_what_it_would_cut_is_refused(value: Any, kind: pa.DataType, why: str) -> None:

@@ -20,6 +20,7 @@ from dagster_adjunct.assets.declaration.changes.problem_texts import (
 from dagster_adjunct.assets.declaration.extractors.extractor import companions
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.readable_values import readable_values
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.stream_system import TOMBSTONE
 
@@ -193,7 +194,7 @@ class OperationColumn(_RecordIsRow):
         return changed(records, schema, tombstone, problem)
 
     def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
-        texts, marks = (records.column(name).to_pylist() for name in (self.column, TOMBSTONE))
+        texts, marks = (readable_values(records.column(name), "replace") for name in (self.column, TOMBSTONE))
         words = [None if text is None else text.lower() for text in texts]
         problems = [
             None if mark or word in (*self.delete, *self.write) else unknown_operation_text(text)
@@ -265,9 +266,11 @@ class DebeziumUnwrapped(_RecordIsRow):
     def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
         import pyarrow as pa
 
-        marks, deleted = (records.column(name).to_pylist() for name in (TOMBSTONE, self.deleted))
+        marks, deleted = (readable_values(records.column(name), "replace") for name in (TOMBSTONE, self.deleted))
         texts = [str(value).lower() if isinstance(value, bool) else value for value in deleted]
-        operations = records.column(self.op).to_pylist() if self.op is not None else [None] * records.num_rows
+        operations = (
+            [None] * records.num_rows if self.op is None else readable_values(records.column(self.op), "replace")
+        )
         rows = list(zip(marks, texts, operations, strict=True))
         tombstones = [mark or (text or "").lower() == "true" or (op or "").lower() == "d" for mark, text, op in rows]
         if self.op is not None:

@@ -26,13 +26,13 @@ from dagster_adjunct.assets.declaration.changes.envelope_texts import BAD, TEXT,
 from dagster_adjunct.assets.declaration.changes.problem_texts import (
     NO_PATH,
     TRUNCATE,
-    YEARS,
     a_value,
     shown,
     unknown_operation,
 )
 from dagster_adjunct.assets.declaration.extractors.extractor import companions
 from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.readable_values import YEARS
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.streams.interface.stream_system import META, TOMBSTONE
 

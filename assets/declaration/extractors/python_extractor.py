@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
+from dagster_adjunct.resources.schemas.readable_values import first_unreadable, unreadable
 from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type
 from dagster_adjunct.resources.spark.spark_errors import wrapped
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION, TOMBSTONE
@@ -115,6 +116,8 @@ def _entries(
         taken: list[int] = []
         entries: list[dict[str, Any]] = []
         marks = table.select([PARTITION, OFFSET, TOMBSTONE]).to_pylist()
+        if (found := first_unreadable(table, data)) is not None:
+            raise found.error(what, _place(marks[found.row]), hidden=_is_hidden(found.column, extractor))
         for row, record in enumerate(table.select(data).to_pylist()):
             made: list[dict[str, Any]] = []
             if not marks[row][TOMBSTONE]:
@@ -221,7 +224,7 @@ def _column(values: list[Any], field: Field, extractor: PythonExtractor, places:
         if value is not None and not _is(field.type, value):
             raise _unfit(place, field, extractor, value)
     try:
-        return pa.array(values, kind)
+        made = pa.array(values, kind)
     except (pa.ArrowException, OverflowError, ValueError):
         for value, place in zip(values, places, strict=True):
             try:
@@ -229,15 +232,18 @@ def _column(values: list[Any], field: Field, extractor: PythonExtractor, places:
             except (pa.ArrowException, OverflowError, ValueError) as error:
                 raise _unfit(place, field, extractor, value) from error
         raise
+    for row in unreadable(made):  # 9999-12-31 23:00 of a zone is a day later in UTC
+        raise _unfit(places[row], field, extractor, values[row])
+    return made
 
 
 def _is(kind: str, value: Any) -> bool:
     classes = _DECIMAL if kind.startswith("decimal") else _CLASSES.get(kind, _INTEGER)
     if not isinstance(value, classes) or (isinstance(value, bool) and kind != "boolean"):
         return False
-    if kind == "date":
-        return not isinstance(value, dt.datetime)
-    return kind != "timestamp" or getattr(value, "tzinfo", None) is not None
+    if isinstance(value, dt.datetime):
+        return kind == "timestamp" and value.utcoffset() is not None
+    return True
 
 
 def _unfit(place: str, field: Field, extractor: PythonExtractor, value: Any) -> DatasetError:
@@ -259,7 +265,7 @@ def _mistaken(factory: str, where: str, what_it_does: str, declared: str) -> Dat
 
 
 def _told(value: Any, hidden: bool) -> str:
-    zone = " without a zone" if isinstance(value, dt.datetime) and value.tzinfo is None else ""
+    zone = " without a zone" if isinstance(value, dt.datetime) and value.utcoffset() is None else ""
     text = "that is not told, because it is sensitive" if hidden else repr(str(value)[:100])
     return f"the {type(value).__name__}{zone} {text}"
 

@@ -6,7 +6,7 @@ them are called in `_results`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -15,6 +15,7 @@ from dagster_adjunct.orchestration.operators.columns.hidden_columns import ORDIN
 from dagster_adjunct.orchestration.operators.functions.shipped_function import shipped_function
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, OperatorFailedError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.exact_array import exact_array
+from dagster_adjunct.resources.schemas.readable_values import first_unreadable, readable_value
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
 from dagster_adjunct.resources.spark.spark_errors import wrapped
@@ -91,6 +92,7 @@ def _not_here(record: Record) -> None:
 
 def _made(batch: pa.RecordBatch, call: RecordCall, kept: Sequence[str]) -> Iterator[pa.RecordBatch]:
     names = batch.schema.names
+    check_given(batch, call.operator, called(call.function), call.stream, call.sensitive)
     records = batch.select([name for name in names if not name.startswith("__")]).to_pylist()
     entries = batch.column(call.entry).to_pylist() if call.entry else None
     before = batch.column(ORDINAL).to_pylist() if call.several and ORDINAL in names else [None] * len(records)
@@ -110,6 +112,23 @@ def _made(batch: pa.RecordBatch, call: RecordCall, kept: Sequence[str]) -> Itera
         yield _batch(batch, call, kept, rows, ordinals, results)
 
 
+def check_given(
+    records: pa.RecordBatch, operator: str, function: str, stream: str | None, sensitive: Collection[str]
+) -> None:
+    """Raise OperatorFailedError for a record that Python can't hold, before a `function` gets it: its column is wrong,
+    and not the function."""
+    found = first_unreadable(records, [name for name in records.schema.names if not name.startswith("__")])
+    if found is None:
+        return
+    record = {name: readable_value(records.column(name)[found.row]) for name in records.schema.names}
+    hidden = found.column.lower() in {name.lower() for name in sensitive}
+    problem = f"{operator}: {found.problem(f'a record for {function}', hidden=hidden)}"
+    place = _position(records, found.row, stream)
+    told = failed(problem, None, record, sensitive, operator=operator, **place)
+    step = "Make another value of it before, or null; or leave the record, or the column, out: where(…), select(…)."
+    raise told.reworded(told.problem, step)
+
+
 def _told(call: RecordCall, arguments: tuple[Any, ...], batch: pa.RecordBatch, row: int) -> Iterator[Record]:
     """Yield the results of one record; what the function raises is told with the record and where it stands."""
     try:
@@ -126,14 +145,14 @@ def _told(call: RecordCall, arguments: tuple[Any, ...], batch: pa.RecordBatch, r
             error,
             record=arguments[0],
             sensitive=call.sensitive,
-            **_position(call, batch, row),
+            **_position(batch, row, call.stream),
         ) from (None if call.sensitive else error)
 
 
-def _position(call: RecordCall, batch: pa.RecordBatch, row: int) -> dict[str, Any]:
+def _position(batch: pa.RecordBatch, row: int, stream: str | None) -> dict[str, Any]:
     place = {name: batch.column(name)[row].as_py() for name in (PARTITION, OFFSET) if name in batch.schema.names}
     offset = str(place[OFFSET]) if OFFSET in place else None
-    return {"stream": call.stream, "partition": place.get(PARTITION), "offset": offset}
+    return {"stream": stream, "partition": place.get(PARTITION), "offset": offset}
 
 
 def _misfit(
@@ -141,7 +160,7 @@ def _misfit(
 ) -> OperatorFailedError:
     """Return the error for a result that is not as declared, with the record that it is made of."""
     place = place_of(call.function)
-    about = {"operator": call.operator, **_position(call, batch, row)}
+    about = {"operator": call.operator, **_position(batch, row, call.stream)}
     error = failed(problem.rstrip("."), place, record, call.sensitive, **about)
     return error.reworded(error.problem, step)
 

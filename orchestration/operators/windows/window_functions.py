@@ -130,9 +130,9 @@ class WindowCall:
         except Exception as error:  # noqa: BLE001 - it is a user's function
             failed = failure_of(self.operator, made.words(), made.function, error, sensitive=self.sensitive)
             raise failed from (None if self.sensitive else error)
-        value = value.as_py() if isinstance(value, pa.Scalar) else value
         kind = self.made.to_arrow().field(name).type
         try:
+            value = value.as_py() if isinstance(value, pa.Scalar) else value
             return exact_array([value], kind)
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             raise SchemaMismatchError(

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dagster_adjunct.orchestration.operators.arguments import called
 from dagster_adjunct.orchestration.operators.columns.hidden_columns import carried, tie_breakers
+from dagster_adjunct.orchestration.operators.functions.record_functions import check_given
 from dagster_adjunct.orchestration.operators.functions.shipped_function import ShippedFunction, shipped_function
 from dagster_adjunct.orchestration.operators.spec.sink_context import SinkContext, SinkFunction
 from dagster_adjunct.resources.errors import CommitConflictError, OperatorFailedError, PlanningError
+from dagster_adjunct.resources.schemas.readable_values import first_unreadable
+from dagster_adjunct.resources.schemas.schema import same_family
 from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
 from dagster_adjunct.resources.spark.spark_errors import wrapped
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION
@@ -153,6 +156,7 @@ def _handed(
     function, task = shipped.here(), TaskContext.get()
     partition, attempt = (task.partitionId(), task.attemptNumber()) if task is not None else (0, 0)
     for number, records in enumerate(part for part in batches if part.num_rows):
+        check_given(records, operator, name, call.stream, call.sensitive)
         context = SinkContext(call.application, call.batch, partition, number, attempt)
         try:
             result = function(records, context)
@@ -207,6 +211,9 @@ def as_declared(operator: str, name: str, result: Any, rows: int, returns: Schem
         raise _wrong(operator, name, f"returned {result.num_rows} rows for {rows} records: expected one for each")
     columns = []
     for field in returns.to_arrow():
+        given = result.schema.field(field.name).type
+        if pa.types.is_timestamp(field.type) and not same_family(given, field.type):
+            raise _wrong(operator, name, f"returned {field.name!r} as {given}, which is no timestamp with a zone")
         try:
             columns.append(result.column(field.name).cast(field.type))
         except pa.ArrowException as error:
@@ -215,6 +222,8 @@ def as_declared(operator: str, name: str, result: Any, rows: int, returns: Schem
             reason = f": {error}" if told else ""
             wrong = _wrong(operator, name, f"returned {field.name!r} as {returned_type}, which is no {kind}{reason}")
             raise wrong from (error if told else None)
+    if (found := first_unreadable(pa.table(columns, names=list(returns.names)))) is not None:
+        raise _wrong(operator, name, f"returned a result whose {found.problem(hidden=not told)}")
     return columns
 
 

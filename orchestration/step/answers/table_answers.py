@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.resources.backends.spark_types import arrow_type_of, column_of_records
 from dagster_adjunct.resources.errors import TableError
 from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.readable_values import first_unreadable
 from dagster_adjunct.resources.tables.bulk_read import BulkReader
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 
@@ -76,13 +77,16 @@ def about(lookup: TableLookup, types: Mapping[str, str]) -> dict[str, Any]:
     return asked
 
 
-def distinct_keys(frame: DataFrame, lookup: TableLookup) -> pa.Table:
+def distinct_keys(operator: str, frame: DataFrame, lookup: TableLookup, *, sensitive: bool = False) -> pa.Table:
     """Return the keys of the records, each once, without those that are null or null in a part."""
     import pyarrow as pa
 
     keys = frame.select(*[column(name).alias(key) for name, key in zip(lookup.keys, key_names(lookup), strict=True)])
     # Brought here as they are: an exchange of the keys would take longer than the few bytes of those that come twice.
     distinct = keys.dropna().toArrow().group_by(key_names(lookup)).aggregate([])
+    if (found := first_unreadable(distinct.rename_columns(list(lookup.keys)))) is not None:
+        place = f"a record to look up in table {lookup.table}"
+        raise found.error(operator, place, hidden=sensitive, operator=operator, table=lookup.table)
     fields = [
         pa.timestamp("us", tz="UTC") if pa.types.is_timestamp(part.type) else part.type for part in distinct.schema
     ]

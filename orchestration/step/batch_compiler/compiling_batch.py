@@ -168,7 +168,7 @@ class CompilingBatch:
         return self._counts.of_join(operator, frame)
 
     def looked_up(self, operator: str, frame: DataFrame, lookup: TableLookup) -> DataFrame:
-        return self._tables.looked_up(operator, self.computed_once(operator, frame), lookup)
+        return self._tables.looked_up(operator, self.computed_once(operator, frame), lookup, self.sensitive(operator))
 
     # -- time and state
 
@@ -196,7 +196,7 @@ class CompilingBatch:
         return self._streams.send(operator, frame, stream, key=key, partitions=partitions)
 
     def write(self, operator: str, frame: DataFrame, send: TableSend) -> None:
-        self._tables.write(operator, frame, send)
+        self._tables.write(operator, frame, send, self.sensitive(operator))
 
     def letters(self, operator: str) -> DataFrame:
         return self._tables.letters(operator)

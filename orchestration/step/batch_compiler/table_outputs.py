@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from dagster_adjunct.orchestration.step.answers.recorded_answers import RecordedAnswers
@@ -37,7 +38,7 @@ class TableOutputs:
         self._known, self._counts, self._before_output = known, counts, before_output
         self._letters: dict[str, tuple[str, tuple[dict[str, Any], ...]]] = {}
 
-    def write(self, operator: str, frame: DataFrame, send: TableSend) -> None:
+    def write(self, operator: str, frame: DataFrame, send: TableSend, sensitive: frozenset[str]) -> None:
         """Write records, few of them in one task; a replay writes nothing to a table that has had its records."""
         known = self._known
         self._before_output(send.table)
@@ -51,7 +52,7 @@ class TableOutputs:
         credits = known.context.credits
         table = table if credits is None else credits.paid(table, known.spark)
         exchange = operator in known.exchanges and not known.inputs.few
-        write = self._write_of(operator, frame, send, table)
+        write = replace(self._write_of(operator, frame, send, table), sensitive=bool(sensitive))
         written = write_table(known.together(frame), write, exchange=exchange, what=operator)
         self._letters[operator] = (send.table, written.letters)
         known.context.open_tables.forget(send.table)
@@ -87,13 +88,14 @@ class TableOutputs:
         (before,) = self._known.app.operator(operator).inputs
         return as_records(self._known.spark, *self._letters.get(before, ("", ())))
 
-    def looked_up(self, operator: str, frame: DataFrame, lookup: TableLookup) -> DataFrame:
+    def looked_up(self, operator: str, frame: DataFrame, lookup: TableLookup, sensitive: frozenset[str]) -> DataFrame:
         """Return records, which are computed once, with what the table answers: the same however often it is asked."""
         known = self._known
         asked = about(lookup, dict(frame.dtypes))
         record = RecordedAnswers(known.context.lake, known.app.name, known.inputs.batch, operator, asked)
         reader = known.context.open_tables.reader(self._table(lookup.table), known.spark, known.context.credits)
-        answers = answered(distinct_keys(frame, lookup), lookup, record, reader, known.partitions_at(operator))
+        keys = distinct_keys(operator, frame, lookup, sensitive=bool(sensitive))
+        answers = answered(keys, lookup, record, reader, known.partitions_at(operator))
         self._counts.measure(lookup.table, answers.metrics, answers.metrics.counts())
         joined = with_answers(operator, frame, lookup, as_frame(known.spark, answers.table, lookup))
         return self._counts.of_join(operator, joined)

@@ -118,10 +118,10 @@ def from_avro(declared: Any) -> Convert | None:
 
 def _moment(factor: int) -> Convert:
     def convert(value: Any) -> dt.datetime:
-        if isinstance(value, dt.datetime):
+        if isinstance(value, dt.datetime) and value.tzinfo is not None:
             return value
         if type(value) is not int:
-            raise Unfit("")
+            raise Unfit(": a time without a zone" if isinstance(value, dt.datetime) else "")
         return _EPOCH + dt.timedelta(microseconds=value * factor)
 
     return convert

@@ -53,9 +53,13 @@ def written(
     attempt = f"{started:013d}-{uuid.uuid4().hex[:12]}"
     folder = data_folder(lake.stream_prefix(stream), attempt)
     what = f"stream {stream!r}"
-    files = write_records(
-        data, lake.store, folder, declaration, what, tuple(order_by), partitioned=partitioned, one_task=one_task
-    )
+    try:
+        files = write_records(
+            data, lake.store, folder, declaration, what, tuple(order_by), partitioned=partitioned, one_task=one_task
+        )
+    except SchemaMismatchError as error:
+        error.stream = f"lake.{stream}"
+        raise
     partitions = tuple(range(declaration.partitions))
     marker = None
     if end_of_dataset is not None:

@@ -10,6 +10,7 @@ from dagster_adjunct.resources.bucketing.bucket_files import BucketFile
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.quoted_columns import column, quoted
+from dagster_adjunct.resources.schemas.readable_values import first_unreadable
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, conform, same_family, widens
 from dagster_adjunct.resources.streams.interface.stream_system import (
     EPOCH,
@@ -163,6 +164,9 @@ def table_content(table: pa.Table, declaration: Declaration, what: str) -> pa.Ta
     for name in POSITION:
         if name in table.column_names:
             marked = marked.append_column(name, _mark(table, name, arrow_type(_POSITIONS[name]), what))
+    if (found := first_unreadable(marked)) is not None:
+        hidden = found.column in declaration.schema_.sensitive
+        raise found.error(what, f"row {found.row}", hidden=hidden, row=found.row)
     return marked.combine_chunks()
 
 

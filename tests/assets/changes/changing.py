@@ -13,6 +13,7 @@ from dagster_adjunct.assets.sources.opened_stream import Source
 from dagster_adjunct.assets.unbounded.engine import engine_of
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
+from tests.assets.foreign_streams import stored, stored_table
 
 VALUES = Schema.of(value="string")
 
@@ -36,6 +37,21 @@ def stream(world: World, schema: Schema, rows: Sequence[tuple[Any, ...]], **more
     """Make the stream `changes` with these records; a row that is one longer ends with whether it is a tombstone."""
     world.streams.create("changes", schema=schema, **{"partitions": 1, **more})
     send(world, rows)
+
+
+def foreign_stream(world: World, schema: Schema, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Make the stream `changes` of a system that checks nothing; bytes stand for texts that are not UTF-8."""
+    world.streams.create("changes", schema=stored(schema), partitions=1)
+    world.foreign["changes"] = schema
+    columns: dict[str, Any] = {}
+    for index, field in enumerate(schema.to_arrow()):
+        values = [row[index] for row in rows]
+        if field.type == pa.string():
+            columns[field.name] = pa.array([v.encode() if isinstance(v, str) else v for v in values], pa.binary())
+        else:
+            columns[field.name] = pa.array(values, field.type)
+    columns["__tombstone"] = pa.array([len(row) > len(schema.names) and row[-1] for row in rows], pa.bool_())
+    world.streams.append("changes", stored_table(pa.table(columns)), producer="test", sequence=1)
 
 
 def send(world: World, rows: Sequence[tuple[Any, ...]], name: str = "changes") -> None:

@@ -21,7 +21,17 @@ from dagster_adjunct.assets.declaration.extractors.extractor import Projection, 
 from dagster_adjunct.assets.sources.opened_stream import Source
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
-from tests.assets.changes.changing import Change, changes_of, dataset, decoded, problems, rows_of, send, stream
+from tests.assets.changes.changing import (
+    Change,
+    changes_of,
+    dataset,
+    decoded,
+    foreign_stream,
+    problems,
+    rows_of,
+    send,
+    stream,
+)
 from tests.assets.conftest import World
 
 ROWS = Schema.of(id="bigint", name="string")
@@ -186,7 +196,7 @@ _LAST_MICRO = 253_402_300_799_999_999
 def test_dates_and_times_that_python_has_not_are_problems_whatever_the_format(either: World) -> None:
     edges = [(1, -719_162, -62_135_596_800_000_000), (2, 2_932_896, _LAST_MICRO), (3, None, None)]
     beyond = [(4, -719_163, 0), (5, 2_932_897, 0), (6, 0, -62_135_596_800_000_001), (7, 0, _LAST_MICRO + 1)]
-    stream(either, DAYS, edges + beyond)
+    foreign_stream(either, DAYS, edges + beyond)
     functions = PythonExtractor("tests.assets.extractors:same", "id BIGINT, day DATE, at TIMESTAMP", ("id",))
     for extractor in (None, functions):
         changes = changes_of(either, dataset(extractor=extractor)).select(["__offset", "__problem"])

@@ -13,16 +13,16 @@ from dagster_adjunct.assets.declaration.following_changes import DeadLetters
 from dagster_adjunct.assets.unbounded.engine import engine_of
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
-from tests.assets.changes.changing import changes_of, dataset, stream
+from tests.assets.changes.changing import changes_of, dataset, foreign_stream
 from tests.assets.conftest import World
 
 TYPES = Schema.of(
     **{"id": "bigint", "op": "string", "gone": "string", "a b\"c": "string"},
     t="tinyint", s="smallint", i="int", yes="boolean", day="date", at="timestamp", raw="binary",
 )  # fmt: skip
-TEXTS = [
+TEXTS: list[Any] = [
     "", "plain", 'quo"te', "back\\slash", "tab\tline\nfeed\r\b\f", "\x00\x01\x1f\x7f", "é€😀", "\x02marked\x03",
-    "x" * 120
+    "x" * 120, b"caf\xe9", b"\xf0\x9f\x98 cut", b"\xff\xfe",
 ]  # fmt: skip
 INSTANTS = [dt.datetime(2, 1, 1, tzinfo=dt.UTC), dt.datetime(2024, 2, 29, 23, 59, 59, 999_999, dt.UTC), None]
 
@@ -35,7 +35,7 @@ def records() -> list[tuple[Any, ...]]:
             None if number % 4 == 3 else number, text, ["TRUE", "false", text][number % 3], text,
             -128, 32767, None if number % 2 else -(2**31), [True, False, None][number % 3],
             [0, -719_162, 2_932_896, 2_932_897, -800_000, None][number % 6],
-            at if number != 5 else 10**18, None if text is None else text.encode(), number % 5 == 4,
+            at if number != 5 else 10**18, text.encode() if isinstance(text, str) else text, number % 5 == 4,
         ))  # fmt: skip
     return rows
 
@@ -54,7 +54,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", FORMS)
 def test_changes_and_dead_letters_are_the_same_by_both(world: World, spark: Any, name: str) -> None:
-    stream(world, TYPES, records())
+    foreign_stream(world, TYPES, records())
     spec = dataset(on_bad_change=DEAD, **FORMS[name])
     told = []
     for engine in (lambda: spark, IN_PROCESS):

@@ -239,3 +239,81 @@ def test_reading_nothing_has_the_right_columns(s: LakeStreams) -> None:
     table = s.read_arrow({ssp: OffsetRange("0", "0") for ssp in s.partitions("s")}, columns=["v"])
     assert table.column_names == ["v", "__partition", "__offset", "__timestamp", "__tombstone", "__epoch"]
     assert table.num_rows == 0
+
+
+STRING = pa.string()
+BAD_TIME = 253_402_300_800_000_000
+"""The first microsecond of the year 10000."""
+KINDS = Schema.of(k="string", day="date", at="timestamp", name="string")
+
+
+def kinds(**columns: pa.Array) -> pa.Table:
+    """Three good records, with these columns in place of theirs."""
+    good = {
+        "k": pa.array(["a", "b", "c"]),
+        "day": pa.array([0, -719_162, 2_932_896], pa.int32()).cast(pa.date32()),
+        "at": pa.array([0, -62_135_596_800_000_000, BAD_TIME - 1], pa.int64()).cast(pa.timestamp("us", "UTC")),
+        "name": pa.array(["é", None, "😀"]),
+    }
+    return pa.table({**good, **columns})
+
+
+def unchecked(values: list[bytes | None], kind: pa.DataType = STRING) -> pa.Array:
+    return pa.array(values, pa.large_binary() if kind == pa.large_string() else pa.binary()).view(kind)
+
+
+def day(count: int) -> pa.Array:
+    return pa.array([0, None, count], pa.int32()).cast(pa.date32())
+
+
+def moment(count: int, unit: str = "us", zone: str = "UTC") -> pa.Array:
+    return pa.array([0, None, count], pa.int64()).cast(pa.timestamp(unit, zone))
+
+
+UNREADABLE = {
+    "day after": ("day", day(2_932_897)),
+    "day before": ("day", day(-719_163)),
+    "days of 64 bits": ("day", pa.array([0, None, 253_402_300_800_000], pa.int64()).cast(pa.date64())),
+    "time after": ("at", moment(BAD_TIME)),
+    "time before": ("at", moment(-62_135_596_800_000_001)),
+    "seconds of a zone": ("at", moment(253_402_300_800, "s", "Europe/Paris")),
+    "text": ("name", unchecked([b"ok", None, b"caf\xe9"])),
+    "large text": ("name", unchecked([b"ok", None, b"caf\xe9"], pa.large_string())),
+    "text of a dictionary": (
+        "name",
+        pa.DictionaryArray.from_arrays(pa.array([0, None, 1]), unchecked([b"ok", b"\xff"])),
+    ),
+    "key": ("k", unchecked([b"a", b"b", b"\xed\xa0\x80"])),
+    "the record's own time": ("__timestamp", moment(BAD_TIME)),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_values_that_python_does_not_have_are_refused_by_column_and_row(streams: LakeStreams, name: str) -> None:
+    column, values = UNREADABLE[name]
+    streams.create("s", schema=KINDS, key=["k"], partitions=2)
+    table = kinds(**{column: values})
+    cut = pa.concat_tables([table.slice(0, 1), table.slice(1)])
+    for given in (table, cut):
+        with pytest.raises(SchemaMismatchError) as caught:
+            streams.append("s", given, producer="p", sequence=0)
+        assert (caught.value.stream, caught.value.column, caught.value.row) == ("lake.s", column, 2)
+    good = table.slice(0, 2)
+    assert streams.append("s", good, producer="p", sequence=0).rows == 2
+    assert sorted(row[0] for row in everything(streams)) == ["a", "b"]
+
+
+def test_the_first_and_the_last_day_are_taken_and_read_again(streams: LakeStreams) -> None:
+    streams.create("s", schema=KINDS, key=["k"], partitions=2)
+    streams.append("s", kinds(), producer="p", sequence=0)
+    read = {row[0]: row[1:4] for row in everything(streams)}
+    assert read["b"] == (dt.date.min, dt.datetime.min.replace(tzinfo=dt.UTC), None)
+    assert read["c"] == (dt.date.max, dt.datetime.max.replace(tzinfo=dt.UTC), "😀")
+
+
+def test_values_of_sensitive_columns_are_refused_untold(streams: LakeStreams) -> None:
+    streams.create("s", schema=KINDS.with_sensitive("name"), key=["k"], partitions=2)
+    with pytest.raises(SchemaMismatchError) as caught:
+        streams.append("s", kinds(name=unchecked([b"ok", None, b"Jos\xe9"])), producer="p", sequence=0)
+    assert caught.value.column == "name"
+    assert "Jos" not in str(caught.value)

@@ -189,3 +189,36 @@ def test_hundreds_of_small_segments_are_one_scan(spark: SparkSession, streams: L
     frame = streams.read(spark, whole)
     assert collected(frame) == streams.read_arrow(whole).to_pylist()
     assert plan_of(frame).count("FileScan") == 1
+
+
+@pytest.mark.parametrize(
+    ("column", "made"),
+    [
+        ("day", "date_from_unix_date(2932897)"),
+        ("at", "timestamp_micros(253402300800000000)"),
+        ("at", "timestamp_micros(-62135596800000001)"),
+        ("name", "cast(x'636166e9' as string)"),
+        ("k", "cast(x'ff' as string)"),
+        ("__timestamp", "timestamp_micros(253402300800000000)"),
+    ],
+)
+@pytest.mark.parametrize("key", [["k"], []])
+def test_values_that_python_does_not_have_are_refused_from_spark(
+    spark: SparkSession, streams: LakeStreams, column: str, made: str, key: list[str]
+) -> None:
+    kinds = Schema.of(k="string", day="date", at="timestamp", name="string")
+    streams.create("s", schema=kinds, key=key, partitions=2 if key else 1)
+    good = spark.sql(
+        "SELECT * FROM VALUES ('a', date'0001-01-01', timestamp'0001-01-01 00:00:00', 'é', timestamp'2026-01-01'), "
+        "('b', date'9999-12-31', timestamp'9999-12-31 23:59:59.999999', NULL, NULL) AS t(k, day, at, name, __timestamp)"
+    )
+    frame = good.selectExpr(
+        *[name for name in good.columns if name != column],
+        f"if(k = 'b', {made}, `{column}`) as `{column}`",
+    )
+    with pytest.raises(SchemaMismatchError) as caught:
+        streams.append("s", frame, producer="p", sequence=0)
+    assert (caught.value.stream, caught.value.column) == ("lake.s", column)
+    assert streams.append("s", good, producer="p", sequence=0).rows == 2
+    rows = {row["k"]: row["day"].year for row in streams.read_arrow(streams.whole("s")).to_pylist()}
+    assert rows == {"a": 1, "b": 9999}

@@ -1,0 +1,220 @@
+"""Values that Arrow holds and Python does not: dates outside the years 1 to 9999, and text that is not UTF-8.
+
+Whoever wrote one could not read it again, so every door refuses them: `first_unreadable` where all are refused with it,
+`unreadable` where the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from dagster_adjunct.resources.errors import SchemaMismatchError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column
+
+CHECKED_TYPES = ("string", "date", "timestamp")
+Errors = Literal["backslashreplace", "replace"]
+YEARS, UTF8 = "years are 1 to 9999", "text is UTF-8"
+DAYS = (-719_162, 2_932_896)
+"""0001-01-01 and 9999-12-31, in days since 1970."""
+MICROS = (DAYS[0] * 86_400_000_000, (DAYS[1] + 1) * 86_400_000_000 - 1)
+_A_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
+_LONGEST = 100
+
+
+def unreadable(column: pa.Array | pa.ChunkedArray, errors: Errors = "backslashreplace") -> dict[int, Any]:
+    """Return the values of a column that Python does not have, by row, as `readable_value` gives them.
+
+    Nearly always there is none. Arrow's own functions look; rows are searched only where a column holds such a value.
+    """
+    if not _is_unreadable(column):
+        return {}
+    return {row: readable_value(column[row], errors) for row in _rows(column)}
+
+
+def readable_values(column: pa.Array | pa.ChunkedArray, errors: Errors = "backslashreplace") -> list[Any]:
+    """Return a column's values as `readable_value` gives them: as Arrow does, where Python has them all."""
+    if _is_unreadable(column):
+        return [readable_value(value, errors) for value in column]
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A value that Python does not have: its column and row, the value as text, and what is expected in its place."""
+
+    column: str
+    row: int
+    text: str
+    rule: str
+
+    @property
+    def next_step(self) -> str:
+        """What to do about it where records come from."""
+        return {
+            YEARS: "Write the date that is meant, or null where there is none; 9999-12-31 is the last one.",
+            UTF8: "Decode it by its own character set first, as in data.decode('cp1252'), or declare it as binary.",
+        }.get(self.rule, "Correct the value, or write null in its place.")
+
+    def problem(self, place: str = "", *, hidden: bool = False) -> str:
+        """Return what is wrong, `place` is where its row is; `hidden` values are not told."""
+        value = "***" if hidden else self.text
+        return (
+            f"column {self.column!r}{f' of {place}' if place else ''} is {value}, which Python can't hold: {self.rule}"
+        )
+
+    def error(self, what: str, place: str, *, hidden: bool = False, **about: Any) -> SchemaMismatchError:
+        """Return the error for it, `about` what else is known."""
+        problem = self.problem(place, hidden=hidden)
+        return SchemaMismatchError(f"{what}: {problem}.", self.next_step, column=self.column, **about)
+
+
+def first_unreadable(records: pa.Table | pa.RecordBatch, names: Iterable[str] | None = None) -> Unreadable | None:
+    """Return the first value of these columns, or of all, that Python does not have."""
+    for place, name in enumerate(records.schema.names) if names is None else ((name, name) for name in names):
+        column = records.column(place)
+        if _is_unreadable(column):
+            row = next(iter(_rows(column)))
+            return Unreadable(name, row, _text(readable_value(column[row])), _expected(column.type))
+    return None
+
+
+def rule_of(kind: str) -> str:
+    """Return what is expected of values of this Spark type, one of CHECKED_TYPES."""
+    return UTF8 if kind == "string" else YEARS
+
+
+def _expected(kind: pa.DataType) -> str:
+    """Return what is expected of values of this type."""
+    import pyarrow.types as t
+
+    kind = kind.value_type if t.is_dictionary(kind) else kind
+    if t.is_nested(kind):
+        return f"{YEARS}, and {UTF8}"
+    return YEARS if t.is_date(kind) or t.is_timestamp(kind) else UTF8
+
+
+def readable_value(scalar: pa.Scalar, errors: Errors = "backslashreplace") -> Any:
+    """Return a value as Python has it; a date or text that Python does not have as text, in nested values too.
+
+    Bytes that are not UTF-8 are escaped in it, or with "replace" a U+FFFD stands for them, as Java has it.
+    """
+    import pyarrow as pa
+    import pyarrow.types as t
+
+    if not scalar.is_valid:
+        return None
+    kind = scalar.type
+    if t.is_dictionary(kind):
+        return readable_value(scalar.dictionary[scalar.index.as_py()], errors)
+    if t.is_struct(kind):
+        return {field.name: readable_value(scalar[place], errors) for place, field in enumerate(kind)}
+    if t.is_nested(kind):
+        return [readable_value(item, errors) for item in scalar.values]
+    if (t.is_date(kind) or t.is_timestamp(kind)) and _is_unreadable(pa.array([scalar], kind)):
+        return _dated(scalar.value, "D" if t.is_date32(kind) else "ms" if t.is_date64(kind) else kind.unit)
+    if t.is_string(kind) or t.is_large_string(kind) or t.is_string_view(kind):
+        return scalar.as_buffer().to_pybytes().decode(errors=errors)
+    return scalar.as_py()
+
+
+def unreadable_in_spark(column: Column, kind: str) -> Column:
+    """Whether a value of this type, one of CHECKED_TYPES, is one that Python does not have."""
+    from pyspark.sql import functions as F
+
+    if kind == "date":
+        return ~F.unix_date(column).between(*DAYS)
+    if kind == "timestamp":
+        return ~F.unix_micros(column).between(*MICROS)
+    return ~F.is_valid_utf8(column)
+
+
+def spark_date(text: str) -> str:
+    """Return a date or timestamp that numpy wrote as Spark writes it: a sign before long years, no needless zeros."""
+    sign, digits = ("-", text[1:]) if text.startswith("-") else ("", text)
+    day, _, time = digits.partition("T")
+    year, _, rest = day.partition("-")
+    sign = sign or ("+" if len(year) > 4 else "")
+    time = time.rstrip("0").rstrip(".") if "." in time else time
+    return f"{sign}{int(year):04d}-{rest}" + (f" {time}" if time else "")
+
+
+def _is_unreadable(column: pa.Array | pa.ChunkedArray) -> bool:
+    """Whether Python lacks one of these values."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.types as t
+
+    kind = column.type
+    if isinstance(column, pa.ChunkedArray):
+        return any(map(_is_unreadable, column.chunks))
+    if t.is_date(kind) or t.is_timestamp(kind):
+        ends = pc.min_max(column)
+        low, high = ends["min"].value, ends["max"].value
+        least, most = _bounds(kind)
+        return low is not None and (low < least or high > most)
+    if t.is_string(kind) or t.is_large_string(kind) or t.is_string_view(kind):
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid:
+            return True
+        return False
+    if t.is_dictionary(kind):
+        return _is_unreadable(column.dictionary_decode())
+    if t.is_struct(kind):
+        return any(map(_is_unreadable, column.flatten()))
+    if t.is_map(kind):  # Arrow flattens no maps
+        column = column.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
+        return _is_unreadable(column.flatten())
+    return bool(t.is_nested(kind)) and _is_unreadable(column.flatten())
+
+
+def _bounds(kind: pa.DataType) -> tuple[int, int]:
+    import pyarrow.types as t
+
+    a_day = 1 if t.is_date32(kind) else _A_DAY["ms" if t.is_date64(kind) else kind.unit]
+    return DAYS[0] * a_day, (DAYS[1] + 1) * a_day - 1
+
+
+def _rows(column: pa.Array | pa.ChunkedArray) -> Iterable[int]:
+    """Return the rows of a column whose values Python does not have."""
+    import numpy as np
+    import pyarrow.compute as pc
+    import pyarrow.types as t
+
+    kind = column.type
+    if not (t.is_date(kind) or t.is_timestamp(kind)):
+        return _searched(column, 0, len(column))
+    counts = column.cast("int32").cast("int64") if t.is_date32(kind) else column.cast("int64")
+    least, most = _bounds(kind)
+    outside = pc.fill_null(pc.or_(pc.less(counts, least), pc.greater(counts, most)), False)
+    rows: list[int] = np.nonzero(np.asarray(outside))[0].tolist()
+    return rows
+
+
+def _searched(column: pa.Array | pa.ChunkedArray, start: int, count: int) -> Iterable[int]:
+    """Yield the rows with such a value, by halves: few of many rows are looked at alone."""
+    if not _is_unreadable(column.slice(start, count)):
+        return
+    if count == 1:
+        yield start
+        return
+    half = count // 2
+    yield from _searched(column, start, half)
+    yield from _searched(column, start + half, count - half)
+
+
+def _dated(count: int, unit: str) -> str:
+    import numpy as np
+
+    return spark_date(str(np.datetime64(count, unit)))  # type: ignore[call-overload]
+
+
+def _text(value: Any) -> str:
+    text = f"'{value}'" if isinstance(value, str) and value.isprintable() else repr(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
