@@ -101,7 +101,7 @@ def _build(member: Member, delivery: Delivery, attempt: Attempt) -> SealedVersio
     records = source.check(delivery, spark)
     counters: dict[str, int] = {"read": records or 0}
     if records != 0:
-        schema = source.schema.with_sensitive(*(name for name in spec.sensitive if name in source.schema.names))
+        schema = source.schema.with_sensitive(*(name for name in spec.sensitive if name in source.schema))
         layout = layout_of(schema, spec.key, spec.partition_by, spec.partitions, positioned=False)
         try:
             with interpreted_if_few(spark, records):

@@ -29,6 +29,7 @@ from dagster_adjunct.assets.declaration.version_times import check_valid_from
 from dagster_adjunct.resources.declared_place import Place, caller
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.names import check_name, split_stream_name
+from dagster_adjunct.resources.schemas.schema import repeated
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.initial_load import InitialLoad
@@ -232,10 +233,10 @@ class AdjunctDataset:
                     "Correct it.",
                     argument=what,
                 )
-        folded = [column.lower() for column in columns]
-        twice = [column for column in columns if folded.count(column.lower()) > 1]
-        if twice:
-            raise self._wrong(f"names column {twice[0]!r} twice in {what}", "Name it once.", argument=what)
+        folded = repeated(column.lower() for column in columns)
+        if folded:
+            twice = next(column for column in columns if column.lower() == folded[0])
+            raise self._wrong(f"names column {twice!r} twice in {what}", "Name it once.", argument=what)
 
     def _wrong(self, problem: str, next_step: str, *, argument: str) -> ConfigurationError:
         problem = f"dataset {self.name!r} {problem}."

@@ -20,7 +20,7 @@ from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.records import ArrowFrame, spark_frame_of, table_of
-from dagster_adjunct.resources.schemas.schema import Schema, conform
+from dagster_adjunct.resources.schemas.schema import Schema, conform, repeated
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct.resources.spark.spark_errors import first_line
 from dagster_adjunct.resources.streams.interface.stream_system import META
@@ -133,14 +133,13 @@ def check_answer(answer: DataFrame, declared: Schema, what: str) -> None:
 def _check_columns(columns: Sequence[tuple[str, str]], declared: Schema, what: str) -> None:
     types = dict(columns)
     parts = [(name, "is missing") for name in declared.names if name not in types]
-    parts += [(name, f"({kind}) is not declared") for name, kind in types.items() if name not in declared.names]
+    parts += [(name, f"({kind}) is not declared") for name, kind in types.items() if name not in declared]
     parts += [
         (field.name, f"is {types[field.name]}, declared {field.type}")
         for field in declared.fields
         if field.name in types and types[field.name] != field.type
     ]
-    names = [name for name, _ in columns]
-    parts += [(name, "stands twice") for name in sorted({name for name in names if names.count(name) > 1})]
+    parts += [(name, "stands twice") for name in repeated(name for name, _ in columns)]
     if parts:
         raise DatasetError(
             f"{what} answers with other columns than are declared: {'; '.join(' '.join(part) for part in parts)}.",

@@ -19,7 +19,7 @@ from dagster_adjunct.assets.writing.generation_writer import SPARK
 from dagster_adjunct.assets.writing.write_generation import write_generation
 from dagster_adjunct.resources.bucketing.write_over_time import OverTimeWrite
 from dagster_adjunct.resources.errors import AdjunctError, DatasetError, OffsetOutOfRangeError
-from dagster_adjunct.resources.schemas.schema import widens
+from dagster_adjunct.resources.schemas.schema import repeated, widens
 from dagster_adjunct.resources.streams.interface.stream_system import TIMESTAMP, TOMBSTONE
 
 if TYPE_CHECKING:
@@ -166,14 +166,14 @@ def fitted(rows: DataFrame, schema: Schema, what: str) -> DataFrame:
     from dagster_adjunct.resources.schemas.quoted_columns import column
 
     types = {field.name: field.dataType.simpleString() for field in rows.schema.fields}
-    names = rows.columns
+    twice = repeated(rows.columns)
     wrong = [(name, "is missing") for name in schema.names if name not in types]
     wrong += [
         (field.name, f"is {types[field.name]}, expected {field.type}")
         for field in schema.fields
         if field.name in types and not widens(types[field.name], field.type)
     ]
-    wrong += [(name, "stands twice") for name in schema.names if names.count(name) > 1]
+    wrong += [(name, "stands twice") for name in twice if name in schema]
     if wrong:
         raise DatasetError(
             f"{what} has other columns than the dataset: {'; '.join(' '.join(part) for part in wrong)}.",

@@ -74,7 +74,7 @@ def table_layout(source: Source) -> BucketLayout:
     """Return how the rows of a table lie in files, by its declaration of now."""
     spec = source.spec
     over_time = spec.following.history is not None
-    schema = source.schema.with_sensitive(*(name for name in spec.sensitive if name in source.schema.names))
+    schema = source.schema.with_sensitive(*(name for name in spec.sensitive if name in source.schema))
     return layout_of(
         schema,
         spec.key,

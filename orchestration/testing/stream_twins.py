@@ -67,7 +67,7 @@ def table_of(
 
     everything = [*rows, *deleted]
     for number, row in enumerate(everything):
-        unknown = [name for name in row if name not in schema.names]
+        unknown = [name for name in row if name not in schema]
         if unknown:
             raise ConfigurationError(
                 f"stream {stream!r}: record {number} has a column {unknown[0]!r}; its columns are "

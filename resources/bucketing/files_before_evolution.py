@@ -45,10 +45,9 @@ def as_laid_out(table: pa.Table, layout: BucketLayout) -> pa.Table:
     problem = columns_problem(table.schema, layout)
     if problem:
         raise pa.ArrowInvalid(problem)
+    there = set(table.schema.names)
     columns = [
-        table.column(field.name).cast(field.type)
-        if field.name in table.column_names
-        else pa.nulls(table.num_rows, field.type)
+        table.column(field.name).cast(field.type) if field.name in there else pa.nulls(table.num_rows, field.type)
         for field in wanted
     ]
     return pa.table(columns, schema=wanted)

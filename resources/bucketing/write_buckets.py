@@ -72,7 +72,8 @@ def write_buckets(
     if by:
         df = df.sortWithinPartitions(*by)
     marks = [TOMBSTONE] if options.drop_tombstones and TOMBSTONE not in layout.columns else []
-    stored = [name for name in (*layout.columns, *marks) if name in df.columns]
+    there = set(df.columns)
+    stored = [name for name in (*layout.columns, *marks) if name in there]
     # By position: mapInArrow looks columns up by name, and stumbles over dots and backticks in them.
     numbered = [f"{quoted(name)} AS c{index}" for index, name in enumerate(stored)]
     last = [f"{DIGEST} AS digest", *([f"{_BUCKET} AS bucket"] if one_task else [])]

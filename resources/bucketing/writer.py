@@ -319,7 +319,8 @@ class BucketFileWriter:
 
 def check_values(rows: pa.Table, layout: BucketLayout, what: str) -> None:
     """Raise SchemaMismatchError for a value that could be stored and not be read again, naming its record."""
-    found = first_unreadable(rows, [name for name in layout.columns if name in rows.column_names])
+    there = set(rows.schema.names)
+    found = first_unreadable(rows, [name for name in layout.columns if name in there])
     if found is not None:
         names = layout.key or layout.schema.names
         record = {name: readable_value(rows.column(name)[found.row]) for name in names}

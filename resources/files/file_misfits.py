@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.schemas.schema import repeated
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.schemas.schema import Field, Schema
@@ -17,9 +18,9 @@ def declared_as(field: Field) -> str:
 
 def check_columns(columns: list[str], schema: Schema, where: str) -> None:
     """Refuse a file whose columns are not those declared, each once."""
-    twice = sorted({name for name in columns if columns.count(name) > 1})
-    missing = [name for name in schema.names if name not in columns]
-    extra = [name for name in columns if name not in schema.names]
+    twice, there = repeated(columns), set(columns)
+    missing = [name for name in schema.names if name not in there]
+    extra = [name for name in columns if name not in schema]
     parts = [f"column {name!r} stands twice" for name in twice]
     parts += [f"column {name!r} is missing" for name in missing]
     parts += [f"column {name!r} is not declared" for name in extra]

@@ -135,7 +135,7 @@ def _problem(line: bytes, schema: Schema) -> str:
         return f"it is no JSON ({error})"
     if not isinstance(record, dict):
         return f"it is a {type(record).__name__}, expected an object"
-    unknown = [name for name in record if name not in schema.names]
+    unknown = [name for name in record if name not in schema]
     return f"field {unknown[0]!r} is not declared" if unknown else ""
 
 

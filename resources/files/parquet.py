@@ -96,12 +96,17 @@ def _check_types(stored: pa.Schema, int96: set[str], schema: Schema, where: str)
 
 
 def _zoned(table: pa.Table, int96: set[str]) -> pa.Table:
+    import pyarrow as pa
     import pyarrow.compute as pc
 
-    for name in int96:
-        zoned = pc.assume_timezone(table.column(name), "UTC")
-        table = table.set_column(table.column_names.index(name), name, zoned)
-    return table
+    if not int96:
+        return table
+    names = table.schema.names
+    columns = [
+        pc.assume_timezone(column, "UTC") if name in int96 else column
+        for name, column in zip(names, table.columns, strict=True)
+    ]
+    return pa.table(columns, names=names)
 
 
 def _begins(column: Any) -> int:

@@ -33,5 +33,5 @@ def evolved(stored: Schema, declared: Schema) -> Schema:
 
     What is sensitive in one of the two stays so.
     """
-    names = [*stored.names, *(name for name in declared.names if name not in stored.names)]
+    names = [*stored.names, *(name for name in declared.names if name not in stored)]
     return declared.select(names).with_sensitive(*stored.sensitive)

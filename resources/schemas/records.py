@@ -7,7 +7,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.schema import Schema, repeated
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -89,7 +89,7 @@ def _without_views(table: pa.Table) -> pa.Table:
 
 
 def _each_once(table: pa.Table, what: str) -> pa.Table:
-    twice = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
+    twice = repeated(table.schema.names)
     if twice:
         raise SchemaMismatchError(f"{what}: there are two columns {twice[0]!r}.", "Rename one.", column=twice[0])
     return table

@@ -6,6 +6,7 @@ A schema is stored as a list of {"name", "type"}; neither Spark nor Arrow is imp
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as declared
@@ -64,10 +65,11 @@ class Schema:
     """The columns of records or entries, in order."""
 
     fields: tuple[Field, ...]
+    _by_name: dict[str, Field] = declared(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        names = [field.name.lower() for field in self.fields]  # Spark's names ignore case
-        twice = sorted({name for name in names if names.count(name) > 1})
+        object.__setattr__(self, "_by_name", {field.name: field for field in self.fields})
+        twice = repeated(field.name.lower() for field in self.fields)  # Spark's names ignore case
         if twice:
             raise SchemaMismatchError(
                 f"columns {twice} stand twice in a schema.", "Rename one of each.", column=twice[0]
@@ -80,13 +82,16 @@ class Schema:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(field.name for field in self.fields)
+        return tuple(self._by_name)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is a column of this name."""
+        return name in self._by_name
 
     def field(self, name: str, what: str = "schema") -> Field:
         """Return the field of this name; `what` says in the error whose schema it is."""
-        for field in self.fields:
-            if field.name == name:
-                return field
+        if name in self._by_name:
+            return self._by_name[name]
         raise SchemaMismatchError(
             f"{what} has no column {name!r}: it has {', '.join(self.names)}.", "Check the name.", column=name
         )
@@ -173,6 +178,11 @@ class Schema:
     @classmethod
     def from_spark(cls, schema: StructType) -> Schema:
         return cls(tuple(Field(field.name, field.dataType.simpleString()) for field in schema.fields))
+
+
+def repeated(names: Iterable[str]) -> list[str]:
+    """Return the names that are there more than once, sorted."""
+    return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
 _WHOLE = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
@@ -267,8 +277,10 @@ def conform(table: pa.Table, schema: Schema, what: str) -> pa.Table:
     """
     import pyarrow as pa
 
-    missing = [name for name in schema.names if name not in table.column_names]
-    extra = [name for name in table.column_names if name not in schema.names]
+    given = table.schema.names
+    extra = [name for name in given if name not in schema]
+    there = set(given)
+    missing = [name for name in schema.names if name not in there]
     if missing or extra:
         raise SchemaMismatchError(
             f"{what}: columns {missing} are missing and {extra} are not expected; the schema is "

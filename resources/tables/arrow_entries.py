@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.readable_values import first_unreadable
 from dagster_adjunct.resources.schemas.records import ArrowFrame, table_of
+from dagster_adjunct.resources.schemas.schema import repeated
 from dagster_adjunct.resources.tables.arrow_values import struct_of, to_python
 from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.key_columns import key_columns
@@ -53,7 +55,7 @@ class ArrowEntries:
         key = key_columns("entries", key)
         columns = {name: _whole(rows, place) for place, name in enumerate(rows.schema.names)}
         missing = [name for name in key if name not in columns]
-        twice = sorted({name for name in rows.schema.names if rows.schema.names.count(name) > 1})
+        twice = repeated(rows.schema.names)
         if missing or twice:
             wrong = f"no column {missing[0]!r}, which is of the key" if missing else f"two columns {twice[0]!r}"
             raise SchemaMismatchError(
@@ -68,6 +70,8 @@ class ArrowEntries:
                 "Give a column of plain values.",
                 column=nested,
             )
+        if (found := first_unreadable(pa.table(columns))) is not None:
+            raise found.error("an Arrow batch", f"row {found.row}", row=found.row)
         held = {name: column for name, column in columns.items() if not (updates and name in key)}
         return ArrowEntries(
             struct_of({name: columns[name] for name in key}, rows.num_rows), struct_of(held, rows.num_rows)

@@ -114,7 +114,8 @@ class Projection:
         return declared
 
     def keeps(self, columns: Sequence[str]) -> bool:
-        return all(self._computed.get(name, name) in (name, quoted(name)) for name in columns)
+        computed = self._computed
+        return all(computed.get(name, name) in (name, quoted(name)) for name in columns)
 
     def apply(self, records: DataFrame, schema: Schema, what: str) -> DataFrame:
         from pyspark.sql import functions as F
@@ -161,25 +162,29 @@ class Projection:
         from pyspark.errors import PySparkException
         from pyspark.sql import functions as F
 
-        tombstone = F.col(TOMBSTONE)
+        tombstone, computed = F.col(TOMBSTONE), self._computed
+        expressions = {name: F.expr(computed.get(name, quoted(name))) for name in schema.names}
+        try:
+            planned = records.select(*expressions.values()).schema.fields
+        except PySparkException:
+            for name, expression in expressions.items():  # one by one: Spark does not say which it is
+                try:
+                    records.select(expression)
+                except PySparkException as error:
+                    raise _unplanned(what, f"the expression for {name!r}", computed[name], error) from error
+            raise
         columns = []
-        for field in schema.fields:
-            expression = F.expr(self._computed.get(field.name, quoted(field.name)))
-            try:
-                kind = records.select(expression).schema.fields[0].dataType.simpleString()
-            except PySparkException as error:
-                raise _unplanned(
-                    what, f"the expression for {field.name!r}", self._computed[field.name], error
-                ) from error
+        for field, given in zip(schema.fields, planned, strict=True):
+            kind, expression = given.dataType.simpleString(), expressions[field.name]
             if not fits(kind, field.type):
                 raise DatasetError(
                     f"{what}: the projection declares {field.name} as {field.type}, and "
-                    f"{self._computed.get(field.name, field.name)!r} gives {kind}.",
+                    f"{computed.get(field.name, field.name)!r} gives {kind}.",
                     f"Declare it as {kind}, or cast it in the expression, where everybody sees it.",
                     column=field.name,
                 )
-            value = expression if self.keeps((field.name,)) else F.when(~tombstone, expression)
-            columns.append(value.cast(field.type).alias(field.name))
+            kept = computed.get(field.name, field.name) in (field.name, quoted(field.name))
+            columns.append((expression if kept else F.when(~tombstone, expression)).cast(field.type).alias(field.name))
         return records.select(*columns, *companions(records))
 
     def describe(self) -> str:

@@ -110,7 +110,7 @@ def _entries(
     deleting: tuple[str, ...] = (),
 ) -> Iterator[pa.RecordBatch]:
     function = load(extractor, what)
-    data = [name for name in names if name not in _marks(names)]
+    data = [name for name in names if not name.startswith("__")]
     for batch in batches:
         table = _named(batch, names)
         taken: list[int] = []
@@ -184,7 +184,7 @@ def _check_entry(entry: Any, kept: dict[str, Any], extractor: PythonExtractor, s
         returned = f"{_told(entry, bool(extractor.sensitive))} for an entry"
     elif missing := [name for name in schema.names if name not in entry]:
         returned = f"an entry without column {missing[0]!r}, with {', '.join(map(repr, entry)) or 'none'}"
-    elif extra := [name for name in entry if name not in schema.names]:
+    elif extra := [name for name in entry if name not in schema]:
         returned = f"an entry with column {extra[0]!r}, which is not declared"
     elif other := [name for name, value in kept.items() if entry[name] != value]:
         hidden = _is_hidden(other[0], extractor)

@@ -106,7 +106,7 @@ class SendToLocal(PassesRecords):
         return None if arriving is None else {name: arriving.get(name) for name in self.schema.names}
 
     def written_columns(self, arriving: Made) -> Made:
-        return {name: sources for name, sources in arriving.items() if name in self.schema.names}
+        return {name: sources for name, sources in arriving.items() if name in self.schema}
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         """Keep the records; what goes on are the records as they came, computed once."""

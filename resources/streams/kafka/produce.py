@@ -235,7 +235,9 @@ def _prepared(frame: DataFrame, facts: TopicFacts, order_by: Sequence[str]) -> D
     from pyspark.sql import functions as F
 
     schema = schema_of(facts.declared)
-    gone = {name for name in (*RECORD_META, *order_by) if name not in (TIMESTAMP, TOMBSTONE, EPOCH, *schema.names)}
+    gone = {
+        name for name in (*RECORD_META, *order_by) if name not in (TIMESTAMP, TOMBSTONE, EPOCH) and name not in schema
+    }
     kept = [F.col(quoted(name)) for name in frame.columns if name not in gone]
     order = [F.col(quoted(name)).alias(f"{_ORDER}{i}") for i, name in enumerate(order_by)]
     return frame.select(*kept, *order)

@@ -148,7 +148,8 @@ def _file_rows(
 def _column(table: pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
     import pyarrow as pa
 
-    return table.column(name) if name in table.column_names else pa.nulls(table.num_rows)
+    place = table.schema.get_field_index(name)
+    return pa.nulls(table.num_rows) if place < 0 else table.column(place)
 
 
 def _epochs(table: pa.Table) -> pa.Array | pa.ChunkedArray:

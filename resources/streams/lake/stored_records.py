@@ -201,7 +201,7 @@ def frame_content(df: DataFrame, declaration: Declaration, order_by: tuple[str, 
     types = {field.name: field.dataType.simpleString() for field in df.schema.fields}
     schema = declaration.schema_
     missing = [name for name in schema.names if name not in types]
-    extra = [name for name in types if name not in (*schema.names, *MARKS, *order_by)]
+    extra = [name for name in types if name not in schema and name not in MARKS and name not in order_by]
     if missing or extra or len(types) != len(df.schema.fields):
         raise SchemaMismatchError(
             f"{what}: columns {missing} are missing and {extra} are not expected; the schema is "
@@ -233,7 +233,7 @@ def frame_content(df: DataFrame, declaration: Declaration, order_by: tuple[str, 
     if EPOCH in types:
         marks.append(F.nullif(F.col(EPOCH), F.lit(0)).cast("int").alias(EPOCH))
     marks += [F.col(name).cast(kind).alias(name) for name, kind in _POSITIONS.items() if name in types]
-    rest = [F.col(quoted(name)) for name in dict.fromkeys(order_by) if name not in (*schema.names, *MARKS)]
+    rest = [F.col(quoted(name)) for name in dict.fromkeys(order_by) if name not in schema and name not in MARKS]
     return df.select(*columns, *marks, *rest)
 
 
