@@ -5,7 +5,7 @@ records -> change format -> order -> extractor -> changes, each with its positio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -107,6 +107,7 @@ def decode_in_arrow(
     assert source.info.schema is not None, "raw records are refused when the input is opened"
     assert isinstance(following.changes, ArrowChangeFormat), "other formats are refused"
     columns = schema_of_rows(spec, source.info.schema)
+    records = _with(records, TIMESTAMP, without(records.column(TIMESTAMP), unreadable(records.column(TIMESTAMP))))
     if following.on_bad_change != "fail":
         records = _with(records, RAW, json_of_records(records, source.info.schema))
     rows = _readable(following.changes.decode_arrow(records, columns), columns)
@@ -223,8 +224,6 @@ def _extracted(spec: AdjunctDataset, rows: pa.Table, schema: Schema, what: str) 
 
 def _readable(changes: pa.Table, schema: Schema) -> pa.Table:
     """Return the changes with a problem, and no value, where a date or text is one that Python does not have."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     for field in (field for field in schema.fields if field.type in CHECKED_TYPES):
         values = changes.column(field.name)
@@ -234,9 +233,18 @@ def _readable(changes: pa.Table, schema: Schema) -> pa.Table:
                 for row, text in lacking.items()
             }
             changes = with_problems(changes, [reasons.get(row) for row in range(changes.num_rows)])
-            kept = pa.array([row not in lacking for row in range(changes.num_rows)])
-            changes = _with(changes, field.name, pc.if_else(kept, values, pa.scalar(None, values.type)))
+            changes = _with(changes, field.name, without(values, lacking))
     return changes
+
+
+def without(values: pa.ChunkedArray, rows: Collection[int]) -> pa.ChunkedArray:
+    """Return the values with null in these rows."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not rows:
+        return values
+    return pc.if_else(pa.array([row not in rows for row in range(len(values))]), values, pa.scalar(None, values.type))
 
 
 def _letters(bad: pa.Table, spec: AdjunctDataset) -> pa.Table:

@@ -139,6 +139,8 @@ def decode_changes(
 
     what, following = _what(spec), spec.following
     rows_schema = schema_of_rows(spec, stream_schema)
+    outside = unreadable_in_spark(F.col(TIMESTAMP), "timestamp")
+    records = records.withColumn(TIMESTAMP, F.when(~outside, F.col(TIMESTAMP)))
     if following.on_bad_change != "fail":
         given = F.struct(*[column(name) for name in stream_schema.names])
         records = records.withColumn(RAW, F.to_json(given, {"ignoreNullFields": "false"}))

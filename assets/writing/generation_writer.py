@@ -53,7 +53,9 @@ def write_table(
     """Write an Arrow table in this process; whether it is partitioned already makes no difference here."""
     from dagster_adjunct.resources.bucketing.row_digest import row_digests
 
-    check_values(rows, layout, options.what)
+    there = set(rows.schema.names)
+    stored = rows.select([name for name in layout.columns if name in there])
+    check_values(stored, layout.schema, options.what, layout.key)  # digests are taken of what Python can hold
     if order_by:
         rows = rows.sort_by([(name, "ascending") for name in order_by])
     rows = rows.append_column(DIGEST, row_digests(rows, layout.schema))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 from uuid import uuid4
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dagster_adjunct.resources.objects.object_store import ObjectStore
+    from dagster_adjunct.resources.schemas.schema import Schema
 
 ROW = "__row"
 DIGEST = "__digest"
@@ -149,7 +151,7 @@ class BucketFileWriter:
         self._path.unlink(missing_ok=True)
 
     def _check(self, batch: pa.Table) -> None:
-        check_values(batch, self._layout, self._options.what)
+        check_values(batch, self._layout.schema, self._options.what, self._layout.key)
         for name in self._layout.key:
             nulls = batch.column(name).null_count
             if nulls:
@@ -317,16 +319,18 @@ class BucketFileWriter:
         return BucketFile(self._bucket, self._name, size=size, sha256=sha256, footer=footer, **facts)
 
 
-def check_values(rows: pa.Table, layout: BucketLayout, what: str) -> None:
-    """Raise SchemaMismatchError for a value that could be stored and not be read again, naming its record."""
-    there = set(rows.schema.names)
-    found = first_unreadable(rows, [name for name in layout.columns if name in there])
+def check_values(
+    rows: pa.Table | pa.RecordBatch, schema: Schema, what: str, key: Sequence[str] = (), **about: Any
+) -> None:
+    """Raise SchemaMismatchError for a value that could be stored and not be read again, naming its record by its key.
+
+    `about` are more fields of the error.
+    """
+    found = first_unreadable(rows)
     if found is not None:
-        names = layout.key or layout.schema.names
-        record = {name: readable_value(rows.column(name)[found.row]) for name in names}
-        sensitive = layout.schema.sensitive
-        place = f"the record {told_record(record, sensitive)}"
-        raise found.error(what, place, hidden=found.column in sensitive)
+        record = {name: readable_value(rows.column(name)[found.row]) for name in key or schema.names}
+        place = f"the record {told_record(record, schema.sensitive)}"
+        raise found.error(what, place, hidden=found.column in schema.sensitive, **about)
 
 
 def _repetitive(rows: pa.Table) -> list[str]:

@@ -14,7 +14,6 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.inputs_besides_streams import FileSource, QuerySource
-from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout
 from dagster_adjunct.resources.bucketing.writer import check_values
 from dagster_adjunct.resources.lakes import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema, conform
@@ -98,7 +97,7 @@ class Watched:
     "do",
     [
         lambda table, schema: conform(table, schema, "records"),
-        lambda table, schema: check_values(table, BucketLayout(schema, ("k",), 1), "records"),
+        lambda table, schema: check_values(table, schema, "records", ("k",)),
         lambda table, schema: [_column(table, name) for name in schema.names],
     ],
 )

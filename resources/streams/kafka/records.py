@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from dagster_adjunct.resources.bucketing.writer import check_values
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.quoted_columns import column
@@ -85,6 +86,7 @@ def encoder(topic: KafkaTopic, stream: str) -> Batches:
         around = {name: batch.column(name) for name in names if name.startswith("__")}
         table = pa.table({name: batch.column(name) for name in names if name not in around})
         records = conform(table, written, stream).combine_chunks()
+        check_values(records, written, stream, stream=stream)
         flat = {name: _chunk(records.column(name)) for name in written.names}
         gone = around[TOMBSTONE].fill_null(False) if TOMBSTONE in around else pa.array(np.zeros(batch.num_rows, bool))
         keep = pc.invert(gone)

@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from dagster_adjunct.resources.schemas.readable_values import MICROS
 from dagster_adjunct.resources.spark.spark_errors import wrapped
 from dagster_adjunct.resources.streams.interface.stream_system import (
     EPOCH,
@@ -45,7 +46,7 @@ SPLIT = 250_000
 LEAST = 10_000
 EPOCH_HEADER = f"{RESERVED}epoch"
 _registered: WeakSet[SparkSession] = WeakSet()
-_GREATEST_MS = 9_223_372_036_854_775
+_GREATEST_MS = MICROS[1] // 1000  # of the year 9999
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +191,7 @@ def _batch(got: list[Message], headers: list[Any], partition: int, with_headers:
 
 
 def _times(ms: list[int]) -> pa.Array:
-    """Return times in microseconds; null where the producer gave none, or one that no timestamp holds."""
+    """Return times in microseconds; null where the producer gave none, or one after the year 9999."""
     import numpy as np
     import pyarrow as pa
 

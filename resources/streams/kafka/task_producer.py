@@ -9,6 +9,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError, StreamUnavailableError
+from dagster_adjunct.resources.schemas.readable_values import MICROS, readable_value
 from dagster_adjunct.resources.streams.interface.stream_system import EPOCH, SOURCE, SOURCE_OFFSET, TIMESTAMP
 from dagster_adjunct.resources.streams.kafka.security import BrokerRefusals, new_client
 from dagster_adjunct.resources.streams.kafka.send_errors import refused
@@ -230,10 +231,12 @@ def _times(batch: pa.RecordBatch, what: Target) -> Iterable[int]:
     if TIMESTAMP not in batch.schema.names:
         return repeat(0, batch.num_rows)
     given = batch.column(TIMESTAMP).cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
-    if batch.num_rows and (earliest := pc.min(given).as_py()) is not None and earliest < 1000:
+    ends = pc.min_max(given).as_py()
+    if ends["min"] is not None and (ends["min"] < 1000 or ends["max"] > MICROS[1]):
+        which = pc.min_max(batch.column(TIMESTAMP))["min" if ends["min"] < 1000 else "max"]
         raise SchemaMismatchError(
-            f"{what}: a record has the time {pc.min(batch.column(TIMESTAMP)).as_py()}, and Kafka keeps times after "
-            "1970-01-01 only.",
+            f"{what}: a record has the time {readable_value(which)}, and Kafka keeps times from 1970-01-01 to "
+            "9999-12-31 only.",
             "Leave __timestamp null there: the record then has the time of the append.",
             stream=str(what),
         )

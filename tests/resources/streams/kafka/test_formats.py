@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import fastavro
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.spark_errors import unwrapped
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
+from dagster_adjunct.resources.streams.kafka.avro_types import from_avro
 from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings, KafkaTopic
 from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams
 from dagster_adjunct.resources.streams.kafka.record_formats import (
@@ -36,6 +38,9 @@ from dagster_adjunct.resources.streams.kafka.record_formats import (
     decoder,
     schema_of,
 )
+from dagster_adjunct.resources.streams.kafka.record_values import Unfit
+from dagster_adjunct.resources.streams.kafka.records import encode_table
+from dagster_adjunct.resources.streams.kafka.source import _times
 from tests.resources.streams.kafka.messages import (
     FIRST,
     STREAM,
@@ -62,6 +67,10 @@ ROW = {
     "at": dt.datetime(2024, 1, 1, 8, 30, 0, 5, tzinfo=UTC), "raw": b"\0\xff",
 }  # fmt: skip
 JSON = KafkaTopic(value=Json(EVERY_TYPE))
+TIMES: list[Any] = [
+    ("day", ["null", {"type": "int", "logicalType": "date"}]),
+    ("at", ["null", {"type": "long", "logicalType": "timestamp-micros"}]),
+]
 NOTHING = dict.fromkeys(EVERY_TYPE.names)
 
 
@@ -428,6 +437,44 @@ def test_a_value_that_avro_would_change_or_refuse_is_not_written(column: str, va
     row = read(topic, as_avro(LOGICAL, FLIGHT))[0]
     with pytest.raises(SchemaMismatchError, match=message):
         written(topic, row | {column: value})
+
+
+def test_a_local_time_is_not_taken_for_one_of_a_zone() -> None:
+    convert = from_avro({"type": "long", "logicalType": "timestamp-micros"})
+    assert convert is not None
+    assert convert(dt.datetime(2024, 1, 1, tzinfo=UTC)) == dt.datetime(2024, 1, 1, tzinfo=UTC)
+    with pytest.raises(Unfit, match="without a zone"):  # a writer's local-timestamp-micros
+        convert(dt.datetime(2024, 1, 1))
+
+
+@pytest.mark.parametrize(
+    "format", [Json("k STRING, day DATE, at TIMESTAMP"), Avro(avro_schema(("k", "string"), *TIMES))]
+)
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("day", pa.array([2_932_897], pa.int32()).cast(pa.date32())),
+        ("at", pa.array([253_402_300_800_000_000], pa.int64()).cast(pa.timestamp("us", "UTC"))),
+        ("k", pa.array([b"\xff"], pa.binary()).view(pa.string())),
+    ],
+)
+def test_values_that_python_does_not_have_are_not_written(format: Any, column: str, values: pa.Array) -> None:
+    good = {"k": pa.array(["a"]), "day": pa.array([None], pa.date32()), "at": pa.array([None], values.type)}
+    good["at"] = pa.array([None], pa.timestamp("us", "UTC"))
+    table = pa.table(good | {column: values})
+    with pytest.raises(SchemaMismatchError) as caught:
+        encode_table(table, KafkaTopic(value=format), STREAM)
+    assert (caught.value.stream, caught.value.column) == (STREAM, column)
+
+
+def test_a_messages_time_after_the_year_9999_is_none() -> None:
+    assert _times([-1, 0, 253_402_300_799_999, 253_402_300_800_000, 2**62]).to_pylist() == [
+        None,
+        dt.datetime(1970, 1, 1, tzinfo=UTC),
+        dt.datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC),
+        None,
+        None,
+    ]
 
 
 # -- Protobuf
