@@ -221,6 +221,11 @@ def test_a_python_function_gives_none_one_or_several_entries_with_the_place_of_t
             "column 'tailnum' as the int '7', declared is it as string",
         ),
         (
+            "[dict(tailnum='x', at=dt.datetime(9999, 12, 31, 23, tzinfo=dt.timezone(dt.timedelta(hours=-5))), seats=1, "
+            "day=None)]",
+            "column 'at' as the datetime '9999-12-31 23:00:00-05:00', declared is it as timestamp",
+        ),
+        (
             "[dict(tailnum='x', at=None, seats=1.5, day=None)]",
             "column 'seats' as the float '1.5', declared is it as int",
         ),

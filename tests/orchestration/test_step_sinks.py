@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import traceback
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,25 @@ def test_results_that_are_not_as_declared_are_told_with_the_functions_name(resul
     with pytest.raises(OperatorFailedError) as caught:
         as_declared("sink-2", "score()", result, 2, SCORES)
     assert caught.value.problem.startswith(f"sink-2: score() {problem}")
+
+
+@pytest.mark.parametrize(
+    ("returned", "problem"),
+    [
+        (pa.array([datetime(2026, 1, 1)]), "which is no timestamp with a zone"),
+        (pa.array([1_767_225_600]), "which is no timestamp with a zone"),
+        (pa.array(["2026-01-01T00:00:00Z"]), "which is no timestamp with a zone"),
+        (pa.array([253_402_300_800], pa.int64()).cast(pa.timestamp("s", tz="UTC")), "years are 1 to 9999"),
+    ],
+)
+def test_results_that_name_no_moment_are_refused(returned: pa.Array, problem: str) -> None:
+    seen = Schema.of(k="string", at="timestamp")
+    with pytest.raises(OperatorFailedError) as caught:
+        as_declared("sink-2", "seen()", pa.table({"k": ["a"], "at": returned}), 1, seen)
+    assert caught.value.operator == "sink-2"
+    assert problem in caught.value.problem
+    good = pa.table({"k": ["a"], "at": pa.array([datetime(2026, 1, 1, tzinfo=UTC)])})
+    assert as_declared("sink-2", "seen()", good, 1, seen)[1].to_pylist() == [datetime(2026, 1, 1, tzinfo=UTC)]
 
 
 def test_values_that_are_not_as_declared_are_not_told_where_columns_are_sensitive() -> None:

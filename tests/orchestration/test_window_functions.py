@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.windows import Aggregate
 
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 RECORDS = pa.table({"k": ["a", "a"], "n": [1, 2], PLACE: ["2", "1"]})
 
 
@@ -28,7 +30,9 @@ def value_of(returned: Any, returns: str) -> Any:
     return call(RECORDS).to_pylist()[0]["f"]
 
 
-@pytest.mark.parametrize(("returned", "returns"), [(7, "int"), (None, "int"), (2.5, "double"), ("x", "string")])
+@pytest.mark.parametrize(
+    ("returned", "returns"), [(7, "int"), (None, "int"), (2.5, "double"), ("x", "string"), (NOON, "timestamp")]
+)
 def test_a_value_of_the_declared_type_is_the_windows(returned: Any, returns: str) -> None:
     assert value_of(returned, returns) == returned
 
@@ -40,6 +44,11 @@ def test_a_value_of_the_declared_type_is_the_windows(returned: Any, returns: str
         (2**40, "int", "returned int for 'f', which does not fit into int"),
         (2.5, "bigint", "returned float for 'f', which does not fit into bigint"),
         ([1], "bigint", "returned list for 'f', which is no bigint"),
+        (datetime(2026, 1, 1), "timestamp", "returned datetime for 'f', which is no timestamp: .* no time with a zone"),
+        (pa.scalar(datetime(2026, 1, 1)), "timestamp", "returned datetime for 'f', which is no timestamp"),
+        (1_767_225_600, "timestamp", "returned int for 'f', which does not fit into timestamp"),
+        (pa.scalar(253_402_300_800_000_000, pa.timestamp("us", tz="UTC")), "timestamp", "returned TimestampScalar"),
+        (20_454, "date", "returned int for 'f', which does not fit into date"),
     ],
 )
 def test_another_value_is_refused_with_what_it_is(returned: Any, returns: str, why: str) -> None:

@@ -137,7 +137,8 @@ class WindowCall:
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             raise SchemaMismatchError(
                 f"{self.operator}: {made.words()} returned {type(value).__name__} for {name!r}, which "
-                f"{'does not fit into' if isinstance(value, int | float) else 'is no'} {made.returns}.",
+                f"{'does not fit into' if isinstance(value, int | float) else 'is no'} {made.returns}"
+                f"{'' if self.sensitive else f': {str(error).splitlines()[0]}'}.",
                 "Return one value of that type, or None; or correct returns=.",
                 column=name,
                 operator=self.operator,

@@ -7,7 +7,7 @@ import asyncio
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.resources.errors import NullKeyError
+from dagster_adjunct.resources.errors import NullKeyError, SchemaMismatchError
 from dagster_adjunct.resources.tables import MemoryTable, RemoteTable, UpdateContract
 from dagster_adjunct.resources.tables.arrow_entries import ArrowEntries
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
@@ -61,6 +61,15 @@ def test_a_null_record_deletes_in_the_order_of_its_key(store):
 def test_a_null_key_is_refused_before_anything_is_sent(store):
     with pytest.raises(NullKeyError, match="got None as a key"):
         asyncio.run(table_over(store).send(Operation(OperationKind.PUT, entries_of([1, None], [{"n": 1}, {"n": 2}]))))
+    assert store.seen == []
+
+
+def test_a_value_that_python_does_not_have_is_refused_before_anything_is_sent(store):
+    times = pa.array([0, 253_402_300_800_000_000], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+    for bad in (times, pa.ListArray.from_arrays([0, 1, 2], times), pa.array([b"a", b"\xff"]).view(pa.string())):
+        with pytest.raises(SchemaMismatchError) as caught:
+            asyncio.run(table_over(store).put_all(pa.table({"id": [1, 2], "n": bad})))
+        assert (caught.value.column, caught.value.row) == ("n", 1)
     assert store.seen == []
 
 
