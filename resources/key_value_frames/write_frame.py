@@ -14,6 +14,7 @@ from dagster_adjunct.resources.key_value.serializers import BytesSerializer
 from dagster_adjunct.resources.key_value_frames.column_forms import ColumnForm, form_of
 from dagster_adjunct.resources.key_value_frames.partition_load import PartitionLoad
 from dagster_adjunct.resources.schemas.quoted_columns import column as sql_column
+from dagster_adjunct.resources.schemas.readable_values import first_unreadable
 from dagster_adjunct.resources.spark.spark_errors import from_document, to_document, unwrapped, wrapped
 
 if TYPE_CHECKING:
@@ -118,6 +119,8 @@ def _addressed(batch: Any, coder: EntryCoder[bytes, bytes], key: ColumnForm, val
     for name in ("key", "value"):
         if batch.column(name).null_count:
             raise _null(coder, name)
+    if (found := first_unreadable(batch)) is not None:
+        raise found.error(f"key-value table {coder.table}", "a row of the frame", table=coder.table.name)
     families = batch.column("family").to_pylist() if "family" in names else [None] * batch.num_rows
     partitions, table_keys = [], []
     for family, given in zip(families, batch.column("key").to_pylist(), strict=True):

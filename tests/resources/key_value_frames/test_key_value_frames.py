@@ -196,6 +196,19 @@ def test_rows_that_the_table_does_not_take_are_refused_as_what_they_are(
     assert stored(table) == {}
 
 
+@pytest.mark.parametrize("column", ["key", "value", "family"])
+def test_text_of_a_frame_that_is_not_utf_8_is_refused_by_its_column(
+    spark: SparkSession, tmp_path: Path, column: str
+) -> None:
+    table = new_table(tmp_path)
+    columns = {"family": "'f'", "key": "'k'", "value": "'v'"} | {column: "cast(x'ff' as string)"}
+    frame = spark.sql(f"SELECT {', '.join(f'{text} AS {name}' for name, text in columns.items())}")
+    with pytest.raises(SchemaMismatchError) as caught:
+        write_key_value_table(frame, table, family="family")
+    assert caught.value.column == column
+    assert stored(table) == {}
+
+
 def test_a_sealed_table_is_read_and_not_written_and_a_deleted_one_neither(spark: SparkSession, tmp_path: Path) -> None:
     table = new_table(tmp_path)
     fill(table, [(None, "k", "v")])
