@@ -30,6 +30,15 @@ def value_of(returned: Any, returns: str) -> Any:
     return call(RECORDS).to_pylist()[0]["f"]
 
 
+def test_a_record_that_python_can_not_hold_is_refused_by_its_column_before_a_function_gets_it() -> None:
+    times = pa.array([0, 253_402_300_800_000_000], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+    functions = (("f", Aggregate(lambda records: pytest.fail("it was called"), "int", of=["at"])),)
+    call = WindowCall("window-2-w", functions, ("k",), ("at",), Schema.of(k="string", f="int"), frozenset())
+    with pytest.raises(SchemaMismatchError) as caught:
+        call(pa.table({"k": ["a", "a"], "at": times, PLACE: ["2", "1"]}))
+    assert (caught.value.operator, caught.value.column) == ("window-2-w", "at")
+
+
 @pytest.mark.parametrize(
     ("returned", "returns"), [(7, "int"), (None, "int"), (2.5, "double"), ("x", "string"), (NOON, "timestamp")]
 )

@@ -23,6 +23,7 @@ from dagster_adjunct.orchestration.operators.windows.window_rows import (
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.schemas.exact_array import exact_array
 from dagster_adjunct.resources.schemas.quoted_columns import column, quoted
+from dagster_adjunct.resources.schemas.readable_values import first_unreadable
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.spark.map_arrow import apply_in_arrow
 from dagster_adjunct.resources.spark.spark_errors import wrapped
@@ -119,6 +120,9 @@ class WindowCall:
 
         key = records.select(list(self.key)).slice(0, 1)
         shown = records.sort_by(PLACE).select(list(self.given))
+        if (found := first_unreadable(shown)) is not None:
+            place = f"a record for {self.aggregates[0][1].words()}"
+            raise found.error(self.operator, place, hidden=bool(self.sensitive), operator=self.operator)
         arrays = [self._value(name, made, shown) for name, made in self.aggregates]
         return pa.table([*key.columns, *arrays], names=self.made.names)
 
