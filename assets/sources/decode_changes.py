@@ -30,8 +30,8 @@ from dagster_adjunct.assets.sources.order_by_column import with_order, with_prob
 from dagster_adjunct.assets.versions.kept_history import VALID_FROM
 from dagster_adjunct.assets.versions.sealed_version import POSITION
 from dagster_adjunct.resources.errors import BadChangeError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.quoted_columns import column
-from dagster_adjunct.resources.schemas.readable_values import CHECKED_TYPES, rule_of, unreadable_in_spark
+from dagster_adjunct.resources.schemas.quoted_columns import column, literal, quoted
+from dagster_adjunct.resources.schemas.readable_values import CHECKED_TYPES, rule_of, unreadable_in_sql
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.spark_errors import refusal
 from dagster_adjunct.resources.streams.interface.stream_system import META, OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
@@ -139,7 +139,7 @@ def decode_changes(
 
     what, following = _what(spec), spec.following
     rows_schema = schema_of_rows(spec, stream_schema)
-    outside = unreadable_in_spark(F.col(TIMESTAMP), "timestamp")
+    outside = F.expr(unreadable_in_sql(TIMESTAMP, "timestamp"))
     records = records.withColumn(TIMESTAMP, F.when(~outside, F.col(TIMESTAMP)))
     if following.on_bad_change != "fail":
         given = F.struct(*[column(name) for name in stream_schema.names])
@@ -245,16 +245,22 @@ def _readable(changes: DataFrame, schema: Schema) -> DataFrame:
     """Return the changes with a problem, and no value, where a date or text is one that Python does not have."""
     from pyspark.sql import functions as F
 
-    reasons, values = [], {}
-    for field in (field for field in schema.fields if field.type in CHECKED_TYPES):
-        value = column(field.name)
-        unreadable = unreadable_in_spark(value, field.type)
-        text = F.make_valid_utf8(value) if field.type == "string" else value.cast("string")
-        rule = f", declared {field.type}: {rule_of(field.type)}"
-        told = F.concat(F.lit(f"column {field.name!r} is "), shown(text), F.lit(rule))
-        reasons.append(F.when(unreadable, told))
-        values[field.name] = F.when(~unreadable, value)
-    return changes.withColumns(values | {PROBLEM: F.coalesce(F.col(PROBLEM), *reasons)}) if reasons else changes
+    fields = [field for field in schema.fields if field.type in CHECKED_TYPES]
+    if not fields:
+        return changes
+    # As SQL: a call of Spark's for each part of each column would take seconds where there are many.
+    names, texts, rules, values = [], [], [], {}
+    for field in fields:
+        name, lacking = quoted(field.name), unreadable_in_sql(quoted(field.name), field.type)
+        text = f"make_valid_utf8({name})" if field.type == "string" else f"cast({name} as string)"
+        names.append(f"WHEN {lacking} THEN {literal(f'column {field.name!r} is ')}")
+        texts.append(f"WHEN {lacking} THEN {text}")
+        rules.append(f"WHEN {lacking} THEN {literal(f', declared {field.type}: {rule_of(field.type)}')}")
+        values[field.name] = F.expr(f"CASE WHEN {lacking} THEN NULL ELSE {name} END")
+    which, found, rule = (F.expr(f"CASE {' '.join(cases)} END") for cases in (names, texts, rules))
+    told = F.when(which.isNotNull(), F.concat(which, shown(found), rule))
+    values[PROBLEM] = F.coalesce(F.col(PROBLEM), told)
+    return changes.withColumns(values)
 
 
 def _what(spec: AdjunctDataset) -> str:

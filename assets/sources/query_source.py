@@ -18,7 +18,7 @@ from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
 from dagster_adjunct.assets.sources.versions_of_no_stream import VersionsOfNoStream
 from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
 from dagster_adjunct.resources.errors import DatasetError
-from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.quoted_columns import column, literal
 from dagster_adjunct.resources.schemas.records import ArrowFrame, spark_frame_of, table_of
 from dagster_adjunct.resources.schemas.schema import Schema, conform, repeated
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
@@ -165,11 +165,6 @@ def _new_name(manifest: BoundedManifest, now: datetime) -> str:
 
 def _filled_in(sql: str, computation: Computation) -> str:
     """Return the SQL with the names of version and partition as quoted texts; other braces stay as they are."""
-    values = {"{version}": computation.version, "{partition}": computation.partition}
-    return re.sub(r"\{version\}|\{partition\}", lambda placeholder: _literal(values[placeholder[0]]), sql)
-
-
-def _literal(text: str | None) -> str:
-    if text is None:
-        return "NULL"
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    partition = "NULL" if computation.partition is None else literal(computation.partition)
+    values = {"{version}": literal(computation.version), "{partition}": partition}
+    return re.sub(r"\{version\}|\{partition\}", lambda placeholder: values[placeholder[0]], sql)

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout, Generation
 from dagster_adjunct.resources.errors import ManifestMismatchError
-from dagster_adjunct.resources.schemas.quoted_columns import quoted
+from dagster_adjunct.resources.schemas.quoted_columns import literal, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -72,7 +72,7 @@ def _create(
         sorted_by = f" SORTED BY ({ordered})" if ordered else ""
         clustered = f" CLUSTERED BY ({columns}){sorted_by} INTO {layout.partitions} BUCKETS"
     # Nothing is ever at the root: rows are in the partitions. Without any, the scan is empty and bucketed still.
-    root = _literal(store.spark_uri(generations[0].folder if generations else "_adjunct"))
+    root = literal(store.spark_uri(generations[0].folder if generations else "_adjunct"))
     spark.sql(
         f"CREATE TABLE IF NOT EXISTS {name} ({layout.ddl}, `{GENERATION}` INT) USING parquet "
         f"PARTITIONED BY (`{GENERATION}`){clustered} LOCATION {root}"
@@ -80,13 +80,9 @@ def _create(
     if not generations:
         return
     parts = " ".join(
-        f"PARTITION (`{GENERATION}`={g.id}) LOCATION {_literal(store.spark_uri(g.folder))}" for g in generations
+        f"PARTITION (`{GENERATION}`={g.id}) LOCATION {literal(store.spark_uri(g.folder))}" for g in generations
     )
     spark.sql(f"ALTER TABLE {name} ADD IF NOT EXISTS {parts}")
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _check_files(spark: SparkSession, name: str, what: str, generations: Sequence[Generation]) -> None:

@@ -14,6 +14,11 @@ def quoted(name: str) -> str:
     return f"`{name.replace('`', '``')}`"
 
 
+def literal(text: str) -> str:
+    """Return a text as Spark SQL reads it."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
 def column(name: str) -> Column:
     """Return the column of this name; its parts are no path into a struct."""
     from pyspark.sql import functions as F

@@ -14,7 +14,6 @@ from dagster_adjunct.resources.errors import SchemaMismatchError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import Column
 
 CHECKED_TYPES = ("string", "date", "timestamp")
 Errors = Literal["backslashreplace", "replace"]
@@ -123,15 +122,12 @@ def readable_value(scalar: pa.Scalar, errors: Errors = "backslashreplace") -> An
     return scalar.as_py()
 
 
-def unreadable_in_spark(column: Column, kind: str) -> Column:
-    """Whether a value of this type, one of CHECKED_TYPES, is one that Python does not have."""
-    from pyspark.sql import functions as F
-
-    if kind == "date":
-        return ~F.unix_date(column).between(*DAYS)
-    if kind == "timestamp":
-        return ~F.unix_micros(column).between(*MICROS)
-    return ~F.is_valid_utf8(column)
+def unreadable_in_sql(value: str, kind: str) -> str:
+    """Return Spark SQL: whether a value of this type, one of CHECKED_TYPES, is one that Python does not have."""
+    if kind == "string":
+        return f"NOT is_valid_utf8({value})"
+    count, (least, most) = ("unix_date", DAYS) if kind == "date" else ("unix_micros", MICROS)
+    return f"{count}({value}) NOT BETWEEN {least} AND {most}"
 
 
 def spark_date(text: str) -> str:

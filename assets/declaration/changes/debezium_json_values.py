@@ -6,7 +6,7 @@ import base64
 import json
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.resources.schemas.readable_values import unreadable_in_spark
+from dagster_adjunct.resources.schemas.readable_values import DAYS, MICROS
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ def value_of(declared: Envelope, field: Field, raw: Column, text: Column) -> Col
         return F.when((F.abs(value) != infinity) | sent, value)
     if field.type in DATED:
         value = dated(declared, field, raw)
-        return F.when(~unreadable_in_spark(value, field.type), value)
+        count, ends = (F.unix_date(value), DAYS) if field.type == "date" else (F.unix_micros(value), MICROS)
+        return F.when(count.between(*ends), value)
     if field.type == "boolean":
         # MySQL has no booleans: TINYINT(1) is 0 or 1.
         number = F.when(is_number(raw), text_of(field, raw))
