@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import date, datetime, time
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.schemas.readable_values import first_unreadable
+from dagster_adjunct.resources.schemas.readable_values import YEARS, unreadable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,8 +28,8 @@ def exact_array(values: Sequence[object], kind: pa.DataType) -> pa.Array:
     for is_kind, check in checks.items():
         if is_kind(kind):
             check(values, array)
-    if (found := first_unreadable(pa.table({"": array}))) is not None:
-        raise ValueError(f"{found.text} has no place: {found.rule}")
+    for value in unreadable(array).values():  # 9999-12-31 23:00 of a zone may be the next day in UTC
+        raise ValueError(f"{value} is no date of Python: {YEARS}")
     return array
 
 

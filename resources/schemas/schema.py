@@ -114,8 +114,8 @@ class Schema:
     @classmethod
     def from_ddl(cls, text: str, what: str = "schema") -> Schema:
         """Return the columns of DDL like Spark's: "tailnum STRING, `seats` INT"; `what` says in errors whose."""
-        fields, at = [], 0
-        while at < len(text.rstrip()):
+        fields, at, end = [], 0, len(text.rstrip())
+        while at < end:
             match = _COLUMN.match(text, at)
             if match is None:
                 raise SchemaMismatchError(

@@ -232,7 +232,7 @@ def _column(values: list[Any], field: Field, extractor: PythonExtractor, places:
             except (pa.ArrowException, OverflowError, ValueError) as error:
                 raise _unfit(place, field, extractor, value) from error
         raise
-    for row in unreadable(made):  # 9999-12-31 23:00 of a zone is a day later in UTC
+    for row in unreadable(made):  # 9999-12-31 23:00 of a zone may be the next day in UTC
         raise _unfit(places[row], field, extractor, values[row])
     return made
 
