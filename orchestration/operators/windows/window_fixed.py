@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.windows.window_kinds import Session, micros
+from dagster_adjunct.orchestration.operators.windows.window_bounds import end_of
+from dagster_adjunct.orchestration.operators.windows.window_kinds import Session
 from dagster_adjunct.orchestration.operators.windows.window_records import BEGIN, PLACE, in_windows
 from dagster_adjunct.orchestration.operators.windows.window_rows import (
     END,
@@ -45,5 +46,5 @@ def fixed_windows(kept: DataFrame, records: DataFrame, windows: Windows, marks: 
     ]
     touched = F.col(f"new.{quoted(RECORDS)}").isNotNull().alias(TOUCHED)
     rows = both.select(*keys, *added, touched, F.col(f"old.{quoted(EXPIRES)}").alias(EXPIRES))
-    end = F.timestamp_micros(F.unix_micros(START) + micros(windows.kind.size))
+    end = F.timestamp_micros(end_of(F.unix_micros(START), windows.kind))
     return with_marks(rows.withColumn(END, end), windows, marks.after)

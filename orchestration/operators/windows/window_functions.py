@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dagster_adjunct.orchestration.operators.functions.shipped_function import shipped_function
 from dagster_adjunct.orchestration.operators.windows.window_aggregates import Aggregate
+from dagster_adjunct.orchestration.operators.windows.window_bounds import end_of
 from dagster_adjunct.orchestration.operators.windows.window_kinds import Session, micros
 from dagster_adjunct.orchestration.operators.windows.window_records import BEGIN, PLACE, in_windows, with_starts
 from dagster_adjunct.orchestration.operators.windows.window_rows import (
@@ -56,7 +57,7 @@ def kept_records(records: DataFrame, windows: Windows) -> DataFrame:
     if isinstance(windows.kind, Session):
         last = F.col(TIME) + micros(windows.kind.gap + windows.lateness)
     else:
-        last = F.col("__last_start") + micros(windows.kind.size + windows.lateness)
+        last = end_of(F.col("__last_start"), windows.kind) + micros(windows.lateness)
     own = {KEPT_TIME: F.timestamp_micros(TIME), LIMIT: F.timestamp_micros("__limit"), EXPIRES: F.timestamp_micros(last)}
     return records.withColumns(own).select(*map(column, schema.names))
 

@@ -5,33 +5,65 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeAlias
+from zoneinfo import ZoneInfo
 
 from dagster_adjunct.orchestration.operators.arguments import LONGEST
 from dagster_adjunct.resources.errors import ConfigurationError
 
 _MOST = 1_000
+_HOURS = (1, 2, 3, 4, 6, 8, 12)
 
 
 @dataclass(frozen=True, slots=True)
 class Tumbling:
-    """Windows of one `size`, one after the other: each time is in one of them.
+    """Windows one after the other: each time is in one of them.
 
-    They begin at whole multiples of the size since 1970-01-01T00:00Z.
+    Of one `size`, they begin at whole multiples of it since 1970-01-01T00:00Z. Or they are so many `days` or `hours` of
+    a `zone`, such as "America/New_York", by its clocks: days begin at midnight there and have 23 or 25 hours where
+    clocks change; several days are counted from 1970-01-01. Hours (1, 2, 3, 4, 6, 8 or 12) are counted from midnight.
+    With `hours=1`, an hour that clocks show twice is two windows; in longer windows both are in one.
+
+    Raises ConfigurationError for anything else.
     """
 
-    size: timedelta
+    size: timedelta | None = None
+    days: int | None = None
+    hours: int | None = None
+    zone: str | None = None
 
     def __post_init__(self) -> None:
-        _check("Tumbling", "size", self.size)
+        given = [name for name in ("size", "days", "hours") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ConfigurationError(
+                f"Tumbling has {' and '.join(given) or 'no size'}: expected a size, or days= or hours= of a zone.",
+                'Write Tumbling(timedelta(minutes=5)), or Tumbling(days=1, zone="America/New_York").',
+                argument=given[-1] if given else "size",
+            )
+        if self.size is not None:
+            _check("Tumbling", "size", self.size)
+        if (self.size is None) != (self.zone is not None):
+            without = "a size is not counted by the clocks of a zone" if self.zone is not None else "it names no zone"
+            raise ConfigurationError(
+                f"Tumbling has {given[0]}={getattr(self, given[0])!r} and zone={self.zone!r}: {without}.",
+                'Write days=1 or hours=1 with a zone, such as zone="UTC"; or a timedelta without one.',
+                argument="zone",
+            )
+        if self.zone is not None:
+            _check_calendar(self.days, self.hours, self.zone)
 
     @property
-    def every(self) -> timedelta:
-        """How far the begins of two windows are apart."""
-        return self.size
+    def local(self) -> timedelta | None:
+        """How long a window is by the clocks of its zone; None where windows have one size."""
+        if self.zone is None:
+            return None
+        return timedelta(days=self.days or 0, hours=self.hours or 0)
 
     def words(self) -> str:
         """Return what it is, as plans show it."""
-        return f"tumbling {self.size}"
+        if self.zone is None:
+            return f"tumbling {self.size}"
+        count, unit = (self.days, "day") if self.days is not None else (self.hours, "hour")
+        return f"tumbling {count} {unit}{'s' if count != 1 else ''} of {self.zone}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +115,39 @@ def micros(length: timedelta) -> int:
 
 
 def longest(kind: Kind) -> timedelta:
-    """Return for how long a window takes records at least after its first: its size, or the gap of a session."""
-    return kind.gap if isinstance(kind, Session) else kind.size
+    """Return for how long a window takes records after its first: at most its size, or at least the gap of a session.
+
+    Clocks of a zone were put back by a day at most.
+    """
+    if isinstance(kind, Session):
+        return kind.gap
+    if isinstance(kind, Tumbling) and kind.local is not None:
+        return kind.local + timedelta(days=1)
+    assert kind.size is not None
+    return kind.size
+
+
+def _check_calendar(days: int | None, hours: int | None, zone: object) -> None:
+    """Refuse days and hours of a zone that can't be counted, and zones that are none."""
+    argument, count = ("days", days) if days is not None else ("hours", hours)
+    possible = range(1, 366) if days is not None else _HOURS
+    if isinstance(count, bool) or not isinstance(count, int) or count not in possible:
+        wanted = "a whole number from 1 to 365" if days is not None else f"one of {', '.join(map(str, _HOURS))}"
+        raise ConfigurationError(
+            f"Tumbling has {argument}={count!r}: expected {wanted}.",
+            "Days of a zone begin at midnight, and hours are counted from there: choose hours that divide a day.",
+            argument=argument,
+        )
+    try:
+        known = isinstance(zone, str) and ZoneInfo(zone) is not None
+    except (KeyError, ValueError, OSError):  # a name that is unknown, or none at all
+        known = False
+    if not known:
+        raise ConfigurationError(
+            f"Tumbling has zone={zone!r}, which is no time zone that this machine knows.",
+            'Write a name of the IANA database, such as "America/New_York" or "UTC".',
+            argument="zone",
+        )
 
 
 def _check(kind: str, argument: str, value: object) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.orchestration.operators.columns.hidden_columns import AGAIN, BEHIND, EVENT_TIME
 from dagster_adjunct.orchestration.operators.event_times.event_time import FIRST, LAST
 from dagster_adjunct.orchestration.operators.event_times.made_records import place_in
-from dagster_adjunct.orchestration.operators.windows.window_kinds import Session, longest, micros
+from dagster_adjunct.orchestration.operators.windows.window_bounds import end_of, start_of
+from dagster_adjunct.orchestration.operators.windows.window_kinds import Session, Tumbling, longest, micros
 from dagster_adjunct.orchestration.operators.windows.window_rows import TIME, Windows, micros_of
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.streams.interface.stream_system import TOMBSTONE
@@ -48,11 +49,10 @@ def judged(frame: DataFrame, windows: Windows, before: datetime | None) -> DataF
     if isinstance(windows.kind, Session):
         late = F.col(TIME) < F.col(_LIMIT) - lateness
     else:
-        size = micros(windows.kind.size) + lateness
         frame = with_starts(frame, windows)
         frame = frame.withColumn(TIME, F.when(F.col(_FIRST) >= FIRST, F.col(TIME)))
-        late = F.col(_LAST) + size <= F.col(_LIMIT)
-        partly = ~late & (F.col(_FIRST) + size <= F.col(_LIMIT))
+        late = end_of(F.col(_LAST), windows.kind) + lateness <= F.col(_LIMIT)
+        partly = ~late & (end_of(F.col(_FIRST), windows.kind) + lateness <= F.col(_LIMIT))
     reasons = [(F.col(AGAIN), READ_AGAIN)] if AGAIN in frame.columns else []
     null_key = F.lit(False)
     for name in windows.by:
@@ -81,9 +81,9 @@ def in_windows(records: DataFrame, windows: Windows) -> DataFrame:
     from pyspark.sql import functions as F
 
     assert not isinstance(windows.kind, Session)
-    every = micros(windows.kind.every)
-    if windows.kind.every == windows.kind.size:
+    if isinstance(windows.kind, Tumbling):
         return records.withColumn(BEGIN, F.timestamp_micros(_LAST))
+    every = micros(windows.kind.every)
     limit = F.coalesce(F.col(_LIMIT) - micros(windows.kind.size) - micros(windows.lateness), F.col(_FIRST) - 1)
     starts = F.filter(F.sequence(_FIRST, _LAST, F.lit(every)), lambda start: start > limit)
     by_window = records.withColumn(_START, F.explode(starts))
@@ -95,6 +95,9 @@ def with_starts(frame: DataFrame, windows: Windows) -> DataFrame:
     from pyspark.sql import functions as F
 
     assert not isinstance(windows.kind, Session)
+    if isinstance(windows.kind, Tumbling):
+        begin = start_of(F.col(TIME), windows.kind)
+        return frame.withColumns({_FIRST: begin, _LAST: begin})
     size, every = micros(windows.kind.size), micros(windows.kind.every)
     last = F.col(TIME) - F.pmod(F.col(TIME), F.lit(every))
     before = F.col(TIME) - size

@@ -1,0 +1,125 @@
+"""Windows by the clocks of a zone: where they begin and end, and what a run makes of days with 23 and 25 hours."""
+
+from __future__ import annotations
+
+import datetime as dt
+from zoneinfo import ZoneInfo
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from dagster_adjunct.errors import ConfigurationError
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.operators.windows.window_bounds import end_of, start_of
+from dagster_adjunct.windows import Count, Sum, Tumbling
+from tests.orchestration.step_world import StepWorld
+
+MINUTE, DAY = dt.timedelta(minutes=1), dt.timedelta(days=1)
+EPOCH = dt.datetime(1970, 1, 1)
+NEW_YORK = "America/New_York"
+# Where clocks were put forward or back: by an hour, at midnight, from 00:01, by half an hour, by two hours, by a day.
+CHANGES = [
+    (NEW_YORK, "2026-03-08"),
+    (NEW_YORK, "2026-11-01"),
+    ("America/Sao_Paulo", "2018-11-04"),
+    ("America/Sao_Paulo", "2018-02-18"),
+    ("America/Havana", "2026-11-01"),
+    ("America/St_Johns", "2006-10-29"),
+    ("America/St_Johns", "2006-04-02"),
+    ("Australia/Lord_Howe", "2026-04-05"),
+    ("Australia/Lord_Howe", "2026-10-04"),
+    ("Antarctica/Troll", "2026-10-25"),
+    ("Pacific/Apia", "2011-12-30"),
+    ("Asia/Kathmandu", "1986-01-01"),
+    ("UTC", "2026-03-08"),
+]
+
+
+def windows_by_minute(zone: str, first: dt.datetime, last: dt.datetime, length: dt.timedelta) -> list[dt.datetime]:
+    """Return the begins of windows: minutes at which clocks first show a multiple, or with an hour, show one at all."""
+    begins, highest, moment = [], None, first
+    while moment < last:
+        clock = moment.astimezone(ZoneInfo(zone)).replace(tzinfo=None) - EPOCH
+        label = clock // length
+        again = length == dt.timedelta(hours=1) and clock % length == dt.timedelta(0)
+        if highest is None or label > highest or again:
+            begins.append(moment)
+        highest, moment = max(label, highest if highest is not None else label), moment + MINUTE
+    return begins[1:]  # the first has begun before
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("kind", [{"days": 1}, {"days": 2}, {"hours": 1}, {"hours": 2}, {"hours": 6}, {"hours": 12}])
+def test_windows_begin_where_clocks_first_show_their_begin(spark: SparkSession, kind: dict[str, int]) -> None:
+    for zone, date in CHANGES:
+        window = Tumbling(**kind, zone=zone)
+        assert window.local is not None
+        day = dt.datetime.fromisoformat(date).replace(tzinfo=dt.UTC)
+        begins = windows_by_minute(zone, day - 4 * DAY, day + 5 * DAY, window.local)
+        times = [begin + MINUTE * number for begin in begins[:-1] for number in range(0, 3 * 24 * 60, 30)]
+        times += [begin - dt.timedelta(microseconds=1) for begin in begins[1:]]
+        times = sorted({time for time in times if begins[0] <= time < begins[-1]})
+        beginning = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+        numbers = [((time - beginning) // dt.timedelta(microseconds=1),) for time in times]
+        frame = spark.createDataFrame(numbers, "t bigint").coalesce(1)
+        frame = frame.withColumn("b", start_of(F.col("t"), window))
+        rows = frame.withColumn("e", end_of(F.col("b"), window)).collect()
+        found = [tuple(beginning + dt.timedelta(microseconds=value) for value in row) for row in rows]
+        for time, begin, end in found:
+            number = max(place for place, known in enumerate(begins) if known <= time)
+            assert (begin, end) == (begins[number], begins[number + 1]), (zone, kind, time)
+
+
+@pytest.mark.spark
+def test_days_of_a_zone_have_23_and_25_hours_however_batches_are_cut(step_world: StepWorld) -> None:
+    world = step_world
+    world.stream("sales", "shop", 1, shop="string", at="timestamp", amount="bigint")
+    app = Application("takings", max_batch_records=7)
+    sales = app.input_stream("lake.sales", event_time="at")
+    sales.window(
+        Tumbling(days=1, zone=NEW_YORK), by="shop", name="days", aggregates={"n": Count(), "total": Sum("amount")}
+    ).send_to(app.output_stream("lake.days", partitions=1, key="shop"))
+    zone = ZoneInfo(NEW_YORK)
+    expected: dict[dt.date, tuple[int, int]] = {}
+    for first in (dt.datetime(2026, 3, 6, 17, tzinfo=dt.UTC), dt.datetime(2026, 10, 30, 17, tzinfo=dt.UTC)):
+        times = [first + dt.timedelta(hours=number) for number in range(96)]
+        world.send("sales", *[("s", time, number) for number, time in enumerate(times)])
+        for number, time in enumerate(times):
+            day = time.astimezone(zone).date()
+            count, total = expected.get(day, (0, 0))
+            expected[day] = (count + 1, total + number)
+    world.run(app)
+    rows = {row["window_start"].replace(tzinfo=dt.UTC).astimezone(zone): row for row in world.rows("days")}
+    made = {start.date(): (row["n"], row["total"]) for start, row in rows.items()}
+    last = max(expected)
+    assert made == {day: value for day, value in expected.items() if day != last}, "the last day is open"
+    assert {start.time() for start in rows} == {dt.time(0)}
+    spans = {start.date(): row["window_end"] - row["window_start"] for start, row in rows.items()}
+    assert spans[dt.date(2026, 3, 8)] == dt.timedelta(hours=23)
+    assert spans[dt.date(2026, 11, 1)] == dt.timedelta(hours=25)
+    assert (made[dt.date(2026, 3, 8)][0], made[dt.date(2026, 11, 1)][0]) == (23, 25)
+    plan = next(operator.spec.summary() for operator in app.operators if operator.spec.kind == "window")
+    assert plan.startswith("tumbling 1 day of America/New_York by shop")
+
+
+@pytest.mark.parametrize(
+    ("given", "argument"),
+    [
+        ({}, "size"),
+        ({"days": 1}, "zone"),
+        ({"size": DAY, "zone": NEW_YORK}, "zone"),
+        ({"size": DAY, "days": 1, "zone": NEW_YORK}, "days"),
+        ({"days": 0, "zone": NEW_YORK}, "days"),
+        ({"days": True, "zone": NEW_YORK}, "days"),
+        ({"hours": 5, "zone": NEW_YORK}, "hours"),
+        ({"hours": 24, "zone": NEW_YORK}, "hours"),
+        ({"days": 1, "zone": "New York"}, "zone"),
+        ({"days": 1, "zone": "+01:00"}, "zone"),
+        ({"days": 1, "zone": "../etc/passwd"}, "zone"),
+    ],
+)
+def test_days_and_hours_that_no_zone_counts_are_refused(given: dict[str, object], argument: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        Tumbling(**given)  # type: ignore[arg-type]
+    assert refused.value.argument == argument
