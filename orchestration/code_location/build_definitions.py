@@ -38,7 +38,7 @@ from dagster_adjunct.orchestration.code_location.sensing.new_records_sensor impo
 from dagster_adjunct.orchestration.code_location.sensing.restart_sensor import restart_sensor
 from dagster_adjunct.orchestration.code_location.sensing.startpoint_sensor import startpoint_sensor
 from dagster_adjunct.orchestration.code_location.sensing.version_sensors import (
-    delivered_sensor,
+    delivered_sensors,
     new_versions_sensor,
 )
 from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
@@ -75,7 +75,7 @@ def build_definitions(
     `<application>_new_records` when input waits (as `launch_when` says, for all applications or by name; one record
     is enough without it), `<application>_startpoints` when somebody has asked for startpoints, `<application>_restart`
     when it failed before its commit and another run can help, and `<dataset>_delivered` (of a version set,
-    `<set>_delivered`) for a bounded dataset alone when a version is delivered whole. `<application>_startpoint` asks
+    `<set>_delivered`) for what is delivered whole of bounded datasets alone. `<application>_startpoint` asks
     for startpoints or takes them back (the sensor for them is left out where the application has them switched off).
     `<application>_discard` discards in its datasets, also
     on the schedule `<application>_discard_daily`; `<application>_compact` compacts its change streams' tables, also
@@ -171,7 +171,7 @@ class _LaunchedRuns:
             if movable and app.startpoints:
                 parts.sensors.append(startpoint_sensor(app, job, own))
             parts.sensors.append(restart_sensor(app, job, own, graph.written(app.name)))
-            parts.sensors.extend(delivered_sensor(unit, job) for unit in graph.delivered(app.name))
+            parts.sensors.extend(delivered_sensors(app.name, graph.delivered(app.name), job))
         if members:
             discarding = discard_job(app.name, members)
             parts.jobs.append(discarding)

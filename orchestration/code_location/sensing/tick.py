@@ -65,6 +65,18 @@ class Tick:
         """Whether a run of the job, or to one of these assets, is on its way or waits in the queue."""
         return in_progress(self.context.instance, self.job, assets)
 
+    def switched_on(self) -> set[str]:
+        """Return the names of the code location's sensors that are on; of an instance that stores none, no names."""
+        instance, here = self.context.instance, self.context.code_location_origin
+        states = instance.all_instigator_state() if instance.schedule_storage is not None else ()
+        on = [state for state in states if (state.status.value, state.instigator_type.value) == ("RUNNING", "SENSOR")]
+        places = [state.origin.repository_origin.code_location_origin.location_name for state in on]
+        return {
+            state.instigator_name
+            for state, place in zip(on, places, strict=True)
+            if here is None or place == here.location_name
+        }
+
     def who_runs(self, application: str) -> str:
         """Return who holds the application's lease, "" for nobody; a run that Dagster knows has ended holds none."""
         from dagster_adjunct.orchestration.batchlog.run_lease import who_runs

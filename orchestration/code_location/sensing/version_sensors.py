@@ -1,14 +1,18 @@
 """Sensors that launch the making of a bounded dataset's versions as they are delivered whole."""
 
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster import RunRequest, SensorDefinition
 
 from dagster_adjunct.assets.declaration.inputs_besides_streams import QuerySource
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
-from dagster_adjunct.orchestration.code_location.sensing.run_requests import Skip
+from dagster_adjunct.orchestration.code_location.sensing.run_requests import LastRequest, Skip, ask
 from dagster_adjunct.orchestration.code_location.sensing.tick import Tick, job_sensor
+from dagster_adjunct.resources.errors import AdjunctError
+from dagster_adjunct.resources.stored_documents import StoredDocument
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -28,12 +32,15 @@ def new_versions_sensor(member: "DatasetAsset", job: "LaunchedJob") -> SensorDef
     def evaluate(tick: Tick) -> RunRequest | Skip:
         from dagster_adjunct.orchestration.code_location.assets.version_partitions import known_partitions
 
-        version, awaited = _delivered(tick.lake, [dataset])
+        version, awaited = _delivered(tick.lake, [member])
         if version is None:
             return Skip(f"No new version; {awaited}.")
         if not known_partitions(dataset, tick.context.instance, [version]):
             return Skip(f"Version {version} is delivered, and is none of the partitions that are declared.")
-        return _ask_for(tick, version, [member], f"{dataset.name}:{tick.lake.id}", partition_key=version)
+        what = f"Version {version} is delivered"
+        if tick.in_progress({member.key}):
+            return Skip(f"{what}; a run is already in progress.")
+        return tick.ask(f"{dataset.name}:{tick.lake.id}", what, {"version": version}, partition_key=version)
 
     return job_sensor(
         f"{dagster_name(dataset.name)}_new_versions",
@@ -48,41 +55,72 @@ def is_delivered(dataset: "AdjunctDataset") -> bool:
     return not dataset.follows_changes and dataset.versions is None and not isinstance(dataset.input, QuerySource)
 
 
-def delivered_sensor(unit: "Sequence[DatasetAsset]", job: "LaunchedJob") -> SensorDefinition:
-    """Return a sensor that materialises a dataset's asset, within `job`, when a version of it is delivered whole.
+class DeliveredCursor(StoredDocument):
+    """What was asked for last, and the version that was seen in the tick before."""
 
-    All partitions of its stream then have its marker, or its folder is complete. The members of a version set, which
-    are published together, share one: it waits until all of them have the version.
+    asked: LastRequest = LastRequest()
+    seen: str = ""
+
+
+def delivered_sensors(
+    application: str, units: "Sequence[Sequence[DatasetAsset]]", job: "LaunchedJob"
+) -> list[SensorDefinition]:
+    """Return sensors that materialise datasets' assets, within `job`, when versions of them are delivered whole.
+
+    All partitions of a stream then have their marker, or a folder is complete. There is one for each dataset; the
+    members of a version set, which are published together, share one: it waits until all of them have the version.
+
+    One run takes all that is delivered: where several of these sensors are on, the first by name launches it for all. A
+    run that is launched for new records takes it, too: where the sensor for these is on, it has one look to launch it.
     """
-    datasets = [member.dataset for member in unit]
-    name = datasets[0].version_set or datasets[0].name
-    keys = [member.key for member in unit]
+    by_name = {f"{dagster_name(_name(unit))}_delivered": unit for unit in units}
+    for_records = f"{dagster_name(application)}_new_records"
 
-    def evaluate(tick: Tick) -> RunRequest | Skip:
-        version, awaited = _delivered(tick.lake, datasets)
+    def evaluate(tick: Tick, mine: str) -> RunRequest | Skip:
+        lake, unit, cursor = tick.lake, by_name[mine], tick.recall(DeliveredCursor)
+        version, awaited = _delivered(lake, unit)
         if version is None:
             return Skip(f"No new version; {awaited}.")
-        return _ask_for(tick, version, unit, f"{name}:{tick.lake.id}:delivered", asset_selection=keys)
+        what = f"Version {version} is delivered"
+        if tick.in_progress({member.key for member in unit}):
+            return Skip(f"{what}; a run is already in progress.")
+        on = tick.switched_on()
+        if for_records in on and cursor.seen != version:
+            tick.remember(cursor.model_copy(update={"seen": version}))
+            return Skip(f"{what}; {for_records} may launch a run that takes it, else the next look here does.")
+        together = {mine: version}
+        for other in (by_name.keys() & on) - {mine}:
+            with suppress(AdjunctError):  # its own sensor tells it
+                there, _ = _delivered(lake, by_name[other])
+                together |= {other: there} if there is not None else {}
+        first = min(together)
+        if first != mine:
+            return Skip(f"{what}; {first} launches the run that takes it, too.")
+        decision = ask(f"{_name(unit)}:{lake.id}:delivered", what, together, cursor.asked, lake.now().timestamp())
+        if isinstance(decision, Skip):
+            return decision
+        tick.remember(DeliveredCursor(asked=decision.asked, seen=version))
+        keys = [member.key for name in sorted(together) for member in by_name[name]]
+        return RunRequest(run_key=decision.run_key, asset_selection=keys)
 
-    return job_sensor(
-        f"{dagster_name(name)}_delivered",
-        job,
-        f"Publishes versions of {', '.join(dataset.name for dataset in datasets)} as they are delivered.",
-        evaluate,
-    )
+    return [
+        job_sensor(
+            name,
+            job,
+            f"Publishes versions of {', '.join(member.dataset.name for member in unit)} as they are delivered.",
+            partial(evaluate, mine=name),
+        )
+        for name, unit in by_name.items()
+    ]
 
 
-def _delivered(lake: "Lake", datasets: "Sequence[AdjunctDataset]") -> tuple[str | None, str]:
+def _name(unit: "Sequence[DatasetAsset]") -> str:
+    return unit[0].dataset.version_set or unit[0].dataset.name
+
+
+def _delivered(lake: "Lake", unit: "Sequence[DatasetAsset]") -> tuple[str | None, str]:
     from dagster_adjunct.orchestration.planner.lake_catalog import systems_of
     from dagster_adjunct.orchestration.step.progress.input_progress import delivered_to_all
 
+    datasets = [member.dataset for member in unit]
     return delivered_to_all(lake, systems_of(datasets, lake), datasets)
-
-
-def _ask_for(
-    tick: Tick, version: str, unit: "Sequence[DatasetAsset]", name: str, **options: object
-) -> RunRequest | Skip:
-    what = f"Version {version} is delivered"
-    if tick.in_progress({member.key for member in unit}):
-        return Skip(f"{what}; a run is already in progress.")
-    return tick.ask(name, what, {"version": version}, **options)

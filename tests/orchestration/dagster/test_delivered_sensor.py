@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dagster import DagsterRun, DagsterRunStatus
+from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunRequest, RunsFilter
 
 from dagster_adjunct import (
     AdjunctDataset,
@@ -19,7 +19,7 @@ from dagster_adjunct import (
 )
 from dagster_adjunct.sources import FileSource, QuerySource
 from tests.orchestration.dagster.lab import APPLES, NO_SPARK, SCHEMA, Lab, key_of, running_lab
-from tests.orchestration.dagster.ticking import Ticker
+from tests.orchestration.dagster.ticking import Ticker, switch_on
 
 items = bounded_dataset("items", input="lake.items", key="item", partitions=2)
 
@@ -105,6 +105,109 @@ def test_files_are_delivered_too(lab: Lab, tmp_path: Path) -> None:
     (folder / "v1" / "part.csv").write_text("item,label,price\na,Apple,1\n")
     (folder / "v1" / "_SUCCESS").write_text("")
     assert sensor.asked().asset_selection == [key_of(labels)]
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[DagsterInstance]:
+    """An instance that stores which sensors are on."""
+    (tmp_path / "home").mkdir()
+    with DagsterInstance.local_temp(str(tmp_path / "home"), {"telemetry": {"enabled": False}}) as instance:
+        yield instance
+
+
+class AllSensors:
+    """The sensors of an application that are on, asked in turn as the daemon asks them; runs count as in progress."""
+
+    def __init__(self, lab: Lab, instance: DagsterInstance, *on: str, datasets: tuple[AdjunctDataset, ...]) -> None:
+        self.lab, self.instance = lab, instance
+        self.tickers = {name: Ticker(lab.lake, shop(*datasets), instance, name, spark=NO_SPARK) for name in on}
+        switch_on(instance, *on)
+
+    def look(self) -> dict[str, list[str] | None]:
+        """Return what was launched in one look of each sensor, by name: assets, None for all of the job."""
+        launched: dict[str, list[str] | None] = {}
+        for name, ticker in self.tickers.items():
+            answer = ticker.tick()
+            if isinstance(answer, RunRequest):
+                keys = answer.asset_selection
+                launched[name] = None if keys is None else [key.path[-1] for key in keys]
+                selection = None if keys is None else frozenset(keys)
+                self.instance.add_run(DagsterRun("shop", status=DagsterRunStatus.STARTED, asset_selection=selection))
+        return launched
+
+    def end(self) -> None:
+        """Do what the runs do that were launched, and end them."""
+        for run in self.instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.STARTED])):
+            job = next(iter(self.tickers.values())).defs.resolve_job_def("shop")
+            if run.asset_selection:
+                job = job.get_subset(asset_selection=set(run.asset_selection))
+            assert job.execute_in_process(instance=self.instance).success
+            self.instance.delete_run(run.run_id)
+
+
+MENU = bounded_dataset("menu", input="lake.menu", key="item", partitions=2)
+PAIR = (MENU, items)
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_one_run_for_records_takes_all_that_is_delivered_with_them(
+    lab: Lab, instance: DagsterInstance, turn: int
+) -> None:
+    names = ["items_delivered", "menu_delivered", "shop_new_records", "shop_startpoints", "shop_restart"][::turn]
+    sensors = AllSensors(lab, instance, *names, datasets=PAIR)
+    for name in ("items", "menu"):
+        lab.deliver(name, APPLES, "v1")
+    lab.deliver("orders", APPLES, None)
+    launched = [sensors.look() for _ in range(3)]
+    assert launched == [{"shop_new_records": None}, {}, {}]
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_without_records_one_run_takes_what_is_delivered_of_all_datasets(
+    lab: Lab, instance: DagsterInstance, turn: int
+) -> None:
+    names = ["items_delivered", "menu_delivered", "shop_new_records"][::turn]
+    sensors = AllSensors(lab, instance, *names, datasets=PAIR)
+    lab.deliver("orders", APPLES[:0], None)
+    for number in (1, 2):
+        for name in ("items", "menu"):
+            lab.deliver(name, APPLES[:number], f"v{number}")
+        launched = [sensors.look() for _ in range(3)]
+        assert launched == [{}, {"items_delivered": ["items_dataset", "menu_dataset"]}, {}]
+        sensors.end()
+        assert [lab.store(name).require_current().sealed.name for name in ("items", "menu")] == [f"v{number}"] * 2
+        assert sensors.look() == {}
+
+
+def test_a_sensor_that_is_off_has_nothing_launched_for_its_dataset(lab: Lab, instance: DagsterInstance) -> None:
+    for name in ("items", "menu"):
+        lab.deliver(name, APPLES, "v1")
+    sensors = AllSensors(lab, instance, "menu_delivered", datasets=PAIR)
+    assert sensors.look() == {"menu_delivered": ["menu_dataset"]}, "at once: no run for records comes"
+
+
+def test_what_is_delivered_later_is_launched_though_the_first_run_got_nowhere(
+    lab: Lab, instance: DagsterInstance
+) -> None:
+    sensors = AllSensors(lab, instance, "items_delivered", "menu_delivered", datasets=PAIR)
+    lab.deliver("items", APPLES, "v1")
+    assert sensors.look() == {"items_delivered": ["items_dataset"]}
+    for run in instance.get_runs():
+        instance.delete_run(run.run_id)
+    assert sensors.look() == {}, "it is asked for again ever more rarely"
+    lab.deliver("menu", APPLES, "v1")
+    assert sensors.look() == {"items_delivered": ["items_dataset", "menu_dataset"]}
+
+
+def test_what_stands_in_the_way_of_another_dataset_holds_nothing_back(lab: Lab, instance: DagsterInstance) -> None:
+    sensors = AllSensors(lab, instance, "menu_delivered", "items_delivered", datasets=PAIR)
+    lab.deliver("items", APPLES, "v1")
+    assert sensors.look() == {"items_delivered": ["items_dataset"]}
+    sensors.end()
+    lab.mark("items", "v1", {0: 9, 1: 9})
+    lab.deliver("menu", APPLES, "v1")
+    assert sensors.tickers.pop("items_delivered")
+    assert sensors.look() == {"menu_delivered": ["menu_dataset"]}
 
 
 def test_what_is_not_delivered_has_no_such_sensor() -> None:

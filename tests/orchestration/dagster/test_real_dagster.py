@@ -15,7 +15,7 @@ from tests.servers.dagster import DONE, LOCATION, REPOSITORY, DagsterServers, da
 pytestmark = [pytest.mark.server, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 REPOSITORY_SELECTOR = {"repositoryName": REPOSITORY, "repositoryLocationName": LOCATION}
-SENSOR = {**REPOSITORY_SELECTOR, "sensorName": "order_totals_new_records"}
+SENSOR = "order_totals_new_records"
 ASSETS = {
     "lake/orders": [],
     "lake/items": [],
@@ -135,7 +135,7 @@ def test_assets_launched_from_the_ui_materialise_and_a_second_run_waits_for_the_
 def quiet(servers: DagsterServers) -> set[str]:
     """The runs that there were when the sensor had looked and found nothing; it looks again after half a minute."""
     before = _not_of_the_backfill(servers)
-    servers.start_sensor("order_totals_new_records")
+    servers.start_sensor(SENSOR)
     servers.until("a tick without records", 300, lambda: _skipped(servers, "No new records."))
     return before
 
@@ -160,7 +160,12 @@ def test_a_backfill_that_fails_half_way_is_one_run_that_keeps_what_it_finished(
     assert [entry["adjunct/name"] for entry in made] == [DAYS[1], DAYS[0]]
 
 
-def test_the_sensor_launches_a_run_for_new_records(servers: DagsterServers, lake: Lake, quiet: set[str]) -> None:
+def test_one_delivery_of_records_and_a_version_launches_one_run_though_all_sensors_are_on(
+    servers: DagsterServers, lake: Lake, quiet: set[str]
+) -> None:
+    for sensor in ("items_delivered", "order_totals_startpoints", "order_totals_restart"):
+        servers.start_sensor(sensor)
+    small.append(lake, "items", 2, small.ITEMS, marker="v2")
     small.append(lake, "orders", 2, SECOND)
     launched = servers.until("a run by the sensor", 300, lambda: _not_of_the_backfill(servers) - quiet)
     runs = servers.until("its end", 600, lambda: _ended(servers, launched))
@@ -170,6 +175,8 @@ def test_the_sensor_launches_a_run_for_new_records(servers: DagsterServers, lake
     assert tags["dagster/sensor_name"] == "order_totals_new_records"
     assert tags["adjunct/lag"] == str(len(SECOND))
     assert small.priced(lake) == small.expected(FIRST + SECOND)
+    nothing = "No new version; nothing was delivered."
+    servers.until("a look after it", 300, lambda: _skipped(servers, nothing, "items_delivered"))
     assert _not_of_the_backfill(servers) - quiet == launched
 
 
@@ -200,8 +207,9 @@ def _errors(servers: DagsterServers, runs: Iterable[str]) -> str:
     return "\n".join(f"{event['message']}: {event['error']}" for event in events if event.get("error"))
 
 
-def _skipped(servers: DagsterServers, reason: str) -> bool:
-    ticks = servers.graphql(TICKS, sensor=SENSOR)["sensorOrError"]["sensorState"]["ticks"]
+def _skipped(servers: DagsterServers, reason: str, sensor: str = SENSOR) -> bool:
+    selector = {**REPOSITORY_SELECTOR, "sensorName": sensor}
+    ticks = servers.graphql(TICKS, sensor=selector)["sensorOrError"]["sensorState"]["ticks"]
     assert not [tick["error"] for tick in ticks if tick["error"]]
     return any(tick["status"] == "SKIPPED" and tick["skipReason"] == reason for tick in ticks)
 

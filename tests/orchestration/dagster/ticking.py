@@ -12,9 +12,14 @@ from dagster import (
     SkipReason,
     build_sensor_context,
 )
+from dagster._core.definitions.run_request import InstigatorType
+from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteInstigatorOrigin, RemoteRepositoryOrigin
+from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatus, SensorInstigatorData
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from dagster_adjunct import Application, Lake, LakeResource, build_definitions
 
+_HERE = InProcessCodeLocationOrigin(LoadableTargetOrigin(module_name="tests"))
 _LAKES: dict[str, Lake] = {}
 
 
@@ -29,6 +34,14 @@ def given_lake(lake: Lake) -> GivenLake:
     """Return the resource that gives this lake, with its clock and its store."""
     _LAKES[lake.url] = lake
     return GivenLake(url=lake.url)
+
+
+def switch_on(instance: DagsterInstance, *sensors: str) -> None:
+    """Store that sensors are on, as the UI does."""
+    for name in sensors:
+        origin = RemoteInstigatorOrigin(RemoteRepositoryOrigin(_HERE, "tests"), name)
+        state = InstigatorState(origin, InstigatorType.SENSOR, InstigatorStatus.RUNNING, SensorInstigatorData())
+        instance.add_instigator_state(state)
 
 
 class Ticker:
