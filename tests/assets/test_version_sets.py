@@ -221,3 +221,29 @@ def test_readers_never_see_a_mix_of_two_versions_of_a_set(prices: World) -> None
     for reader in readers:
         reader.join()
     assert not mixed
+
+
+@pytest.mark.parametrize("timed", [NAMES, NAMES[:1], NAMES[1:]])
+@pytest.mark.parametrize("back", ["withdraw", "rollback"])
+def test_a_version_of_an_older_time_is_kept_beside_in_all_members(
+    prices: World, timed: tuple[str, ...], back: str
+) -> None:
+    """Also where one member alone tells times: a version is current in all members, or in none."""
+    dated = (
+        bounded_dataset(name, input=f"lake.{name}", key="k", partitions=2, valid_from="name" if name in timed else None)
+        for name in NAMES
+    )
+    members = version_set("dated", *dated)
+    for number in (1, 5, 3):
+        send(prices, f"2026-01-0{number}", number)
+        reports = advance_version_set(prices.lake, prices.systems, members, IN_PROCESS, by="test")
+        assert [report.action for report in reports] == ["sealed", "sealed"]
+    assert seen(prices) == {"fares": 5, "routes": 5}
+    store = StoredVersions(prices.lake, timed[0])
+    if back == "withdraw":
+        store.withdraw("2026-01-05", **WHY)
+    else:
+        store.rollback(**WHY)
+    if timed == NAMES:
+        assert seen(prices) == {"fares": 3, "routes": 3}
+    assert len(set(seen(prices).values())) == 1, "members serve one version"
