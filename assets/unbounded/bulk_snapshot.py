@@ -19,6 +19,7 @@ from dagster_adjunct.assets.writing.generation_writer import SPARK
 from dagster_adjunct.assets.writing.write_generation import write_generation
 from dagster_adjunct.resources.bucketing.write_over_time import OverTimeWrite
 from dagster_adjunct.resources.errors import AdjunctError, DatasetError, OffsetOutOfRangeError
+from dagster_adjunct.resources.objects.object_store import telling_of_staged
 from dagster_adjunct.resources.schemas.schema import repeated, widens
 from dagster_adjunct.resources.streams.interface.stream_system import TIMESTAMP, TOMBSTONE
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 _STAGED_BYTES = 128 * 1024 * 1024
+_SNAPSHOT = "a bulk snapshot"
 
 
 def load_snapshot(
@@ -216,21 +218,26 @@ def _staged(lake: Lake, folder: str, tables: Iterable[pa.Table], spark: SparkSes
     number, writer = 0, None
     try:
         for table in tables:
-            writer = writer or pq.ParquetWriter(path, table.schema)
-            writer.write_table(table)
-            if path.stat().st_size >= _STAGED_BYTES:
+            with telling_of_staged(lake.store, path, _SNAPSHOT):
+                writer = writer or pq.ParquetWriter(path, table.schema)
+                writer.write_table(table)
+                size = path.stat().st_size
+            if size >= _STAGED_BYTES:
                 number, writer = _uploaded(lake, folder, path, number, writer), None
         if writer is not None:
             number, writer = _uploaded(lake, folder, path, number, writer), None
     finally:
-        if writer is not None:
-            writer.close()
-        path.unlink(missing_ok=True)
+        with suppress(OSError):  # of a disk that is full, say, as was told
+            if writer is not None:
+                writer.close()
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
     return spark.read.parquet(lake.store.spark_uri(folder)) if number else None
 
 
 def _uploaded(lake: Lake, folder: str, path: Any, number: int, writer: Any) -> int:
-    writer.close()
+    with telling_of_staged(lake.store, path, _SNAPSHOT):
+        writer.close()
     lake.store.upload(path, f"{folder}/rows-{number:05d}.parquet")
     path.unlink(missing_ok=True)
     return number + 1

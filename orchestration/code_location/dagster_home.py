@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dagster_adjunct.resources.file_errors import telling_file_errors
+
 _CONFIG = """\
 # One run of an application, and one of a dataset, at a time, however it is launched: Adjunct's ops are in pools,
 # and a run waits in the queue until the pools of all its ops are free. Where that is not so (another instance's
@@ -29,8 +31,9 @@ nux:
 def prepare_dagster_home(folder: Path) -> Path:
     """Create the folder as a DAGSTER_HOME if it is none yet, and return it as an absolute path."""
     home = folder.resolve()
-    home.mkdir(parents=True, exist_ok=True)
     config = home / "dagster.yaml"
-    if not config.exists():
-        config.write_text(_CONFIG, encoding="utf-8")
+    with telling_file_errors(home, "the home of Dagster"):
+        home.mkdir(parents=True, exist_ok=True)
+        if not config.exists():
+            config.write_text(_CONFIG, encoding="utf-8")
     return home

@@ -233,7 +233,14 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
     def _connect(self) -> SqliteRequests:
         path = Path(self.path)
         if self.create:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise TableAccessError(
+                    f"{self._label} can't be made: {error.strerror} ({error.filename}).",
+                    "Give a path where files may be written.",
+                    table=self._label,
+                ) from error
         elif not path.exists():
             raise TableAccessError(
                 f"{self._label}: there is no such file.",

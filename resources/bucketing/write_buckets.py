@@ -16,7 +16,7 @@ from dagster_adjunct.resources.bucketing.bucket_files import BucketFile, BucketL
 from dagster_adjunct.resources.bucketing.writer import DIGEST, TOMBSTONE, BucketFileWriter, WriteOptions
 from dagster_adjunct.resources.errors import ManifestMismatchError, PermanentError
 from dagster_adjunct.resources.schemas.quoted_columns import quoted, row_hash
-from dagster_adjunct.resources.spark.spark_errors import from_document, refusal, to_document, unwrapped
+from dagster_adjunct.resources.spark.spark_errors import from_document, refusal, to_document, unwrapped, wrapped
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -106,6 +106,9 @@ def _task(
     descriptor: StoreDescriptor, folder: str, layout: BucketLayout, options: WriteOptions, columns: list[str]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def write(batches: Iterator[Any]) -> Iterator[Any]:
+        yield from wrapped(written(batches))  # what may pass is raised, and Spark tries the task again
+
+    def written(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
         from pyspark import TaskContext
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 from uuid import uuid4
@@ -25,6 +26,7 @@ from dagster_adjunct.resources.bucketing.bucket_files import (
 from dagster_adjunct.resources.bucketing.order_of_keys import check_order
 from dagster_adjunct.resources.bucketing.write_over_time import VALID_FROM, OverTimeWrite, Timeline
 from dagster_adjunct.resources.errors import ManifestMismatchError, NullKeyError, ObjectExistsError
+from dagster_adjunct.resources.objects.object_store import telling_of_staged
 from dagster_adjunct.resources.schemas.readable_values import first_unreadable, readable_value
 from dagster_adjunct.resources.user_code import told_record
 
@@ -135,7 +137,8 @@ class BucketFileWriter:
             self._writer.add_key_value_metadata({_FACTS: json.dumps(facts).encode()})
             if self._layout.key:
                 self._writer.add_key_value_metadata({GROUP_KEYS: json.dumps(self._group_keys).encode()})
-            self._writer.close()
+            with self._telling():
+                self._writer.close()
             return self._upload(facts)
         finally:
             self.discard()
@@ -146,9 +149,14 @@ class BucketFileWriter:
 
     def discard(self) -> None:
         """Drop the local file; what was uploaded stays."""
-        if self._writer is not None and self._writer.is_open:
-            self._writer.close()
-        self._path.unlink(missing_ok=True)
+        with suppress(OSError):  # it takes no room on a full disk, whatever closing it says
+            if self._writer is not None and self._writer.is_open:
+                self._writer.close()
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+    def _telling(self) -> AbstractContextManager[None]:
+        return telling_of_staged(self._store, self._path, self._options.what)
 
     def _check(self, batch: pa.Table) -> None:
         check_values(batch, self._layout.schema, self._options.what, self._layout.key)
@@ -260,18 +268,20 @@ class BucketFileWriter:
         if not self._waiting:
             return
         if self._writer is None:
-            self._writer = pq.ParquetWriter(
-                self._path,
-                self._layout.arrow_schema(),
-                compression="zstd",
-                use_dictionary=_repetitive(self._waiting[0].select(self._layout.columns)),
-                column_encoding={ROW: "DELTA_BINARY_PACKED"} if self._options.number_rows else None,
-                write_page_checksum=True,  # without, a flipped bit in a page may decode to another value
-            )
+            with self._telling():
+                self._writer = pq.ParquetWriter(
+                    self._path,
+                    self._layout.arrow_schema(),
+                    compression="zstd",
+                    use_dictionary=_repetitive(self._waiting[0].select(self._layout.columns)),
+                    column_encoding={ROW: "DELTA_BINARY_PACKED"} if self._options.number_rows else None,
+                    write_page_checksum=True,  # without, a flipped bit in a page may decode to another value
+                )
         table = pa.concat_tables(self._waiting).cast(self._layout.arrow_schema())
         # Where the key has several columns, statistics do not tell exactly in which group a key is.
         self._group_keys += [self._key_at(table, row) for row in range(0, table.num_rows, ROWS_PER_GROUP)]
-        self._writer.write_table(table, row_group_size=ROWS_PER_GROUP)
+        with self._telling():
+            self._writer.write_table(table, row_group_size=ROWS_PER_GROUP)
         self._waiting, self._waiting_rows = [], 0
 
     def _key_at(self, table: pa.Table | None, row: int) -> list[Any] | None:
@@ -309,11 +319,13 @@ class BucketFileWriter:
             # An earlier try of this very task got through: its object is the one that counts.
             import pyarrow.parquet as pq
 
-            self._path.unlink()
+            with self._telling():
+                self._path.unlink()
             self._store.download(key, self._path)
-            facts = json.loads(pq.read_metadata(self._path).metadata[_FACTS])
-        size = self._path.stat().st_size
-        with self._path.open("rb") as file:
+            with self._telling():
+                facts = json.loads(pq.read_metadata(self._path).metadata[_FACTS])
+        with self._telling(), self._path.open("rb") as file:
+            size = self._path.stat().st_size
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             footer = pack_footer(_tail(file, size)) if self._layout.key else None
         return BucketFile(self._bucket, self._name, size=size, sha256=sha256, footer=footer, **facts)

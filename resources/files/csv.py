@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError
 from dagster_adjunct.resources.files.file_misfits import check_columns, damaged, declared_as
 from dagster_adjunct.resources.files.text import Watched, opened
 from dagster_adjunct.resources.schemas.schema import arrow_type
@@ -85,7 +85,7 @@ def _header(path: Path, name: str, schema: Schema, where: str) -> list[str]:
     return names
 
 
-def _explained(error: Exception, names: list[str], schema: Schema, where: str) -> SchemaMismatchError:
+def _explained(error: Exception, names: list[str], schema: Schema, where: str) -> AdjunctError:
     text = str(error)
     if misfit := _CONVERSION.match(text):
         name = names[int(misfit[1])]

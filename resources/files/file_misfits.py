@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError
+from dagster_adjunct.resources.file_errors import file_error
 from dagster_adjunct.resources.schemas.schema import repeated
 
 if TYPE_CHECKING:
@@ -32,8 +33,10 @@ def check_columns(columns: list[str], schema: Schema, where: str) -> None:
         )
 
 
-def damaged(where: str, error: Exception) -> SchemaMismatchError:
-    """Return the error for a file that can't be read as what it should be."""
+def damaged(where: str, error: Exception) -> AdjunctError:
+    """Return the error for a file that can't be read as what it should be, or that the file system does not give."""
+    if isinstance(error, OSError) and error.errno:
+        return file_error(error, error.filename or where, where)
     return SchemaMismatchError(
         f"{where} can't be read: {(str(error) or type(error).__name__).splitlines()[0].rstrip('.')}.",
         "Deliver the file again, whole and in the declared format.",

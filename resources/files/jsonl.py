@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError
 from dagster_adjunct.resources.files.file_misfits import damaged, declared_as
 from dagster_adjunct.resources.files.text import opened
 from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type
@@ -99,7 +99,7 @@ def _typed(column: pa.ChunkedArray, field: Field) -> pa.ChunkedArray:
     return column.cast(arrow_type(field.type))
 
 
-def _explained(block: bytes, first: int, schema: Schema, where: str, error: Exception) -> SchemaMismatchError:
+def _explained(block: bytes, first: int, schema: Schema, where: str, error: Exception) -> AdjunctError:
     """Return an error that names the line and the column: read again slowly, since the fast reader names neither."""
     import pyarrow as pa
 

@@ -25,11 +25,13 @@ from dagster_adjunct.resources.errors import (
     PreconditionFailedError,
     SourceChangedError,
 )
+from dagster_adjunct.resources.file_errors import file_error, telling_file_errors
 from dagster_adjunct.resources.objects.lake_address import check_address
 from dagster_adjunct.resources.objects.object_store import S3Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from io import BufferedReader
 
     from mypy_boto3_s3 import S3Client
 
@@ -112,19 +114,19 @@ class LocalTree:
     def list(self, folder: str = "") -> list[FoundFile]:
         root = Path(self.root)
         files = []
-        for parent, _, names in os.walk(root / folder):
+        for parent, _, names in os.walk(root / folder, onerror=self._unlisted):
             for name in names:
                 path = Path(parent) / name
-                with contextlib.suppress(FileNotFoundError):  # deleted while we look
+                with contextlib.suppress(FileNotFoundError), self._telling(path):  # deleted while we look
                     files.append(_local(path.relative_to(root).as_posix(), path.stat()))
         return sorted((_named(self.url, file) for file in files), key=lambda file: file.path)
 
     def read(self, file: FoundFile) -> bytes:
-        with self.on_disk(file) as path:
-            return path.read_bytes()
+        with self._opened(file) as opened:
+            return opened.read()
 
     def read_range(self, file: FoundFile, start: int, length: int) -> bytes:
-        with self.on_disk(file) as path, path.open("rb") as opened:
+        with self._opened(file) as opened:
             opened.seek(start)
             return opened.read(length)
 
@@ -138,12 +140,32 @@ class LocalTree:
             self._check(path, file)  # what looks damaged may have been written to meanwhile
 
     def content_tag(self, file: FoundFile) -> str:
-        with self.on_disk(file) as path, path.open("rb") as opened:
+        with self._opened(file) as opened:
             return hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+    @contextlib.contextmanager
+    def _opened(self, file: FoundFile) -> Iterator[BufferedReader]:
+        with self.on_disk(file) as path, self._telling(path), path.open("rb") as opened:
+            yield opened
+
+    @contextlib.contextmanager
+    def _telling(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise file_error(error, path, f"files in {self.url}") from error
+
+    def _unlisted(self, error: OSError) -> None:
+        """Raise for a folder that can't be listed: what is in it would be left out in silence."""
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise file_error(error, error.filename or self.url, f"files in {self.url}") from error
 
     def _check(self, path: Path, file: FoundFile) -> None:
         try:
-            now = _local(file.path, path.stat())
+            with self._telling(path):
+                now = _local(file.path, path.stat())
         except FileNotFoundError:
             raise changed(self, file, "is gone") from None
         if now.etag != file.etag:
@@ -185,14 +207,15 @@ class S3Tree:
 
     @contextlib.contextmanager
     def on_disk(self, file: FoundFile) -> Iterator[Path]:
-        with tempfile.TemporaryDirectory(prefix="adjunct-") as folder:
-            path = Path(folder) / "file"
+        with contextlib.ExitStack() as kept:
+            with telling_file_errors(tempfile.gettempdir(), f"a copy of {self.url}/{file.path}"):
+                path = Path(kept.enter_context(tempfile.TemporaryDirectory(prefix="adjunct-"))) / "file"
 
-            def save(body: Any) -> None:
-                with path.open("wb") as target:
-                    shutil.copyfileobj(body, target, _CHUNK)
+                def save(body: Any) -> None:
+                    with path.open("wb") as target:
+                        shutil.copyfileobj(body, target, _CHUNK)
 
-            self._get(file, save)
+                self._get(file, save)
             yield path
 
     def content_tag(self, file: FoundFile) -> str:

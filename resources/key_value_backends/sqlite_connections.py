@@ -14,7 +14,13 @@ import tenacity
 from dagster_adjunct.resources.errors import AdjunctError, TableAccessError, TableError, TableUnavailableError
 
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-_UNUSABLE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM)
+_UNUSABLE = (
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_FULL,
+)
 # Seconds that SQLite waits by itself for a lock. Its pauses grow to a tenth of a second, in which those who have just
 # written write again: of eight busy processes some waited six seconds, and with short pauses half a second.
 _WAIT = 0.02
@@ -195,6 +201,8 @@ def translated(error: sqlite3.Error, label: str) -> AdjunctError:
         )
     if code in _UNUSABLE:
         return TableAccessError(
-            f"{label} can't be used ({error}).", "Check that it is an SQLite file and may be written.", table=label
+            f"{label} can't be used ({error}).",
+            "Check that it is an SQLite file and may be written, and that its disk has room.",
+            table=label,
         )
     return TableError(f"{label} refused the request: {error}.", "Look at the file and its disk.", table=label)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.file_errors import telling_file_errors
 from dagster_adjunct.resources.metadata_tables.object_addresses import BESIDE
 from dagster_adjunct.resources.objects.object_store import (
     ObjectInfo,
@@ -121,11 +122,12 @@ class RoutedStore:
             return
         data = self.table.get(key).data
         temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
-        try:
-            temporary.write_bytes(data)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with telling_file_errors(path.parent, f"a copy of object {key!r} in {self.url}"):
+            try:
+                temporary.write_bytes(data)
+                temporary.replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
 
     def spark_uri(self, key: str) -> str:
         if self._in_table(key):

@@ -26,6 +26,7 @@ from dagster_adjunct.resources.errors import (
     PreconditionFailedError,
     StoreUnavailableError,
 )
+from dagster_adjunct.resources.file_errors import FULL, REFUSALS
 from dagster_adjunct.resources.objects.object_store import (
     LAKE_DOCUMENT,
     PROBES,
@@ -46,8 +47,6 @@ _HIDDEN = ".adjunct-store"
 _LOCKS = 64
 _HASHED_SIZE = 1024 * 1024
 _STALE_SECONDS = 24 * 3600
-# What only somebody else can change; another error of the file system (a full or failing disk) may pass.
-_REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -246,7 +245,7 @@ class LocalStore:
             return ConfigurationError(
                 f"{self.url} can't hold a lake: it is no folder.", "Name a folder, or s3://.", argument="url"
             )
-        if error.errno in _REFUSALS or not self._root.exists():
+        if error.errno in REFUSALS or not self._root.exists():
             return ConfigurationError(
                 f"folder {self.url} can't hold a lake: {reason} ({what}).",
                 "Choose a folder that this user may read and write.",
@@ -335,6 +334,8 @@ class LocalStore:
                     f"object {key!r} is already in {self.url}.", "Read it, or choose another key.", key=key
                 ) from None
             except OSError as error:
+                if error.errno in (*FULL, errno.EIO, errno.EROFS, errno.EACCES):
+                    raise
                 raise ConditionalWritesUnsupportedError(
                     f"the file system of {self.url} can't create files atomically: hard links fail ({error.strerror}).",
                     "Put the lake on a local disk, NFSv4 or s3://.",

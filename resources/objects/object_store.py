@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError
+from dagster_adjunct.resources.file_errors import telling_file_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from contextlib import AbstractContextManager
     from datetime import datetime
     from pathlib import Path
 
@@ -219,6 +221,15 @@ def check_prefix(prefix: str) -> str:
     if prefix:
         check_key(prefix.removesuffix("/"))
     return prefix
+
+
+def telling_of_staged(store: ObjectStore, path: Path, what: str) -> AbstractContextManager[None]:
+    """Raise what the file system says of a file that is to be uploaded as `telling_file_errors` does.
+
+    The place is the store where the file lies in it, else the folder of temporary files.
+    """
+    place = store.url if str(path).startswith(f"{store.url}/") else path.parent
+    return telling_file_errors(place, what)
 
 
 def time_of_store(store: ObjectStore, key: str) -> datetime:

@@ -20,6 +20,7 @@ from dagster_adjunct.resources.errors import (
     PreconditionFailedError,
     StoreUnavailableError,
 )
+from dagster_adjunct.resources.file_errors import telling_file_errors
 from dagster_adjunct.resources.objects.object_store import (
     ObjectInfo,
     S3Options,
@@ -139,11 +140,12 @@ class S3Store:
                 for chunk in body.iter_chunks(1024 * 1024):
                     file.write(chunk)
 
-        try:
-            self._repeated("GET", key, request)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with telling_file_errors(path.parent, f"a copy of object {key!r} in {self.url}"):
+            try:
+                self._repeated("GET", key, request)
+                temporary.replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
 
     # -- writing
 
@@ -206,7 +208,8 @@ class S3Store:
 
     def staging_dir(self) -> Path:
         folder = Path(tempfile.gettempdir()) / f"adjunct-staging-{os.getuid()}"
-        folder.mkdir(mode=0o700, exist_ok=True)
+        with telling_file_errors(folder, f"files for {self.url}"):
+            folder.mkdir(mode=0o700, exist_ok=True)
         if folder.stat().st_uid != os.getuid():
             raise ConfigurationError(
                 f"folder {folder} belongs to another user.", "Set TMPDIR to a folder of your own.", setting="TMPDIR"

@@ -8,8 +8,10 @@ becomes an error of ours too.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import re
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +24,7 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
     TransientError,
 )
+from dagster_adjunct.resources.file_errors import FULL, file_error
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -55,6 +58,11 @@ _CUT_OFF = re.compile(
 _WORKER_LOST = "Python worker exited unexpectedly"
 # How the JVM says that a plan is nested deeper than it can follow.
 _TOO_DEEP = re.compile(r"^(?:Caused by: |: )java\.lang\.StackOverflowError", re.MULTILINE)
+# What the JVM, or a Python worker, says of a disk without room or that may not be written: Spark's own temporary files.
+_NO_ROOM = re.compile(
+    r"(?:java\.(?:nio\.file\.FileSystemException|io\.(?:IOException|FileNotFoundException))|OSError): (?P<cause>[^\n]*?"
+    r"(?:No space left on device|Disk quota exceeded|Read-only file system)[^\n]*)"
+)
 _DAMAGED = re.compile(
     r"^Caused by: (?:java\.lang\.\w+|java\.io\.(?:EOF|FileNotFound)Exception|[\w.$]*\b(?:parquet|zstd)\b[\w.$]*"
     r"|[\w.]+\.SchemaColumnConvertNotSupportedException): (?P<cause>[^\n]*)",
@@ -145,10 +153,25 @@ def adjunct_error(error: BaseException) -> AdjunctError | None:
     """Return the error of ours that this is, that a task raised, or that a lost worker or damaged file is; or None."""
     if isinstance(error, AdjunctError):
         return error
+    if isinstance(error, OSError) and error.errno in (*FULL, errno.EROFS):
+        return file_error(error, error.filename or tempfile.gettempdir(), "a temporary file")
     if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
         return None
     text = str(error)
-    return find(text) or _worker_lost(text) or _cut_off(text) or _damaged(text) or _too_deep(text) or _raised(text)
+    told = find(text) or _worker_lost(text) or _cut_off(text) or _damaged(text) or _too_deep(text)
+    return told or _raised(text) or _no_room(text)
+
+
+def _no_room(text: str) -> AdjunctError | None:
+    """Return the error of a disk of Spark's own, for what it shuffles and sorts, that is full or may not be written."""
+    full = _NO_ROOM.search(text)
+    if not full:
+        return None
+    return StoreUnavailableError(
+        f"Spark could not write a file: {full['cause'].rstrip('.')}.",
+        "Free some room, or give Spark another folder for temporary files (SPARK_LOCAL_DIRS or spark.local.dir), then "
+        "run it again. Nothing was committed, and nothing is lost.",
+    )
 
 
 def _worker_lost(text: str) -> AdjunctError | None:

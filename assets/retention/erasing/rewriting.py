@@ -26,6 +26,7 @@ from dagster_adjunct.resources.bucketing.files_before_evolution import as_laid_o
 from dagster_adjunct.resources.bucketing.write_over_time import TOLD, VALID_FROM, OverTimeWrite
 from dagster_adjunct.resources.bucketing.writer import BucketFileWriter, WriteOptions
 from dagster_adjunct.resources.errors import ObjectExistsError
+from dagster_adjunct.resources.objects.object_store import telling_of_staged
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.retention.erasing.key_set import KeySet
@@ -158,7 +159,7 @@ def _copy(stored: StoredFile, folder: str) -> BucketFile:
     name = bucket_file_name(stored.file.bucket, attempt_of(folder))
     try:
         stored.reading(lambda: stored.store.download(stored.key, path))
-        with path.open("rb") as file:
+        with telling_of_staged(stored.store, path, stored.what), path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         if sha256 != stored.file.sha256:
             raise stored.damaged(f"its SHA-256 is {sha256}, the manifest lists {stored.file.sha256}")

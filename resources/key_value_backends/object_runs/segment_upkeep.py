@@ -37,6 +37,7 @@ from dagster_adjunct.resources.key_value_backends.object_runs.segment_pointer im
     relogged,
 )
 from dagster_adjunct.resources.key_value_backends.object_runs.segment_view import StoredPart, merged
+from dagster_adjunct.resources.objects.object_store import telling_of_staged
 
 FLUSHED_BYTES = 64 * 1024  # of the log: what makes it a run
 _LONGEST_LOG = 4 * FLUSHED_BYTES  # a commit beyond it flushes by itself
@@ -233,7 +234,7 @@ class SegmentUpkeep:
             return ref
         path = Path(store.staging_dir()) / f"{run}.run"
         try:
-            with path.open("wb") as file:
+            with telling_of_staged(store, path, f"run {run}"), path.open("wb") as file:
                 ref = write(file)
             store.upload(path, key)
         finally:

@@ -6,11 +6,12 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.file_errors import telling_file_errors
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,17 +30,25 @@ def export_records(parts: Iterable[pa.Table], target: Path, *, records_per_file:
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
         if records_per_file is None:
-            counts = _write(parts, iter([partial]), None)
-            _publish_file(partial, target)
+            counts = _write(parts, iter([partial]), None, target)
+            with _telling(target):
+                _publish_file(partial, target)
         else:
-            partial.mkdir()
-            counts = _write(parts, _numbered(partial), records_per_file)
-            _publish_folder(partial, target)
+            with _telling(target):
+                partial.mkdir()
+            counts = _write(parts, _numbered(partial), records_per_file, target)
+            with _telling(target):
+                _publish_folder(partial, target)
     finally:
-        if partial.is_dir():
-            shutil.rmtree(partial)
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            if partial.is_dir():
+                shutil.rmtree(partial)
+            partial.unlink(missing_ok=True)
     return counts
+
+
+def _telling(target: Path) -> AbstractContextManager[None]:
+    return telling_file_errors(target.absolute().parent, f"--to {target}")
 
 
 def check_target(target: Path, records_per_file: int | None) -> None:
@@ -64,7 +73,7 @@ def check_target(target: Path, records_per_file: int | None) -> None:
         )
 
 
-def _write(parts: Iterable[pa.Table], paths: Iterator[Path], limit: int | None) -> tuple[int, int]:
+def _write(parts: Iterable[pa.Table], paths: Iterator[Path], limit: int | None, target: Path) -> tuple[int, int]:
     """Write at most `limit` records a file; one file at least, so that the columns are known."""
     import pyarrow.parquet as pq
 
@@ -74,15 +83,17 @@ def _write(parts: Iterable[pa.Table], paths: Iterator[Path], limit: int | None) 
         for part in parts:
             left = part
             while writer is None or left.num_rows:
-                if writer is None or (limit is not None and room == 0):
-                    _close(writer)
-                    writer, room = pq.ParquetWriter(next(paths), part.schema, compression="zstd"), limit or 0
-                    files += 1
-                now = left if limit is None else left.slice(0, room)
-                writer.write_table(now, row_group_size=_GROUP)
+                with _telling(target):
+                    if writer is None or (limit is not None and room == 0):
+                        _close(writer)
+                        writer, room = pq.ParquetWriter(next(paths), part.schema, compression="zstd"), limit or 0
+                        files += 1
+                    now = left if limit is None else left.slice(0, room)
+                    writer.write_table(now, row_group_size=_GROUP)
                 left, rows, room = left.slice(now.num_rows), rows + now.num_rows, room - now.num_rows
     finally:
-        _close(writer)
+        with _telling(target):
+            _close(writer)
     return rows, files
 
 
