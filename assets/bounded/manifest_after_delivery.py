@@ -19,9 +19,12 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.bounded.built_version import Built
 
 
-def after_delivery(built: Built, refused: Built | None, *, switches: bool) -> Member:
-    """Return the member as it stands once this delivery is committed, with what came of it."""
-    after = _manifest(built, refused, switches)
+def after_delivery(built: Built, refused: Built | None, *, switches: bool, between: bool) -> Member:
+    """Return the member as it stands once this delivery is committed, with what came of it.
+
+    `switches` says whether it becomes what readers get, and `between` whether it takes a place by time else.
+    """
+    after = _manifest(built, refused, switches, between)
     outcome, ref = built.member.outcome.heard(built.delivery), after.ref(built.id)
     if ref is None:
         outcome = replace(outcome, unchanged=(*outcome.unchanged, str(built.unchanged)))
@@ -41,7 +44,7 @@ def after_delivery(built: Built, refused: Built | None, *, switches: bool) -> Me
     return replace(built.member.at(after), outcome=outcome)
 
 
-def _manifest(built: Built, refused: Built | None, switches: bool) -> BoundedManifest:
+def _manifest(built: Built, refused: Built | None, switches: bool, between: bool) -> BoundedManifest:
     """Return the manifest with this delivery: published, kept aside as `refused` says, or found unchanged."""
     manifest, delivery, version = built.member.manifest, built.delivery, built.version
     unchanged = built.unchanged if refused is None else None
@@ -54,7 +57,9 @@ def _manifest(built: Built, refused: Built | None, switches: bool) -> BoundedMan
     if unchanged is None:
         used = [generation.id for generation in version.generations] if version is not None else []
         fields |= {
-            "versions": (*manifest.versions, ref) if head or refused else kept_beside_head(manifest, ref),
+            "versions": (*manifest.versions, ref)
+            if head or refused
+            else kept_beside_head(manifest, ref, between=between),
             "next_number": built.number + 1,
             "next_generation": max([manifest.next_generation, *(number + 1 for number in used)]),
             "counters": add(manifest.counters, version.counters if version is not None else {}),

@@ -58,7 +58,9 @@ def _committed(unit: Unit, built: Sequence[Built], refused: Built | None, *, mak
     def commit(unit: Unit) -> Unit:
         now = [candidate.of(unit) for candidate in built]
         switches = make_current or all(map(switches_to, now))
-        return unit.committed([after_delivery(candidate, refused, switches=switches) for candidate in now])
+        between = all(member.manifest.declaration.by_time for member in unit.members)
+        after = (after_delivery(candidate, refused, switches=switches, between=between) for candidate in now)
+        return unit.committed(list(after))
 
     def catch_up(unit: Unit) -> Unit:
         try:

@@ -169,7 +169,7 @@ def force_version(
     """
     explained("force", version, reason, by)
 
-    def force(manifest: BoundedManifest, ref: VersionRef, switches: bool) -> BoundedManifest:
+    def force(manifest: BoundedManifest, ref: VersionRef, switches: bool, between: bool) -> BoundedManifest:
         if ref.state != "rejected":
             raise DatasetError(
                 f"dataset {manifest.name!r}: version {ref.id} is {ref.state}, and only a rejected one can be forced.",
@@ -181,13 +181,14 @@ def force_version(
         forced = ref.model_copy(update={"state": "sealed", "reason": f"forced by {by}: {reason}"})
         head = {"head": ref.id} if switches else {}
         why = reason if switches else f"{reason} (kept beside {manifest.head})"
-        versions = _with(manifest, forced) if switches else kept_beside_head(manifest, forced)
+        versions = _with(manifest, forced) if switches else kept_beside_head(manifest, forced, between=between)
         return serve(log_of(log, manifest), manifest, versions=versions, **head, change=_change("force", ref, why))
 
     def force_all(manifests: Members) -> Members:
         chosen = choose_versions(manifests, log.name, version)
         switches = make_current or all(comes_after_head(manifests[name], ref) for name, ref in chosen.items())
-        return {name: force(manifests[name], ref, switches) for name, ref in chosen.items()}
+        between = all(manifest.declaration.by_time for manifest in manifests.values())
+        return {name: force(manifests[name], ref, switches, between) for name, ref in chosen.items()}
 
     return log.transact_versions(force_all, by=by)
 
@@ -252,14 +253,15 @@ def serve(log: DatasetLog, manifest: BoundedManifest, **changes: Any) -> Bounded
     return manifest.after(version=version, **changes)
 
 
-def kept_beside_head(manifest: BoundedManifest, new: VersionRef) -> tuple[VersionRef, ...]:
+def kept_beside_head(manifest: BoundedManifest, new: VersionRef, *, between: bool) -> tuple[VersionRef, ...]:
     """Return the retained versions with a sealed one that does not become current.
 
-    By time it comes in between: it is served when what is valid after it is withdrawn, and before what it follows.
+    With `between` it takes its place by time: it is served when what is valid after it is withdrawn, and before what it
+    follows. That is for datasets of which all members of the version set go by time: others know no such place.
     """
     versions = [ref for ref in manifest.versions if ref.id != new.id]
     head, order = manifest.ref(manifest.head or ""), order_of(manifest)
-    if manifest.declaration.by_time and head is not None and order(new) < order(head):
+    if between and head is not None and order(new) < order(head):
         later, before = head, manifest.ref(head.replaced or "")
         while before is not None and order(new) < order(before) < order(later):
             later, before = before, manifest.ref(before.replaced or "")
