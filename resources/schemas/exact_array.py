@@ -17,8 +17,8 @@ def exact_array(values: Sequence[object], kind: pa.DataType) -> pa.Array:
     """Return the values in this type. Raises what Arrow raises, and ValueError for a value that would lose something.
 
     Arrow makes 2 of 2.5 where whole numbers are asked for, a day of a time of that day, a time in UTC of one without a
-    zone, days and times of numbers, and infinity of a number that is too large for 32 bits. That a float has fewer
-    digits than a double is what its type says.
+    zone or with nanoseconds, days and times of numbers, and infinity of a number that is too large for 32 bits. That a
+    float has fewer digits than a double is what its type says.
     """
     import pyarrow as pa
     import pyarrow.types as t
@@ -52,6 +52,8 @@ def _times(values: Sequence[object], array: pa.Array) -> None:
     for value in map(_as_python, values):
         if value is not None and (not isinstance(value, datetime) or value.utcoffset() is None):
             raise ValueError(f"{value} is no time with a zone")
+        if getattr(value, "nanosecond", 0):  # of pandas
+            raise ValueError(f"{value} is finer than microseconds")
 
 
 def _small(values: Sequence[object], array: pa.Array) -> None:

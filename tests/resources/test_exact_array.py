@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -56,6 +57,7 @@ def test_what_a_type_holds_is_kept(value: Any, kind: pa.DataType, kept: Any) -> 
         (datetime(2026, 1, 1, 12), TIME, "2026-01-01 12:00:00 is no time with a zone"),
         (NOON.replace(tzinfo=Nowhere()), TIME, "is no time with a zone"),
         (pa.scalar(datetime(2026, 1, 1)), TIME, "."),
+        (pd.Timestamp(1, unit="ns", tz="UTC"), TIME, "is finer than microseconds"),
         (1_700_000_000_000_000, TIME, "1700000000000000 is no time with a zone"),
         (np.datetime64("2026-01-01T12:00", "us"), TIME, "."),
         (datetime(9999, 12, 31, 23, tzinfo=timezone(-timedelta(hours=5))), TIME, "years are 1 to 9999"),

@@ -10,7 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
-from dagster_adjunct.resources.schemas.readable_values import first_unreadable, unreadable
+from dagster_adjunct.resources.schemas.exact_array import exact_array
+from dagster_adjunct.resources.schemas.readable_values import first_unreadable
 from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type
 from dagster_adjunct.resources.spark.spark_errors import wrapped
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION, TOMBSTONE
@@ -224,17 +225,14 @@ def _column(values: list[Any], field: Field, extractor: PythonExtractor, places:
         if value is not None and not _is(field.type, value):
             raise _unfit(place, field, extractor, value)
     try:
-        made = pa.array(values, kind)
+        return exact_array(values, kind)
     except (pa.ArrowException, OverflowError, ValueError):
         for value, place in zip(values, places, strict=True):
             try:
-                pa.array([value], kind)
+                exact_array([value], kind)
             except (pa.ArrowException, OverflowError, ValueError) as error:
                 raise _unfit(place, field, extractor, value) from error
         raise
-    for row in unreadable(made):  # 9999-12-31 23:00 of a zone may be the next day in UTC
-        raise _unfit(places[row], field, extractor, values[row])
-    return made
 
 
 def _is(kind: str, value: Any) -> bool:
