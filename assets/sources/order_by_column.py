@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.resources.schemas.schema import Schema
 
+_POSITION = r"^[+-]?\d{1,30}$"
+
 
 def with_order(
     spec: AdjunctDataset, rows: DataFrame, schema: Schema, samples: Samples | None
@@ -46,7 +48,7 @@ def with_order(
         below = F.when(F.col(SNAPSHOT), F.lit(SNAPSHOT_ROWS)).otherwise(F.lit(0)).cast("bigint")
         return rows.withColumn(ORDER, F.col(OFFSET) + below).drop(SNAPSHOT), samples
     paths = [name for name in order if name not in schema.names]
-    values = [_text_of(name, schema) for name in order]
+    values = [_text_of(name, schema) if string or name in paths else column(name) for name in order]
     if any(name in paths or schema.field(name).type == "string" for name in order):
         samples = first_values(spec, rows, values, samples)
     parts: list[Column] = []
@@ -56,10 +58,12 @@ def with_order(
     for place, (name, value) in enumerate(zip(order, values, strict=True)):
         sample = "0" if samples is None else samples[place]
         lacks = value.isNull() & snapshot if place else F.lit(False)
-        part = sortable(value, name, sample) if string else value.try_cast("bigint")
+        part = sortable(value, name, sample) if string else _number(value) if paths else position_of(name, schema)
         parts.append(F.when(lacks, F.lit(NOTHING)).otherwise(part) if string else part)
         reasons.append(F.when(value.isNull() & ~lacks, F.lit(no_value(name))))
-        reasons.append(F.when(part.isNull() & ~lacks, F.concat(shown(value), F.lit(unlike(name, sample)))))
+        reasons.append(
+            F.when(part.isNull() & ~lacks, F.concat(shown(value), F.lit(unlike(name, sample if string else None))))
+        )
     placed = with_problem(rows.withColumn(ORDER, F.concat(*parts) if string else parts[0]), *reasons)
     return placed.drop(*[path_column(path) for path in paths], SNAPSHOT), samples
 
@@ -121,6 +125,12 @@ def _text_of(name: str, schema: Schema) -> Column:
     if schema.field(name).type in ("date", "timestamp"):
         return position_of(name, schema).cast("string")
     return column(name).cast("string")
+
+
+def _number(text: Column) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.when(text.rlike(_POSITION), text.try_cast("bigint"))
 
 
 def position_of(name: str, schema: Schema) -> Column:

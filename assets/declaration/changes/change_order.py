@@ -166,8 +166,13 @@ def no_order(name: str, sample: str) -> str:
 
 
 def unlike(name: str, sample: str | None) -> str:
-    """Return how a reason goes on that began with a value which can't be compared with the first one."""
-    beside = "a whole number" if sample is None or re.search(NUMBER, sample) else f"one like {shown_text(sample)}"
+    """Return how a reason goes on that began with a value which can't be compared with the first one.
+
+    `sample` is that, None where a position is a bigint.
+    """
+    if sample is None:
+        return f" in {name!r} can't be ordered: expected a bigint"
+    beside = "a whole number" if re.search(NUMBER, sample) else f"one like {shown_text(sample)}"
     return f" in {name!r} can't be ordered: expected {beside}"
 
 

@@ -181,8 +181,8 @@ def test_a_later_change_without_a_value_is_told_as_what_it_is(sparkling: World) 
     assert problems(sparkling, dataset(changes=FORM, order_by="source.lsn")) == {
         1: "no value to order by: 'source.lsn' is null",
         2: "no value to order by: it has no 'source.lsn', but lsm",
-        3: "'16/B374D848' in 'source.lsn' can't be ordered: expected a whole number",
-        4: f"'{2**63}' in 'source.lsn' can't be ordered: expected a whole number",
+        3: "'16/B374D848' in 'source.lsn' can't be ordered: expected a bigint",
+        4: f"'{2**63}' in 'source.lsn' can't be ordered: expected a bigint",
         5: "no value to order by: it has no 'source.lsn', but nothing",
     }
 
