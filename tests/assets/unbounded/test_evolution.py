@@ -123,7 +123,8 @@ def test_added_and_widened_columns_are_read_of_old_and_new_rows(sparkling: World
     for level in ("minor", "major"):
         compact_dataset(world.lake, "wide", world.spark, by="test", level=level)
         assert read(world) == wanted
-    assert [generation.rows for generation in world.view(spec(WIDE)).sealed.generations] == [4]
+    sealed = world.view(spec(WIDE)).sealed
+    assert (sealed.rows, [generation.rows for generation in sealed.generations]) == (4, [5]), "a deletion is remembered"
     check_deeply(world)
 
 
