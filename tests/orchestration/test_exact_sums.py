@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_adjunct import Application
+from dagster_adjunct.orchestration.operators.windows.window_results import results_of
+from dagster_adjunct.orchestration.operators.windows.window_rows import CLOSING, Windows
 from dagster_adjunct.resources.errors import DatasetError, OperatorFailedError
+from dagster_adjunct.resources.spark.spark_errors import unwrapped
 from dagster_adjunct.windows import Mean, Session, Sum, Tumbling
 from tests.orchestration.step_world import StepWorld
 
@@ -181,3 +184,21 @@ def test_a_sum_beyond_its_type_fails_the_batch_that_closes_it(step_world: StepWo
         assert "2026-01-01 00:00:00" in caught.value.problem
     step_world.run(sums_app(n="decimal(20,0)"))
     assert [(row["k"], row["n"]) for row in step_world.rows("final")] == [("a", 2**63), ("b", 1)]
+
+
+def test_the_error_of_a_sum_tells_nothing_sensitive(spark: SparkSession) -> None:
+    windows = Windows(
+        Tumbling(10 * SECOND),
+        ("k", "shop"),
+        (("n", Sum("v")),),
+        dt.timedelta(0),
+        {"k": "string", "shop": "int", "v": "int"},
+    )
+    row = ("secret", 7, T0, T0 + 10 * SECOND, 2, Decimal(2**63), T0 + 10 * SECOND, True)
+    rows = spark.createDataFrame([row], f"{windows.schema.ddl()}, {CLOSING} boolean")
+    with pytest.raises(OperatorFailedError) as caught, unwrapped():
+        results_of(rows, windows, "final", "window-2-w", {"K", "v"}).collect()
+    assert caught.value.operator == "window-2-w"
+    assert "secret" not in str(caught.value)
+    assert str(2**63) not in str(caught.value)
+    assert "k = ***, shop = 7" in caught.value.problem
