@@ -171,6 +171,7 @@ def _no_room(text: str) -> AdjunctError | None:
         f"Spark could not write a file: {full['cause'].rstrip('.')}.",
         "Free some room, or give Spark another folder for temporary files (SPARK_LOCAL_DIRS or spark.local.dir), then "
         "run it again. Nothing was committed, and nothing is lost.",
+        url=full["cause"].partition(": ")[0] if full["cause"].startswith("/") else None,
     )
 
 

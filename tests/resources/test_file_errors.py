@@ -193,6 +193,7 @@ def test_a_full_disk_of_sparks_own_is_told(said: str) -> None:
     told = adjunct_error(PythonException(f"Job aborted due to stage failure\n{said}\n\tat java.base/x"))
     assert isinstance(told, StoreUnavailableError)
     assert "spark.local.dir" in told.next_step
+    assert told.url == ("/tmp/blockmgr-1/0e" if "blockmgr" in said else None)
     assert isinstance(adjunct_error(OSError(errno.ENOSPC, "No space left on device")), StoreUnavailableError)
     other: AdjunctError | None = adjunct_error(FileNotFoundError(errno.ENOENT, "of a user's function"))
     assert other is None
