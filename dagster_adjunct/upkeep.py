@@ -1,4 +1,4 @@
-"""What operators do to stored data: compact, discard, erase, rebuild, rewind, repartition, delete."""
+"""What operators do to stored data: compact, discard, erase, rebuild, rewind, repartition, rename, delete."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from dagster_adjunct.orchestration.upkeep.metadata_moving import (
     move_metadata,
     move_metadata_back,
 )
+from dagster_adjunct.orchestration.upkeep.renaming import RenameReport, rename_application
 from dagster_adjunct.orchestration.upkeep.repartitioning import (
     RepartitionReport,
     repartition_dataset,
@@ -35,6 +36,7 @@ __all__ = [
     "KeySearch",
     "MetadataMove",
     "RebucketReport",
+    "RenameReport",
     "RepartitionReport",
     "RewindPlan",
     "abandon_version",
@@ -50,6 +52,7 @@ __all__ = [
     "move_metadata_back",
     "plan_rewind",
     "rebuild_dataset",
+    "rename_application",
     "repartition_dataset",
     "repartition_stream",
     "rewind_dataset",

@@ -10,6 +10,7 @@ from dagster_adjunct.assets.unbounded.local_manifest import as_local, empty_tabl
 from dagster_adjunct.assets.unbounded.next_served_version import retire
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport, OnStage, Stages, ignore
 from dagster_adjunct.assets.versions.common_manifest import Change
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import as_unbounded
 from dagster_adjunct.assets.versions.sealed_version import version_id
 from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
@@ -22,9 +23,10 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
+    from dagster_adjunct.assets.versions.dataset_log import Attempt
     from dagster_adjunct.assets.versions.sealed_version import SealedVersion
     from dagster_adjunct.assets.writing.runtime import Runtime
+    from dagster_adjunct.resources.objects.lake import Lake
 
 _TRIES = 20
 
@@ -102,6 +104,31 @@ def undo_batch(
             return _served(undone)
 
         return commit_undone
+
+    return retry_conflicts(decided, attempts=_TRIES)
+
+
+def give_to(lake: Lake, name: str, application: str, *, owner: str, reason: str, by: str) -> bool:
+    """Make a local table of the application `owner` that of another one; return whether it was one of its local tables.
+
+    Tables of state keep their owner: it is in their names.
+    """
+    log = DatasetLog(lake, name)
+
+    def decided() -> Callable[[], bool]:
+        commit, stored = log.read()
+        if stored is None or stored.declaration.owner != owner or stored.declaration.expires is not None:
+            return lambda: False
+        update = {"owner": application, "input": f"application {application}"}
+        after = as_unbounded(stored).after(
+            declaration=stored.declaration.model_copy(update=update), change=Change(action="rename", reason=reason)
+        )
+
+        def commit_given() -> bool:
+            log.commit(commit, after, by=by, commit_id=log.attempt().id)
+            return True
+
+        return commit_given
 
     return retry_conflicts(decided, attempts=_TRIES)
 

@@ -93,8 +93,10 @@ class ApplicationState(StoredDocument):
 
     `checkpoint` is the next offset to read of each stream partition; `records` and `totals` add up the input records
     and the counters of all closed batches. `given_up` is the batch before the next one, where it is read again: local
-    tables take out what it has written. `times` are how far the inputs have come by the times of their records. `note`
-    says what else there is to know of this commit, such as what it was for where it is no batch's.
+    tables take out what it has written. `times` are how far the inputs have come by the times of their records. Of an
+    application that was renamed, `writes_as` is the name that its outputs know it by; under its name of before,
+    `renamed_to` says where it went. `note` says what else there is to know of this commit, such as what it was for
+    where it is no batch's.
     """
 
     checkpoint: dict[Partition, str] = Default(default_factory=dict)
@@ -106,6 +108,8 @@ class ApplicationState(StoredDocument):
     offsets: OffsetState = Default(default_factory=OffsetState)
     given_up: int | None = None
     times: TimeState = Default(default_factory=TimeState)
+    writes_as: str | None = None
+    renamed_to: str | None = None
     note: str | None = None
 
 
@@ -154,6 +158,7 @@ class BatchLog:
             totals=add_counters(state.totals, done.counters),
             offsets=offsets,
             times=state.times if times is None else times,
+            writes_as=state.writes_as,
             note=_lost(done.intent),
         )
         return self._commit(logged, closed, done.intent.run)
@@ -242,6 +247,28 @@ class BatchLog:
         }
         self._commit(logged, state.model_copy(update=update), by)
         return stopped
+
+    def fence(self, logged: LoggedState, new: str, *, by: str, note: str) -> LoggedState:
+        """Commit that the application goes on under a new name: no run goes on under this one."""
+        return self._commit(logged, logged.state.model_copy(update={"renamed_to": new, "note": note}), by)
+
+    def leave(self, logged: LoggedState, *, by: str) -> LoggedState:
+        """Commit that nothing is kept under this name any more but where the application went."""
+        state = logged.state
+        left = ApplicationState(batch=state.batch, renamed_to=state.renamed_to, note=state.note)
+        return self._commit(logged, left, by)
+
+    def continue_from(self, old: str, *, by: str, note: str) -> None:
+        """Begin with the history and the state of the application that was called `old`.
+
+        Safe to repeat until it has returned. Raises CommitConflictError where this log was begun.
+        """
+        before = BatchLog(self._lake, old)
+        state = before.read().state
+        update = {"writes_as": state.writes_as or old, "renamed_to": None, "note": note}
+        with suppress(ObjectExistsError):
+            self._lake.store.put_if_absent(f"{NAMES}/{self._application}", b"")
+        self._log.continue_from(before._log, state.model_copy(update=update).model_dump(mode="json"), by=by)
 
     def hold(self, logged: LoggedState) -> None:
         """Raise CommitConflictError if another run has committed since: it owns the batch now.

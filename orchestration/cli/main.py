@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dagster_adjunct.orchestration.application.load_application import load_application
+from dagster_adjunct.orchestration.cli import application_commands as applications
 from dagster_adjunct.orchestration.cli import checkpoint_commands as checkpoints
 from dagster_adjunct.orchestration.cli import dataset_commands as datasets
 from dagster_adjunct.orchestration.cli import kvt_commands as key_values
@@ -61,6 +62,7 @@ root.add_command(key_values.kvt)
 root.add_command(startpoints.startpoint)
 root.add_command(checkpoints.checkpoint)
 root.add_command(metadata.metadata)
+root.add_command(applications.app)
 
 
 @root.command()
@@ -70,6 +72,7 @@ root.add_command(metadata.metadata)
 @click.option("--max-batches", type=click.IntRange(1), help="Stop after so many batches.")
 @click.option("--wait", metavar="TIME", default="5m", show_default=True, help="Wait for another run, or not: 0m.")
 @click.option("--take-over", is_flag=True, help="Take over at once from another run, also where it is alive.")
+@click.option("--adopt", is_flag=True, help="Write to outputs that another application has written, in a first run.")
 @as_json
 def run(
     reference: str,
@@ -78,6 +81,7 @@ def run(
     max_batches: int | None,
     wait: str,
     take_over: bool,
+    adopt: bool,
     json_output: bool,
 ) -> None:
     """Bring the datasets of an application up to date and run its step until it has caught up.
@@ -118,6 +122,7 @@ def run(
             max_batches=max_batches,
             wait=patience,
             take_over=take_over,
+            adopt=adopt,
         )
     if json_output:
         show_json(report.to_json())

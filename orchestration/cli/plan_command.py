@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,7 @@ def plan(
     started for that, and reads no data.
     """
     from dagster_adjunct.orchestration.planner.lake_catalog import plan_application, systems_for
+    from dagster_adjunct.orchestration.startpoints.other_writers import other_writers
     from dagster_adjunct.resources.lakes import open_lake
 
     form = "json" if json_output else form
@@ -70,6 +72,9 @@ def plan(
     app = load_application(reference)
     lake = open_lake(lake_url)
     planned = plan_application(app, systems_for(app, lake))
+    if against is None:
+        told = [f"{other.words(app.name)} (adjunct app rename)." for other in other_writers(lake, app)]
+        planned = replace(planned, notes=(*planned.notes, *told))
     if verify:
         proof = proof_of(app, lake, planned, master)
         if form == "json":

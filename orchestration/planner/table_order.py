@@ -64,7 +64,7 @@ def planned_tables(app: Application, catalog: Catalog, types: Mapping[str, Types
     """
     read: dict[str, _Read] = {}
     tables = []
-    sent, writers = _sent_to_tables(app, types), writers_of(app)
+    sent, writers = _sent_to_tables(app, types), writers_of(app, app.name)
     for operator in app.operators:
         read[operator.id] = _after(operator, app, catalog, read)
         send = operator.spec.sends

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
 
 
-def writers_of(app: Application) -> dict[str, str]:
-    """Return who writes at each send to a remote table, for its marks: the application, and which send it is, unless
-    it is the first without a name. A send is called by its `marks_as`, or else by its number among those without.
+def writers_of(app: Application, writer: str) -> dict[str, str]:
+    """Return who writes at each send to a remote table, for its marks: `writer`, and which send it is, unless it is
+    the first without a name. A send is called by its `marks_as`, or else by its number among those without.
 
     Marks are of the store: sends to two tables over one store's table are told apart like sends to one table.
     PlanningError where two have one name, or the table keeps no marks that could be named.
@@ -36,7 +36,7 @@ def writers_of(app: Application) -> dict[str, str]:
                 operator=operator.id,
             )
         number = unnamed[store]
-        name = app.name if send.marks_as is None and number == 1 else f"{app.name}#{send.marks_as or number}"
+        name = writer if send.marks_as is None and number == 1 else f"{writer}#{send.marks_as or number}"
         names[operator.id] = name
         other = taken.setdefault((store, name), operator.id)
         if other != operator.id:

@@ -11,6 +11,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import application_state
 from dagster_adjunct.orchestration.batchlog.known_applications import list_applications, nearest
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application, systems_for
+from dagster_adjunct.orchestration.startpoints.other_writers import check_not_renamed
 from dagster_adjunct.orchestration.startpoints.positions.stream_snapshots import look_at_stream
 from dagster_adjunct.orchestration.startpoints.previews.plan_recorded import plan_recorded
 from dagster_adjunct.orchestration.startpoints.previews.preview_requests import (
@@ -277,6 +278,7 @@ def ask(
     startpoints = startpoints_of(lake, app)
     startpoints.check_on()
     stored, state = startpoints.read(), application_state(lake, app.name)
+    check_not_renamed(app.name, state)
     plan = plan_application(app, systems) if app.inputs else None
     readers = readers_of(app, plan, systems)
     allowed = allow_requests(app, readers, requests)

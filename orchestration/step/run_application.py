@@ -17,6 +17,7 @@ from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.planner.table_order import order_notes
 from dagster_adjunct.orchestration.startpoints.dataset_requests import DatasetOutcome, apply_dataset_startpoints
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
+from dagster_adjunct.orchestration.startpoints.other_writers import check_first_run
 from dagster_adjunct.orchestration.startpoints.requests.allowed_requests import rewindable
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
 from dagster_adjunct.orchestration.step.advancing import advance_units, follow_meanwhile
@@ -121,6 +122,7 @@ def run_application(
     max_batches: int | None = None,
     wait: timedelta | float = WAIT,
     take_over: bool = False,
+    adopt: bool = False,
 ) -> RunReport:
     """Bring every dataset up to date, several at once, then run the step until it has caught up.
 
@@ -131,6 +133,8 @@ def run_application(
     One run of an application works at a time: while another one is alive this one waits for its end, at most `wait`
     (a timedelta, or seconds; 0 does not wait), then it raises ApplicationBusyError, which says who that is. What is
     dead is taken over at once, what is alive only with `take_over`.
+    The first run of an application is refused where another one has written its outputs from its inputs, as its own
+    name of before has: unless startpoints say where it begins, or it is to `adopt` the outputs as they are.
     Raises what planning, datasets and step raise, and RunLeaseLostError; whatever was
     committed before stays, and the next run goes on from it. A dataset that fails keeps no other from advancing.
     """
@@ -145,6 +149,7 @@ def run_application(
     claim = Claim(wait=checked_wait(wait), take_over=take_over, say=say)
     with RunLease(lake, app.name, run, claim) as lease:
         plan = plan_application(app, systems)  # over the streams as they are now, not before a wait
+        check_first_run(lake, app, adopt=adopt)
         for note in order_notes(plan.tables):
             _log.warning("application %s: %s", app.name, note)
         on_event(planned_event(app))

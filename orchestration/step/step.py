@@ -127,6 +127,7 @@ def _opened(context: StepContext, engine: BatchEngine) -> Iterator[tuple[OpenedS
     """Give what a run of the step works over, and the run at its beginning; let go of what was opened at the end."""
     app, log = context.app, BatchLog(context.lake, context.app.name)
     run = StepRun(log.read())
+    context = replace(context, writes_as=run.logged.state.writes_as)
     # Of a batch that was abandoned, or by an operator that the application has no more.
     forget_answers(context.lake, app.name, run.logged.state.batch)
     with (
@@ -135,13 +136,14 @@ def _opened(context: StepContext, engine: BatchEngine) -> Iterator[tuple[OpenedS
         closing(OpenedVersions(context)) as versions,
         closing(VersionLeases(context.lake, context.run)) as leases,
     ):
+        context = replace(context, credits=credits, open_tables=tables)
         step = OpenedStep(
-            context=replace(context, credits=credits, open_tables=tables),
+            context=context,
             engine=engine,
             log=log,
             startpoints=startpoints_of(context.lake, app),
             tasks=context.plan.partitions_by_task(),
-            states=tuple(states_of(app)),
+            states=tuple(states_of(context)),
             versions=versions,
             leases=leases,
         )

@@ -120,6 +120,17 @@ class Namespace:
         self._log.transact(body, by=by, attempts=_ATTEMPTS)
         return decided[0]
 
+    def continue_from(self, other: Namespace, *, by: str) -> None:
+        """Begin with the entries of another namespace, which stays as it is; `version` goes on from its own.
+
+        Where that has none, or this one was begun, nothing changes.
+        """
+        there, here = other.read(), self.read()
+        if not there.version or here.version:
+            return
+        document = changed(NamespaceDocument(), dict(there.items()), self._page, self._write) or NamespaceDocument()
+        self._log.continue_from(other._log, document.model_dump(mode="json"), by=by)
+
     def unreached(self, keys: Sequence[str]) -> list[str]:
         """Return those of these pages and manifests that the namespace does not need any more."""
         commit = self._log.current()

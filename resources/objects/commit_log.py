@@ -186,6 +186,24 @@ class CommitLog:
         Raises `CommitStateUnknownError` when the store never said whether it happened, and `StoreUnavailableError`
         when it failed before the swap, so that it certainly did not. `commit_id` must be new for each attempt.
         """
+        return self._commit(parent, self._etag_of(parent), body, by, commit_id)
+
+    def continue_from(self, other: CommitLog, body: dict[str, Any], *, by: str) -> Commit:
+        """Begin this log with the history of another one, and make `body` the next commit after it; return that.
+
+        The other log stays as it is. Safe to repeat until it has returned. Raises CommitConflictError where this log
+        was begun.
+        """
+        newest = other.current()
+        for commit in other.history() if newest is not None else ():
+            data = self.store.get(commit.manifest_key).data
+            with suppress(ObjectExistsError):
+                self.store.put_if_absent(self.manifest_key(commit.number, commit.id), data)
+        return self._commit(newest, None, body, by, None)
+
+    def _commit(
+        self, parent: Commit | None, expected: str | None, body: dict[str, Any], by: str, commit_id: str | None
+    ) -> Commit:
         number = 1 if parent is None else parent.number + 1
         new_id = check_name("commit", commit_id or uuid.uuid4().hex)
         key = self.manifest_key(number, new_id)
@@ -203,7 +221,6 @@ class CommitLog:
             body=body,
         )
         pointer = Pointer(kind=self.kind, number=number, commit=new_id, manifest=key, nonce=uuid.uuid4().hex)
-        expected = self._etag_of(parent)
         data = encode(manifest)
         try:
             self.store.put_if_absent(key, data)
@@ -215,7 +232,7 @@ class CommitLog:
                     "Give every attempt an id of its own.",
                     argument="commit_id",
                 ) from None
-        etag = self._swap(parent, expected, pointer)
+        etag = self._swap(expected, pointer)
         return Commit(number, new_id, manifest.parent, key, manifest.created_at, by, body, etag)
 
     def transact(
@@ -236,7 +253,7 @@ class CommitLog:
 
     # -- the swap
 
-    def _swap(self, parent: Commit | None, expected: str | None, pointer: Pointer) -> str | None:
+    def _swap(self, expected: str | None, pointer: Pointer) -> str | None:
         """Swap the pointer and return its new ETag (None if the winning reply was lost and history went on)."""
         data = encode(pointer)
         problem: Exception | None = None
@@ -249,20 +266,18 @@ class CommitLog:
                 # Even a refusal may be our own success: something between us and the store may have
                 # repeated the request.
                 problem = error
-            won, etag = self._settle(parent, expected, pointer, problem)
+            won, etag = self._settle(expected, pointer, problem)
             if won:
                 return etag
             _pause(attempt)  # the pointer still is our parent's: the identical request again
         raise self._unknown(pointer, problem)
 
-    def _settle(
-        self, parent: Commit | None, expected: str | None, pointer: Pointer, problem: Exception
-    ) -> tuple[bool, str | None]:
+    def _settle(self, expected: str | None, pointer: Pointer, problem: Exception) -> tuple[bool, str | None]:
         """Look whether our commit is part of history: (True, ETag if known), (False, None) to repeat, or raise."""
         try:
             standing = self._pointer()
             if standing is None:
-                if parent is None:
+                if expected is None:
                     return False, None
                 raise self._conflict(pointer, "nothing")
             now, etag = standing

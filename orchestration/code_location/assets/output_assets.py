@@ -66,6 +66,10 @@ class StepConfig(Config):
     take_over: bool = Field(
         default=False, description="Take over at once from another run of the application, also where it is alive."
     )
+    adopt: bool = Field(
+        default=False,
+        description="Let a first run write to outputs that another application has written from the same inputs.",
+    )
     wait_seconds: float = Field(
         default=_WAIT_SECONDS, description="How long to wait for the end of another run that is alive; 0 fails at once."
     )
@@ -166,6 +170,7 @@ def _run_batches(
     from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
     from dagster_adjunct.orchestration.planner.table_order import order_notes
     from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
+    from dagster_adjunct.orchestration.startpoints.other_writers import check_first_run
     from dagster_adjunct.orchestration.step.advancing import advance_together, follow_meanwhile
     from dagster_adjunct.orchestration.step.context.step_context import StepContext
     from dagster_adjunct.orchestration.step.progress.step_report import planned_event
@@ -183,6 +188,7 @@ def _run_batches(
     )
     with RunLease(op.lake, app.name, run, claim) as lease:
         planned = plan_application(app, op.systems)
+        check_first_run(op.lake, app, adopt=config.adopt)
         for note in order_notes(planned.tables):
             log.warning(note)
         op.tell(planned_event(app))

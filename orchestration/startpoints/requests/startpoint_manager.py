@@ -89,6 +89,12 @@ class StartpointManager:
         self._entries = StartpointEntries(self._requests, self._fan_outs, self._stored)
         self._expiry_ms = expires_after // _MS
 
+    def continue_from(self, old: str, *, by: str) -> None:
+        """Begin with what is asked for, and handed to tasks, of the application that was called `old`."""
+        store = MetadataStore(self.lake)
+        self._requests.continue_from(store.namespace(REQUESTS, old), by=by)
+        self._fan_outs.continue_from(store.namespace(FAN_OUTS, old), by=by)
+
     # -- requests
 
     def write_startpoints(self, requests: Iterable[StartpointRequest]) -> None:

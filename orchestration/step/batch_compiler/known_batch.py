@@ -93,7 +93,7 @@ class KnownBatch:
     def sources(self, operator: str) -> Sources | None:
         """Return what is read of the one stream that an operator's records are made of; None where it is not one."""
         stream = self.origins[operator].made_of
-        return None if stream is None else self.inputs.sources(self.app.name, stream)
+        return None if stream is None else self.inputs.sources(self.context.writer, stream)
 
     def together(self, frame: DataFrame) -> DataFrame:
         """Return records that are moved next: few are brought into one task first."""
@@ -122,6 +122,6 @@ def known_batch(context: StepContext, inputs: BatchInputs) -> KnownBatch:
         positions=streams_of_positions(
             operators, lambda stream: context.systems[split_stream_name(stream)[0]].appends_alone
         ),
-        producers=producers_of(context.app),
-        writers=writers_of(context.app),
+        producers=producers_of(context.app, context.writer),
+        writers=writers_of(context.app, context.writer),
     )

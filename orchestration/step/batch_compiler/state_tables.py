@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.assets.unbounded.state_spec import StateSpec
-    from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.spec.compiling import Watermarks
     from dagster_adjunct.orchestration.step.context.batch_inputs import BatchInputs
     from dagster_adjunct.orchestration.step.context.step_context import StepContext
@@ -28,11 +27,11 @@ Counters = dict[str, dict[str, int]]
 NEW = "__new"
 
 
-def states_of(app: Application) -> Iterator[str]:
+def states_of(context: StepContext) -> Iterator[str]:
     """Yield the names of the datasets that the state of an application's operators is in."""
-    for operator in app.operators:
+    for operator in context.app.operators:
         for name in operator.spec.states:
-            yield state_name(app.name, name)
+            yield state_name(context.writer, name)
 
 
 @dataclass(slots=True)
@@ -113,10 +112,10 @@ class StateTables:
     def table(self, name: str, spec: StateSpec, watermarks: Watermarks) -> StateTable:
         """Return the table of this name, as the batch was begun with it."""
         if name not in self._tables:
-            app, inputs = self._context.app, self._inputs
-            dataset = state_dataset(app.name, name, spec)
+            writer_name, inputs = self._context.writer, self._inputs
+            dataset = state_dataset(writer_name, name, spec)
             pinned = inputs.states.get(dataset.name)
-            batch = WritingBatch(app.name, inputs.batch, self._context.run, inputs.cut)
+            batch = WritingBatch(writer_name, inputs.batch, self._context.run, inputs.cut)
             writer = BY_ONE_TASK if inputs.few else SPARK
             sealed = None if pinned is None else pinned.sealed
             writes = self._stack.enter_context(LocalWrites(self._context.lake, dataset, sealed, batch, writer))

@@ -42,6 +42,7 @@ class StreamOutputs:
         sent = sent_before(system, name, producer, batch) if cut or system.evolves else None
         if sent is not None and cut:
             result = sent  # of all records that the batch was begun with
+            frame.count()  # what has been counted before it would be waited for in vain else
         elif sent is not None:
             # Sent before the columns changed, maybe: they do not change for records that turn out to be others.
             result = append()
@@ -66,7 +67,7 @@ class StreamOutputs:
             sequence=inputs.batch,
             order_by=("__partition", "__offset", *tie_breakers(frame)),
             partitioned=operator not in self.known.exchanges,
-            consumed=inputs.consumed if producer == self.known.app.name else None,
+            consumed=inputs.consumed if producer == self.known.context.writer else None,
             **more,
         )
 
@@ -75,7 +76,7 @@ class StreamOutputs:
     ) -> None:
         """Append refused records, unless the batch has done so before: then none of these may be missing there."""
         system, name = self.known.system_of(stream), split_stream_name(stream)[1]
-        sent = sent_before(system, name, self.known.app.name, self.known.inputs.batch)
+        sent = sent_before(system, name, self.known.context.writer, self.known.inputs.batch)
         if sent is None:
             self.send(operator, letters, stream, key=key, partitions=partitions)
             return

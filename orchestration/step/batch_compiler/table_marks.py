@@ -71,9 +71,9 @@ def marking_of(
     return Marking((PARTITION,), OFFSET, sources, stream or "", f"{writer}/")
 
 
-def producers_of(app: Application) -> dict[str, str]:
-    """Return under which name each operator appends to its stream: the application's, where it is not the first one to
-    send there with its number."""
+def producers_of(app: Application, writer: str) -> dict[str, str]:
+    """Return under which name each operator appends to its stream: `writer`, with its number where it is not the first
+    one to send there."""
     names: dict[str, str] = {}
     senders: Counter[str] = Counter()
     for operator in app.operators:
@@ -81,5 +81,5 @@ def producers_of(app: Application) -> dict[str, str]:
         if target is not None and target.kind == "stream":
             senders[target.name] += 1
             number = senders[target.name]
-            names[operator.id] = app.name if number == 1 else f"{app.name}#{number}"
+            names[operator.id] = writer if number == 1 else f"{writer}#{number}"
     return names

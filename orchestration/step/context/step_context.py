@@ -33,6 +33,7 @@ class StepContext:
     It is None for who holds no lease: then another run's commit ends this one, even where it has committed nothing.
     `credits` are the step's own, as long as it runs: what its tables' rates are kept by. `open_tables` are those that
     it looks records up in, open from batch to batch. `sensitive_of_streams` is what was asked of schemas already.
+    `writes_as` is the name that outputs and tables of state know the application by, where it was renamed since.
     """
 
     runtime: Runtime
@@ -46,6 +47,7 @@ class StepContext:
     credits: RunCredits | None = None
     open_tables: OpenTables = field(default_factory=OpenTables)
     sensitive_of_streams: dict[str, frozenset[str]] = field(default_factory=dict)
+    writes_as: str | None = None
 
     @property
     def lake(self) -> Lake:
@@ -62,6 +64,11 @@ class StepContext:
     @property
     def run(self) -> str:
         return self.runtime.by
+
+    @property
+    def writer(self) -> str:
+        """The name that outputs and tables of state know the application by."""
+        return self.writes_as or self.app.name
 
     @property
     def unit(self) -> str:

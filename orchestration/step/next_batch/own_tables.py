@@ -29,7 +29,7 @@ def undo_given_up(step: OpenedStep, batch: int) -> None:
         if dataset.is_owned_by(app.name):
             undo_batch(runtime, dataset.name, app.name, batch, declared=dataset)
     for name in step.states:
-        undo_batch(runtime, name, app.name, batch)
+        undo_batch(runtime, name, step.context.writer, batch)
 
 
 def tend_states(step: OpenedStep) -> None:

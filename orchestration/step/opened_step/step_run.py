@@ -106,5 +106,5 @@ class StepRun:
             measured=dict(self.measured),
             few_batches=self.few_batches,
             watermarks=input_times(context.app, state.times, context.lake.now()),
-            state_sizes=state_sizes(context.lake, states_of(context.app)),
+            state_sizes=state_sizes(context.lake, states_of(context)),
         )

@@ -203,7 +203,7 @@ class Rehearsal(CompilingBatch):
         kept_rows(frame, self.app.dataset(table).key, deleted, on_null_key)
 
     def state(self, name: str, spec: StateSpec, *, of: str | None = None) -> StateHandle:
-        self.states.append(state_dataset(self.app.name, name, spec))
+        self.states.append(state_dataset(self.known.context.writer, name, spec))
         check_state(self.known.context.lake, self.states[-1])
         return super().state(name, spec, of=of)
 

@@ -1,0 +1,108 @@
+"""An application's first run over outputs that another one has made of the same inputs: a new name of it, maybe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog
+from dagster_adjunct.orchestration.batchlog.known_applications import list_applications
+from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
+from dagster_adjunct.resources.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+
+_SHARED = ("stream", "table")
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class OtherWriter:
+    """An application that has written `outputs` of the one that is new, from `partitions` that this reads as well."""
+
+    name: str
+    batches: int
+    outputs: tuple[str, ...]
+    partitions: tuple[SystemStreamPartition, ...]
+
+    def words(self, app: str) -> str:
+        """Return what a run of the new application would do beside it."""
+        streams = ", ".join(dict.fromkeys(ssp.qualified_stream for ssp in self.partitions))
+        shown = ", ".join(self.outputs[:_SHOWN]) + (", …" if len(self.outputs) > _SHOWN else "")
+        return (
+            f"application {app!r} has never run, and application {self.name!r} has written {shown} from {streams} "
+            f"({self.batches:,} batches): what it has read is read and written again"
+        )
+
+
+def other_writers(lake: Lake, app: Application) -> list[OtherWriter]:
+    """Return who has written outputs of this application from its inputs, where it has never run itself."""
+    if not lake.exists() or BatchLog(lake, app.name).read().commit is not None:
+        return []
+    return list(_writers(app, _others(lake, app)))
+
+
+def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> None:
+    """Raise ConfigurationError for an application that was renamed, and for one that would write all again as another.
+
+    That is its first run where another application has written the same outputs from the same inputs, unless its
+    startpoints say of each partition where to begin, or it is to `adopt` the outputs as they are.
+    """
+    commit, state = BatchLog(lake, app.name).read()
+    check_not_renamed(app.name, state)
+    others = {} if commit is not None else _others(lake, app)
+    for name, other in others.items():
+        if other.renamed_to == app.name:
+            raise ConfigurationError(
+                f"application {name!r} is being renamed {app.name!r}, and that has not ended.",
+                f"Repeat it: adjunct app rename {name} {app.name} --reason ….",
+                application=app.name,
+            )
+    writers = [] if adopt else list(_writers(app, others))
+    if not writers:
+        return
+    stored = startpoints_of(lake, app).read()
+    handed = [request for held in stored.handed.values() for request in held.values()]
+    asked = {request.ssp for request in (*stored.waiting, *handed) if request.until is None}
+    for writer in writers:
+        if not asked.issuperset(writer.partitions):
+            stream = writer.partitions[0].qualified_stream
+            raise ConfigurationError(
+                f"{writer.words(app.name)}.",
+                f"Where it is the same application, take over its log: adjunct app rename {writer.name} {app.name} "
+                f"--reason …. Else say where it begins (adjunct startpoint set MODULE:APP {stream} --upcoming --reason "
+                "…), or that its outputs get all of it beside what is there: --adopt (adopt=True; adopt in the op's "
+                "config in Dagster).",
+                application=app.name,
+                stream=stream,
+            )
+
+
+def check_not_renamed(name: str, state: ApplicationState) -> None:
+    """Raise ConfigurationError for the name of before of an application that was renamed."""
+    if state.renamed_to is not None:
+        raise ConfigurationError(
+            f"application {name!r} was renamed {state.renamed_to!r}.",
+            f"Run it as {state.renamed_to!r}; give another application another name.",
+            application=name,
+        )
+
+
+def _others(lake: Lake, app: Application) -> dict[str, ApplicationState]:
+    names = [name for name in list_applications(lake) if name != app.name]
+    return {name: BatchLog(lake, name).read().state for name in names}
+
+
+def _writers(app: Application, others: Mapping[str, ApplicationState]) -> Iterator[OtherWriter]:
+    targets = (operator.spec.target(app) for operator in app.operators)
+    outputs = sorted({target.name for target in targets if target is not None and target.kind in _SHARED})
+    for name, state in others.items():
+        # What is only lost is counted under the name of an input.
+        written = tuple(output for output in outputs if state.totals.get(output, {}).keys() - {"lost_offsets"})
+        read = tuple(sorted(ssp for ssp in state.checkpoint if ssp.qualified_stream in app.inputs))
+        if written and read:
+            yield OtherWriter(name, state.batch, written, read)

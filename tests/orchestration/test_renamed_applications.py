@@ -1,0 +1,278 @@
+"""Applications under a new name: refused where they would write all again, and renamed with all that they have."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from dagster_adjunct.assets.reading.open_dataset import open_dataset
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
+from dagster_adjunct.orchestration.batchlog.checkpoint_history import CheckpointManager
+from dagster_adjunct.orchestration.batchlog.run_lease import Claim, RunLease
+from dagster_adjunct.orchestration.step.progress.step_report import StepReport
+from dagster_adjunct.orchestration.step.run_application import run_application
+from dagster_adjunct.orchestration.upkeep.renaming import rename_application
+from dagster_adjunct.resources.backends import SqliteTable
+from dagster_adjunct.resources.errors import ApplicationBusyError, ConfigurationError
+from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.startpoint import (
+    StartpointOldest,
+    StartpointSpecific,
+    StartpointUpcoming,
+)
+from dagster_adjunct.resources.tables import RemoteTable
+from dagster_adjunct.startpoints import Startpoints
+from dagster_adjunct.windows import Count, Tumbling
+from tests.faulty_store import Crash, Fault, deaths
+from tests.orchestration.cli.commands import document, printed
+from tests.orchestration.offsets.offsets_world import OffsetsWorld, two_partitions
+from tests.orchestration.offsets.test_lost_open_batches import S0, S1, dies_open, reader
+from tests.orchestration.seen_times import at
+from tests.orchestration.step_world import StepWorld
+
+WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}
+VISITS = {"shop": "string", "n": "int", "at": "timestamp"}
+
+
+def shopping(world: StepWorld, name: str, default_offset: Any = "oldest") -> Application:
+    """Count visits in every way that is remembered between batches, and send each to one stream twice."""
+    store = SqliteTable(
+        world.folder / "sums.sqlite", "sums", "shop", columns={"shop": "string", "n": "bigint"}, create=True
+    )
+    sums = RemoteTable("sums", key="shop", read_function=store, write_function=store, idempotent=True)
+    app = Application(name, max_batch_records=5)
+    visits = app.input_stream("lake.visits", default_offset=default_offset, event_time="at")
+    local = app.local_table("last", key="shop", schema=Schema.of(shop="string", n="int"), partitions=2)
+    out = app.output_stream("lake.out", partitions=2, key="shop")
+    joined = visits.join(local, on="shop", how="left", select=["n as before"])
+    joined.send_to(out)
+    visits.with_columns(before="-1").send_to(out)
+    visits.select("shop", "n").send_to(local)
+    visits.update(app.table(sums), add={"n": "n"})
+    visits.window(Tumbling(timedelta(seconds=10)), by="shop", name="tens", aggregates={"c": Count()}).send_to(
+        app.output_stream("lake.tens", partitions=2, key="shop")
+    )
+    return app
+
+
+def world_in(folder: Path, spark: Any) -> StepWorld:
+    folder.mkdir()
+    world = StepWorld(open_lake(folder / "lake"), folder, lambda: spark)
+    world.stream("visits", "shop", 2, **VISITS)
+    return world
+
+
+def send(world: StepWorld, *numbers: int) -> None:
+    world.send("visits", *[(shop, number, at(number * 3)) for number in numbers for shop in "abc"])
+
+
+def run(world: StepWorld, app: Application, **options: Any) -> StepReport:
+    return run_application(world.lake, world.systems, app, world.spark, run="a run", **options).step
+
+
+def everything(world: StepWorld) -> dict[str, Any]:
+    """Return all that the outputs hold."""
+    rows = {
+        stream: sorted((row["shop"], *(str(value) for name, value in row.items() if name != "shop")) for row in there)
+        for stream in ("out", "tens")
+        for there in [world.rows(stream)]
+    }
+    with sqlite3.connect(world.folder / "sums.sqlite") as connection:
+        sums = dict(connection.execute("SELECT shop, n FROM sums").fetchall())
+    return {**rows, "sums": sums, "last": {shop: row["n"] for shop, row in open_dataset(world.lake, "last").items()}}
+
+
+@pytest.mark.spark
+def test_a_renamed_application_goes_on_as_if_it_had_its_name_of_before(tmp_path: Path, spark: Any) -> None:
+    renamed, kept = world_in(tmp_path / "renamed", spark), world_in(tmp_path / "kept", spark)
+    for world in (renamed, kept):
+        send(world, 1, 2, 3)
+        run(world, shopping(world, "old"))
+    module = ModuleType("shops")
+    module.app = shopping(renamed, "new")  # type: ignore[attr-defined]
+    sys.modules["shops"] = module
+    before = everything(renamed)
+    with pytest.raises(ConfigurationError) as refused:
+        run(renamed, shopping(renamed, "new"))
+    assert (refused.value.application, refused.value.stream) == ("new", "lake.visits")
+    assert "adjunct app rename old new" in refused.value.next_step
+    assert everything(renamed) == before
+    notes = document(renamed, "plan", "shops:app")["notes"]
+    assert [note for note in notes if "'old' has written lake.out, lake.tens, sums from lake.visits" in note]
+
+    printed(renamed, "app", "rename", "old", "new", "--reason", "a better name")
+    assert not [note for note in document(renamed, "plan", "shops:app")["notes"] if "'old'" in note]
+    del sys.modules["shops"]
+    assert run(renamed, shopping(renamed, "new")).batches == 0
+    for world, name in ((renamed, "new"), (kept, "old")):
+        send(world, 4, 5, 9)
+        run(world, shopping(world, name))
+    assert everything(renamed) == everything(kept) != before
+
+    # A batch that is run again after the renaming adds nothing, as ever.
+    for world, name in ((renamed, "new"), (kept, "old")):
+        send(world, 12)
+        with pytest.raises(Crash):
+            run(world, shopping(world, name), on_event=dying("outputs"))
+        run(world, shopping(world, name))
+        latest = Startpoints(world.lake, shopping(world, name))
+        latest.request("lake.visits", StartpointSpecific(offset="2"), **WHO)
+        run(world, shopping(world, name))
+    assert everything(renamed) == everything(kept)
+
+
+def dying(what: str) -> Callable[[Any], None]:
+    def die(event: Any) -> None:
+        if getattr(event, "what", None) == what:
+            raise Crash(what)
+
+    return die
+
+
+@pytest.mark.spark
+def test_the_name_of_before_runs_no_more_and_takes_no_startpoints(tmp_path: Path, spark: Any) -> None:
+    world = world_in(tmp_path / "world", spark)
+    send(world, 1)
+    run(world, shopping(world, "old"))
+    rename_application(world.lake, "old", "new", **WHO)
+    send(world, 2)
+    for again in (
+        lambda: run(world, shopping(world, "old")),
+        lambda: run(world, shopping(world, "old"), adopt=True),
+        lambda: Startpoints(world.lake, shopping(world, "old")).request("lake.visits", StartpointOldest(), **WHO),
+    ):
+        with pytest.raises(ConfigurationError) as refused:
+            again()
+        assert refused.value.application == "old"
+        assert "'new'" in refused.value.problem
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("how", ["adopt", "startpoints"])
+def test_a_second_application_begins_where_it_is_said_to(tmp_path: Path, spark: Any, how: str) -> None:
+    world = world_in(tmp_path / "world", spark)
+
+    def copying(name: str) -> Application:
+        app = Application(name)
+        visits = app.input_stream("lake.visits", default_offset="oldest")
+        visits.select("shop", "n").send_to(app.output_stream("lake.copied", partitions=2, key="shop"))
+        return app
+
+    send(world, 1)
+    run(world, copying("one"))
+    with pytest.raises(ConfigurationError):
+        run(world, copying("two"))
+    if how == "startpoints":
+        startpoints = Startpoints(world.lake, copying("two"))
+        startpoints.request("lake.visits.0", StartpointUpcoming(), **WHO)
+        with pytest.raises(ConfigurationError):
+            run(world, copying("two"))
+        startpoints.request("lake.visits.1", StartpointUpcoming(), **WHO)
+    run(world, copying("two"), adopt=how == "adopt")
+    assert len(world.rows("copied")) == (6 if how == "adopt" else 3)
+    send(world, 2)
+    run(world, copying("two"))
+    assert len(world.rows("copied")) == (9 if how == "adopt" else 6)
+
+
+@pytest.mark.spark
+def test_another_application_with_other_inputs_or_outputs_runs_as_ever(tmp_path: Path, spark: Any) -> None:
+    world = world_in(tmp_path / "world", spark)
+    world.stream("others", "shop", 2, **VISITS)
+
+    def copying(name: str, source: str, target: str) -> Application:
+        app = Application(name)
+        visits = app.input_stream(f"lake.{source}", default_offset="oldest")
+        visits.select("shop", "n").send_to(app.output_stream(f"lake.{target}", partitions=2, key="shop"))
+        return app
+
+    send(world, 1)
+    world.send("others", ("a", 1, at(1)))
+    run(world, copying("one", "visits", "copied"))
+    assert run(world, copying("two", "others", "copied")).batches == 1
+    assert run(world, copying("three", "visits", "elsewhere")).batches == 1
+    assert len(world.rows("copied")) == 4
+
+
+# -- what is carried over, without Spark
+
+
+def test_checkpoints_history_startpoints_and_epochs_are_carried_over() -> None:
+    world, old, new = two_partitions(), reader(name="old"), reader(name="new")
+    world.run(old)
+    world.ask(old, "fake.s.0", StartpointOldest)
+    world.run(old)
+    world.fake.write("s", 1, 4)
+    asked = [world.ask(old, "fake.s.0", StartpointSpecific, offset="@1"), world.ask(old, "fake.s.1", StartpointOldest)]
+    before, history = world.state(old), [change.number for change in CheckpointManager(world.lake, old).history()]
+    report = rename_application(world.lake, "old", "new", **WHO)
+    assert (report.batches, report.local_tables) == (2, ())
+    after = world.state(new)
+    assert after.model_copy(update={"writes_as": None, "note": before.note}) == before
+    assert after.writes_as == "old"
+    carried = [change.number for change in CheckpointManager(world.lake, new).history()]
+    assert carried[-len(history) :] == history
+    assert sorted(request.id for request in world.startpoints(new).read().waiting) == sorted(asked)
+    again = world.ask(new, "fake.s.0", StartpointSpecific, offset="@2")
+    (batch,) = world.delivered(new)
+    assert (batch.number, batch.read()) == (3, {S0: ("@2", "@3"), S1: ("@0", "@4")})
+    assert world.state(new).offsets.applied[S0].id == again, "the one that was asked for last"
+    assert world.state(new).offsets.epochs == {S0: 2, S1: 1}
+
+
+def test_a_renaming_that_dies_at_any_request_is_repeated_and_nobody_begins_anew_meanwhile() -> None:
+    def prepared() -> OffsetsWorld:
+        world, old = two_partitions(), reader(name="old")
+        world.run(old)
+        world.ask(old, "fake.s.0", StartpointSpecific, offset="@1")
+        return world
+
+    whole = prepared()
+    lake = whole.faulty([])
+    rename_application(lake, "old", "new", **WHO)
+    for nth in deaths(lake.store.requests):  # type: ignore[attr-defined]
+        world = prepared()
+        with pytest.raises(Crash):
+            rename_application(world.faulty([Fault("*", nth, "crash-before")]), "old", "new", **WHO)
+        for _ in range(2):
+            assert rename_application(world.lake, "old", "new", **WHO).batches == 1
+        assert world.state(reader(name="new")).checkpoint == whole.state(reader(name="new")).checkpoint
+        assert world.state(reader(name="old")).renamed_to == "new"
+        assert world.reads(reader(name="new")) == [{S0: ("@1", "@3")}]
+
+
+def test_a_renaming_that_would_lose_something_is_refused_and_changes_nothing() -> None:
+    world = two_partitions()
+    world.run(reader(name="other"))
+    dies_open(world, reader(name="old"))
+    for old, new, application in (
+        ("nobody", "new", "nobody"),
+        ("old", "new", "old"),  # its batch is open
+        ("other", "old", "other"),
+        ("other", "other", "other"),
+    ):
+        with pytest.raises(ConfigurationError) as refused:
+            rename_application(world.lake, old, new, **WHO)
+        assert refused.value.application == application
+    with pytest.raises(ConfigurationError) as refused:
+        rename_application(world.lake, "other", "new", reason=" ", by="ada")
+    assert refused.value.argument == "reason"
+    assert world.state(reader(name="other")).renamed_to is None
+    assert BatchLog(world.lake, "new").read().commit is None
+
+
+def test_an_application_that_runs_is_not_renamed() -> None:
+    world = two_partitions()
+    world.run(reader(name="old"))
+    with RunLease(world.lake, "old", "run", Claim()), pytest.raises(ApplicationBusyError):
+        rename_application(world.lake, "old", "new", **WHO)
+    assert world.state(reader(name="old")).renamed_to is None
