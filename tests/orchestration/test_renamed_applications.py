@@ -56,7 +56,7 @@ def shopping(world: StepWorld, name: str, default_offset: Any = "oldest") -> App
     joined = visits.join(local, on="shop", how="left", select=["n as before"])
     joined.send_to(out)
     visits.select("shop", "n").send_to(local)
-    visits.update(app.table(sums), add={"n": "n"})
+    visits.update(app.table(sums), add={"n": "n"}, if_missing={"n": "0"})
     visits.window(Tumbling(timedelta(seconds=10)), by="shop", name="tens", aggregates={"c": Count()}).send_to(
         app.output_stream("lake.tens", partitions=2, key="shop")
     )
