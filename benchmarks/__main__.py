@@ -18,6 +18,7 @@ from benchmarks import (
     lake_metadata,
     lake_read,
     main_job,
+    partial_changes,
     peers,
     planning,
     reading,
@@ -36,6 +37,7 @@ from benchmarks import (
 CHOICES: dict[str, Callable[[argparse.Namespace], None]] = {
     "main-job": lambda chosen: main_job.run(chosen.rounds),
     "datasets": lambda chosen: datasets.run(chosen.rounds, chosen.large),
+    "partial-changes": lambda chosen: partial_changes.run(chosen.rounds),
     "history": lambda chosen: history.run(chosen.rounds, chosen.large),
     "seal": lambda chosen: seal.run(chosen.rounds),
     "serving": lambda chosen: serving.run(chosen.rounds),
