@@ -127,6 +127,14 @@ class AdjunctDataset:
                 "Drop initial= or bootstrap=False.",
                 argument="initial",
             )
+        if self.extractor is not None and self.following.completes:
+            raise self._wrong(
+                f"has an extractor ({self.extractor.describe()}), and its changes "
+                f"({self.following.changes.describe()}) may leave out columns: what an extractor makes of the others "
+                "can't be told from what it made before",
+                "Drop extractor=, and name what is stored with columns=; or have the source send whole rows.",
+                argument="extractor",
+            )
         if self.by_offset and (self.follows_changes or self.stream is None):
             raise self._wrong(
                 f"is keyed by offset, and its input is {self.input}: only versions on a stream have offsets",

@@ -149,6 +149,32 @@ class Following:
             )
 
         self._check_history()
+        self._check_completed()
+
+    @property
+    def completes(self) -> bool:
+        """Whether changes may leave out columns, which keep what the dataset has."""
+        return bool(getattr(self.changes, "completes", False))
+
+    def _check_completed(self) -> None:
+        """Refuse what can't be declared beside changes that leave out columns: these are in the order of offsets."""
+        if not self.completes:
+            return
+        form = self.changes.describe()
+        if self.order_by is not None:
+            raise ConfigurationError(
+                f"order_by is {self.order_by!r}, and changes ({form}) may leave out columns: these keep what the "
+                "dataset has when the change is applied, which is in the order of offsets.",
+                "Leave order_by out, or have the source send whole rows.",
+                argument="order_by",
+            )
+        if self.history is not None:
+            raise ConfigurationError(
+                f"a history is kept, and changes ({form}) may leave out columns: a change that comes late would have "
+                "to be completed from what was valid at its time, and so would all that follow it.",
+                "Drop history, or have the source send whole rows.",
+                argument="history",
+            )
 
     def _check_history(self) -> None:
         """Refuse a history that is none, and what can't be declared beside one."""

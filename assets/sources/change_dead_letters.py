@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.changes.change_formats import PROBLEM
@@ -43,6 +43,17 @@ def letters_of(changes: DataFrame, spec: AdjunctDataset) -> DataFrame:
         "value",
         "at",
     )
+
+
+def with_reasons(changes: DataFrame, reasons: Sequence[tuple[int, int, str]]) -> DataFrame:
+    """Return the changes with what is wrong with some of them: partition, offset and reason of each."""
+    from pyspark.sql import functions as F
+
+    told, reason = ("__told_partition", "__told_offset"), "__reason"
+    known = changes.sparkSession.createDataFrame(list(reasons), f"{told[0]} int, {told[1]} bigint, {reason} string")
+    same = (F.col(PARTITION) == F.col(told[0])) & (F.col(OFFSET) == F.col(told[1]))
+    marked = changes.join(F.broadcast(known), same, "left").withColumn(PROBLEM, F.coalesce(PROBLEM, reason))
+    return marked.drop(*told, reason)
 
 
 def without_problems(changes: DataFrame) -> DataFrame:

@@ -5,7 +5,7 @@ Both make the same changes of the same records, and refuse the same ones with th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
@@ -49,6 +49,13 @@ class ChangeDecoder(Protocol[Rows]):
         """Return the changes without PROBLEM; at one that has any, BadChangeError is raised by the time of writing."""
         ...
 
-    def split_problems(self, changes: Rows, spec: AdjunctDataset) -> tuple[Rows, Rows | None]:
-        """Return the changes that can be applied, and the dead letters of the others, None where there are none."""
+    def without_problems(self, changes: Rows) -> Rows:
+        """Return the changes that can be applied."""
+        ...
+
+    def letters(self, changes: Rows, spec: AdjunctDataset, incomplete: Sequence[tuple[int, int, str]]) -> Rows | None:
+        """Return the dead letters of the changes that can't be applied, None where there are none.
+
+        `incomplete` are the partition, offset and reason of further ones.
+        """
         ...

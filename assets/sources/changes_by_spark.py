@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.sources.change_dead_letters import letters_of, without_problems
+from dagster_adjunct.assets.sources.change_dead_letters import letters_of, with_reasons, without_problems
 from dagster_adjunct.assets.sources.decode_changes import refuse_problems
 from dagster_adjunct.assets.sources.order_by_column import without_late
 
@@ -40,6 +40,13 @@ class SparkDecoder:
     def refuse_problems(self, changes: DataFrame, dataset: str) -> DataFrame:
         return refuse_problems(changes, dataset)
 
-    def split_problems(self, changes: DataFrame, spec: AdjunctDataset) -> tuple[DataFrame, DataFrame | None]:
+    def without_problems(self, changes: DataFrame) -> DataFrame:
+        return without_problems(changes)
+
+    def letters(
+        self, changes: DataFrame, spec: AdjunctDataset, incomplete: Sequence[tuple[int, int, str]]
+    ) -> DataFrame | None:
+        if incomplete:
+            changes = with_reasons(changes, incomplete)
         letters = letters_of(changes, spec)
-        return without_problems(changes), None if letters.isEmpty() else letters
+        return None if letters.isEmpty() else letters

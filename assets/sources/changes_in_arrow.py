@@ -9,7 +9,14 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.changes.change_formats import ORDER, PROBLEM, SNAPSHOT, ArrowChangeFormat
+from dagster_adjunct.assets.declaration.changes.change_formats import (
+    KEPT,
+    ORDER,
+    PROBLEM,
+    SNAPSHOT,
+    ArrowChangeFormat,
+    kept_marks,
+)
 from dagster_adjunct.assets.declaration.changes.change_order import (
     NOTHING,
     SNAPSHOT_ROWS,
@@ -23,7 +30,14 @@ from dagster_adjunct.assets.declaration.changes.problem_texts import shown_text,
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection, PythonExtractor, hiding
 from dagster_adjunct.assets.declaration.following_changes import DeadLetters
 from dagster_adjunct.assets.sources.change_dead_letters import DEAD_LETTERS
-from dagster_adjunct.assets.sources.decode_changes import DELETION_OF_NOTHING, RAW, bad_change, schema_of_rows, timeless
+from dagster_adjunct.assets.sources.decode_changes import (
+    DELETION_OF_NOTHING,
+    RAW,
+    bad_change,
+    schema_of_rows,
+    timeless,
+    unknown_key,
+)
 from dagster_adjunct.assets.sources.json_of_records import has_json, json_of_records
 from dagster_adjunct.assets.sources.order_by_column import checked, no_value, too_late
 from dagster_adjunct.assets.sources.records_in_process import refuse_in_process, what_needs_spark
@@ -90,12 +104,22 @@ class ArrowDecoder:
             raise bad_change(dataset, place, bad.column(PARTITION)[0].as_py(), reason)
         return _without_marks(changes)
 
-    def split_problems(self, changes: pa.Table, spec: AdjunctDataset) -> tuple[pa.Table, pa.Table | None]:
+    def without_problems(self, changes: pa.Table) -> pa.Table:
         import pyarrow.compute as pc
 
-        bad = pc.is_valid(changes.column(PROBLEM))
-        letters = _letters(changes.filter(bad), spec)
-        return _without_marks(changes.filter(pc.invert(bad))), letters if letters.num_rows else None
+        return _without_marks(changes.filter(pc.is_null(changes.column(PROBLEM))))
+
+    def letters(
+        self, changes: pa.Table, spec: AdjunctDataset, incomplete: Sequence[tuple[int, int, str]]
+    ) -> pa.Table | None:
+        import pyarrow.compute as pc
+
+        if incomplete:
+            reasons = {(partition, offset): reason for partition, offset, reason in incomplete}
+            places = zip(*(changes.column(name).to_pylist() for name in (PARTITION, OFFSET)), strict=True)
+            changes = with_problems(changes, [reasons.get(place) for place in places])
+        letters = _letters(changes.filter(pc.is_valid(changes.column(PROBLEM))), spec)
+        return letters if letters.num_rows else None
 
 
 def decode_in_arrow(
@@ -120,6 +144,10 @@ def decode_in_arrow(
     for name in spec.key:
         nulls = rows.column(name).is_null().to_pylist()
         rows = with_problems(rows, [f"null key column {name!r}" if null else None for null in nulls])
+    if KEPT in rows.column_names:
+        marks = kept_marks(rows.column(KEPT), spec.key)
+        for name, unknown in zip(spec.key, marks.T.tolist(), strict=True):
+            rows = with_problems(rows, [unknown_key(name) if mark else None for mark in unknown])
     return _as_changes(spec, rows, schema, positions_from), samples
 
 
@@ -201,8 +229,7 @@ def _as_changes(spec: AdjunctDataset, rows: pa.Table, schema: Schema, positions_
     columns[PROBLEM] = pa.array(reasons, pa.string())
     if spec.following.history is not None:
         columns[VALID_FROM] = rows.column(VALID_FROM)
-    if RAW in rows.column_names:
-        columns[RAW] = rows.column(RAW)
+    columns |= {name: rows.column(name) for name in (KEPT, RAW) if name in rows.column_names}
     return pa.table(columns)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.changes.change_formats import ORDER, PROBLEM
+from dagster_adjunct.assets.declaration.changes.change_formats import KEPT, ORDER, PROBLEM
 from dagster_adjunct.assets.declaration.changes.change_order import (
     Samples,
     has_order,
@@ -162,7 +162,10 @@ def decode_changes(
         rows = _readable(_extracted(spec, rows, entry_schema, what), entry_schema)
     null_key = [F.when(column(name).isNull(), F.lit(f"null key column {name!r}")) for name in spec.key]
     changes = with_problem(rows, *null_key)
-    raw = [F.col(RAW)] if RAW in changes.columns else []
+    if KEPT in changes.columns:
+        told = [F.when(F.array_contains(KEPT, name), F.lit(unknown_key(name))) for name in spec.key]
+        changes = with_problem(changes, *told)
+    more = [F.col(name) for name in (KEPT, RAW) if name in changes.columns]
     # A text that can't be taken apart may hold any column, so one that is sensitive hides the values of all.
     hidden = spec.sensitive or getattr(spec.extractor, "sensitive", ())
     made = changes.select(
@@ -171,7 +174,7 @@ def decode_changes(
         F.col(OFFSET if order is None else ORDER).alias(POSITION),
         telling(F.col(PROBLEM), values=not hidden).alias(PROBLEM),
         *([F.col(VALID_FROM)] if following.history is not None else []),
-        *raw,
+        *more,
     )
     return made, samples
 
@@ -239,6 +242,11 @@ def timeless(name: str | None) -> str:
     """Return the reason for a change that does not say since when it is valid."""
     whose = "the record has none" if name is None else f"{name!r} is null"
     return f"no time from which it is valid: {whose}"
+
+
+def unknown_key(name: str) -> str:
+    """Return the reason for a change that leaves out a part of its key."""
+    return f"nothing says what key column {name!r} is"
 
 
 def _readable(changes: DataFrame, schema: Schema) -> DataFrame:

@@ -7,6 +7,8 @@ builds lies beside the table that is served, until its target is reached.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -15,14 +17,16 @@ from dagster_adjunct.assets.unbounded.bootstrap_progress import time_left
 from dagster_adjunct.assets.unbounded.commit_table import commit_again
 from dagster_adjunct.assets.unbounded.next_ranges import next_ranges, reaches_target
 from dagster_adjunct.assets.unbounded.next_served_version import with_version
+from dagster_adjunct.assets.unbounded.table_validity import ADVANCE_AGAIN
 from dagster_adjunct.assets.unbounded.write_changes import write_changes
 from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, forget_attempt
 from dagster_adjunct.assets.versions.common_manifest import Change
 from dagster_adjunct.assets.versions.kept_history import newest_valid_from
+from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
 from dagster_adjunct.assets.writing.write_generation import add
 from dagster_adjunct.resources.bucketing.write_over_time import OverTimeWrite
-from dagster_adjunct.resources.errors import CommitConflictError
+from dagster_adjunct.resources.errors import CommitConflictError, VersionDiscardedError
 from dagster_adjunct.resources.spark.interpreted_plans import interpreted_if_few
 
 if TYPE_CHECKING:
@@ -93,7 +97,7 @@ def apply_ranges(
     # time it ends what was there.
     tombstones = not begins or advance.spec.following.order is not None or over_time is not None
     try:
-        with AttemptRenewal(context.lake, name, attempt.id, context.by):
+        with AttemptRenewal(context.lake, name, attempt.id, context.by), _held(advance, progress):
             alone = over_time is None and rewinding is None  # else stored rows are read, too
             with advance.stages("build"), interpreted_if_few(context.spark, records if records and alone else None):
                 if records:
@@ -117,6 +121,26 @@ def apply_ranges(
         raise
     forget_attempt(context.lake, name, attempt.id)
     return replace(progress, counters=add(dict(progress.counters), counters)), records
+
+
+@contextmanager
+def _held(advance: Advance, progress: AdvanceProgress) -> Iterator[None]:
+    """Hold what is served while changes are completed from its rows: compacted and discarded, they would be gone."""
+    version, following = progress.manifest.version, advance.spec.following
+    if not following.completes or progress.running or version is None:
+        yield
+        return
+    lake, name = advance.context.lake, advance.spec.name
+    try:
+        lease = Lease.acquire(lake, name, [version.id], holder=f"advance by {advance.context.by}")
+    except VersionDiscardedError as error:
+        raise CommitConflictError(
+            f"dataset {name!r}: version {version.id} was discarded while this advance was about to read it.",
+            ADVANCE_AGAIN,
+            dataset=name,
+        ) from error
+    with lease:
+        yield
 
 
 def _over_time(advance: Advance, progress: AdvanceProgress, begins: bool) -> OverTimeWrite | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.sources.opened_stream import as_stored
@@ -103,13 +104,16 @@ def commit_again(
 ) -> AdvanceProgress:
     """Commit what is decided on what is current, again where somebody else only compacted or discarded.
 
-    Raises CommitConflictError where another writer has read on, or begun anew.
+    Raises CommitConflictError where another writer has read on, or begun anew, or has erased keys whose values our
+    changes may have kept.
     """
 
     def catch_up(seen: AdvanceProgress) -> AdvanceProgress | None:
         commit, current = advance.log.read()
         fresh = None if current is None else as_unbounded(current)
         if fresh is None or not _same_progress(progress.manifest, fresh):
+            return None
+        if advance.spec.following.completes and _erased_since(advance.log, progress.commit):
             return None
         return replace(seen, commit=commit, manifest=fresh)
 
@@ -151,6 +155,12 @@ def confirm(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
 def change_of(decision: Decision) -> Change:
     """Return what the commit that follows a decision says of itself."""
     return Change(action=decision.action, reason=decision.reason)
+
+
+def _erased_since(log: DatasetLog, commit: Commit | None) -> bool:
+    """Whether keys were erased after this commit."""
+    newer = takewhile(lambda made: commit is None or made[0].number > commit.number, log.history())
+    return any(manifest.change is not None and manifest.change.action == "forget" for _, manifest in newer)
 
 
 def _same_progress(before: UnboundedManifest, fresh: UnboundedManifest) -> bool:

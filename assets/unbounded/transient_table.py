@@ -10,13 +10,15 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
+from dagster_adjunct.assets.declaration.changes.change_formats import KEPT
 from dagster_adjunct.assets.sources.decode_changes import refuse_problems
 from dagster_adjunct.assets.sources.opened_stream import Ranges, Source, as_stored
 from dagster_adjunct.assets.sources.source_made_anew import made_anew
+from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion, completed_frame
 from dagster_adjunct.assets.unbounded.table_lag import PlaceInStream
 from dagster_adjunct.assets.unbounded.transient_version import TransientVersion, is_transient, ranges_of
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport, Stages
-from dagster_adjunct.assets.versions.sealed_version import POSITION
+from dagster_adjunct.assets.versions.sealed_version import POSITION, layout_of
 from dagster_adjunct.assets.versions.unbounded_state import Decision
 from dagster_adjunct.resources.errors import DatasetError, OffsetOutOfRangeError, StaleDatasetError
 from dagster_adjunct.resources.schemas.quoted_columns import column
@@ -252,7 +254,9 @@ class TransientTable:
         schema = self._source.schema
         rows = self._changes(spark, fresh)
         if before is not None:
-            rows = before.kept.unionByName(rows)
+            rows = before.kept.unionByName(rows, allowMissingColumns=True)  # what is kept are whole rows
+        if self.spec.following.completes:
+            rows = self._completed(rows)
         # What was read from a stream can be planned only while its table is in the session's catalogue, which keeps
         # the newest. What is checkpointed is rows alone, however many batches it lives through.
         kept = self._newest(rows).localCheckpoint()
@@ -268,18 +272,32 @@ class TransientTable:
             return spark.createDataFrame(spark.sparkContext.emptyRDD(), ddl)
         changes, self._samples = source.read_changes(spark, ranges, samples=self._samples)
         changes = refuse_problems(changes, self.spec.name)
-        return changes.select(*[column(name) for name in names])
+        kept = [KEPT] if self.spec.following.completes else []
+        return changes.select(*[column(name) for name in (*names, *kept)])
+
+    def _completed(self, rows: DataFrame) -> DataFrame:
+        """Return rows of which some leave out columns, completed from those before them."""
+        spec = self.spec
+        if KEPT not in rows.columns:
+            return rows
+        layout = layout_of(self._source.schema, spec.key, spec.partition_by, spec.partitions, positioned=True)
+        completion = RowCompletion(spec.name, layout, (), spec.following.order is None, set_aside=False)
+        order = [column(name) for name in (*spec.key, POSITION, OFFSET, PARTITION)]
+        return completed_frame(self._spread(rows).sortWithinPartitions(*order), completion)
+
+    def _spread(self, rows: DataFrame) -> DataFrame:
+        """Return the rows in the dataset's buckets."""
+        spec = self.spec
+        if spec.partitions is None:
+            return rows.repartition(1)
+        return rows.repartition(spec.partitions, *[column(name) for name in spec.partition_by])
 
     def _newest(self, rows: DataFrame) -> DataFrame:
         """Return the newest change of each key, in the dataset's buckets; by offset, without those that delete."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
-        spec = self.spec
-        if spec.partitions is None:
-            rows = rows.repartition(1)
-        else:
-            rows = rows.repartition(spec.partitions, *[column(name) for name in spec.partition_by])
+        spec, rows = self.spec, self._spread(rows)
         newest_first = [F.col(name).desc() for name in (POSITION, OFFSET, PARTITION)]
         same_key = Window.partitionBy(*[column(name) for name in spec.key]).orderBy(*newest_first)
         newest = rows.withColumn("__rank", F.row_number().over(same_key)).where("__rank = 1").drop("__rank")

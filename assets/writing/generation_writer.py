@@ -58,7 +58,8 @@ def write_table(
     check_values(stored, layout.schema, options.what, layout.key)  # digests are taken of what Python can hold
     if order_by:
         rows = rows.sort_by([(name, "ascending") for name in order_by])
-    rows = rows.append_column(DIGEST, row_digests(rows, layout.schema))
+    if options.completion is None:
+        rows = rows.append_column(DIGEST, row_digests(rows, layout.schema))
     return write_arrow_buckets(rows, store, folder, layout, options)
 
 

@@ -14,6 +14,7 @@ from dagster_adjunct.resources.errors import SchemaMismatchError
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.bucketing.write_over_time import OverTimeWrite
+    from dagster_adjunct.resources.bucketing.writer import Completion
     from dagster_adjunct.resources.objects.lake import Lake
 
 # How many keys or records an error names.
@@ -35,6 +36,7 @@ def write_generation(
     refuse_conflicting: bool = False,
     range_of: str | None = None,
     over_time: OverTimeWrite | None = None,
+    completion: Completion | None = None,
 ) -> tuple[Generation, dict[str, int]]:
     """Write the last row of each key into one file a bucket; return the generation that they make, and counters.
 
@@ -43,13 +45,13 @@ def write_generation(
     are none), and, where tombstones are not kept, the keys that ended deleted; of rows `over_time` also those that
     correct the past, are before the edge, or forgotten. With `refuse_conflicting` rows of one key that contradict each
     other are a SchemaMismatchError, which names keys. `range_of` is a timestamp column whose range stands with each
-    file.
+    file. `completion` completes rows that leave out columns.
     """
     empty = attempt.generation(number)
     options = write_options(
         what, keep_tombstones=keep_tombstones, refuse_conflicting=refuse_conflicting, range_of=range_of
     )
-    options = replace(options, over_time=over_time)
+    options = replace(options, over_time=over_time, completion=completion)
     files = writer(rows, lake.store, empty.folder, layout, options, order_by=order_by, partitioned=partitioned)
     return generation_of(attempt, number, layout, files, what=what, refuse_conflicting=refuse_conflicting)
 

@@ -72,6 +72,7 @@ def write_buckets(
     if by:
         df = df.sortWithinPartitions(*by)
     marks = [TOMBSTONE] if options.drop_tombstones and TOMBSTONE not in layout.columns else []
+    marks += [] if options.completion is None else options.completion.marks
     there = set(df.columns)
     stored = [name for name in (*layout.columns, *marks) if name in there]
     # By position: mapInArrow looks columns up by name, and stumbles over dots and backticks in them.

@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 from uuid import uuid4
 
 from dagster_adjunct.resources.bucketing.bucket_files import (
@@ -45,6 +45,29 @@ _FACTS = b"adjunct"
 _SAMPLED = 4_096
 
 
+class Completing(Protocol):
+    """Takes the rows of one bucket, all of a key next to each other, and gives those that are to be written."""
+
+    incomplete: list[tuple[int, int, str]]
+
+    def take(self, batch: pa.Table) -> pa.Table:
+        """Return the rows that are done, of these and those before."""
+        ...
+
+    def rest(self) -> pa.Table | None:
+        """Return the rows that wait, None where there are none."""
+        ...
+
+
+class Completion(Protocol):
+    """What completes rows before they are written; `marks` are the columns that it needs beside the layout's."""
+
+    @property
+    def marks(self) -> tuple[str, ...]: ...
+
+    def of_bucket(self, store: ObjectStore, bucket: int) -> Completing: ...
+
+
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
     """What the writer does on the way.
@@ -56,7 +79,8 @@ class WriteOptions:
     from 0. `range_of` is a timestamp column whose least and greatest value stand in the stats, as
     microseconds since the epoch, with the number of its nulls. `differing` are two integer columns: in how many rows
     they differ, null counting as 0, stands in the stats. `over_time` is for rows over time, whose layout's key ends in
-    `__valid_from`: of that the range stands in the stats as well.
+    `__valid_from`: of that the range stands in the stats as well. `completion` completes rows that leave out columns;
+    the file has no digest then, and what it sets aside stands in the stats.
     """
 
     what: str
@@ -67,6 +91,7 @@ class WriteOptions:
     range_of: str | None = None
     differing: tuple[str, str] | None = None
     over_time: OverTimeWrite | None = None
+    completion: Completion | None = None
 
 
 class BucketFileWriter:
@@ -101,13 +126,21 @@ class BucketFileWriter:
         over_time = options.over_time
         self._over_time = None if over_time is None else Timeline(layout.key[:-1], over_time)
         self._range_of = options.range_of if over_time is None else VALID_FROM
+        self._completing = options.completion.of_bucket(store, bucket) if options.completion else None
 
     def write(self, batch: pa.Table) -> None:
         """Take rows in order; columns are the layout's, and `__digest` where Spark sent it."""
         if not batch.num_rows:
             return
         self._check(batch)
-        if self._options.last_per_key:
+        if self._completing is not None:
+            if DIGEST in batch.column_names:  # of rows as they came
+                batch = batch.drop_columns([DIGEST])
+            batch = self._completing.take(batch)
+        self._write(batch)
+
+    def _write(self, batch: pa.Table) -> None:
+        if self._options.last_per_key and batch.num_rows:
             import pyarrow as pa
 
             batch = pa.concat_tables([self._held, batch]) if self._held is not None else batch
@@ -118,6 +151,8 @@ class BucketFileWriter:
     def finish(self) -> BucketFile | None:
         """Close and upload the file; None, or facts without a name, when no row is left to store."""
         try:
+            if self._completing is not None and (rows := self._completing.rest()) is not None:
+                self._write(rows)
             if self._held is not None:
                 self._pass(self._held)
             if self._over_time is not None and (rest := self._over_time.rest()) is not None:
@@ -145,7 +180,7 @@ class BucketFileWriter:
 
     def _emptied(self, stats: dict[str, Any]) -> bool:
         """Whether there were rows, and all were left out."""
-        return bool(self._deleted or stats.get("pruned") or stats.get("forgotten"))
+        return bool(self._deleted or stats.get("pruned") or stats.get("forgotten") or stats.get("incomplete"))
 
     def discard(self) -> None:
         """Drop the local file; what was uploaded stays."""
@@ -309,6 +344,8 @@ class BucketFileWriter:
             stats["differing"] = self._differing
         if self._over_time is not None:
             stats |= self._over_time.stats()
+        if self._completing is not None and self._completing.incomplete:
+            stats["incomplete"] = self._completing.incomplete
         return stats
 
     def _upload(self, facts: dict[str, Any]) -> BucketFile:

@@ -6,9 +6,9 @@ whether it is written or deleted. `DebeziumEnvelope`, with the row before and af
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from dagster_adjunct.assets.declaration.changes.problem_texts import (
     TRUNCATE,
@@ -16,6 +16,16 @@ from dagster_adjunct.assets.declaration.changes.problem_texts import (
     shown_text,
     unknown_operation,
     unknown_operation_text,
+)
+from dagster_adjunct.assets.declaration.changes.unavailable import (
+    PLACEHOLDER,
+    check_placeholder,
+    held_in_arrow,
+    holds_unavailable,
+    is_unavailable,
+    nested_text,
+    unavailable_in_arrow,
+    unavailable_text,
 )
 from dagster_adjunct.assets.declaration.extractors.extractor import companions
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
@@ -29,14 +39,22 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 PROBLEM = "__problem"
+KEPT = "__kept"
+"""The column of a change that names those of its row that keep what the dataset has."""
 ORDER = "__order"
 SNAPSHOT = "__snapshot"
-_WRITE = ("c", "i", "r", "u", "create", "insert", "read", "update", "upsert")
+_INSERT = ("c", "i", "r", "create", "insert", "read")
+_LARGE = ("string", "binary")
+_WRITE = (*_INSERT, "u", "update", "upsert")
 
 
 @runtime_checkable
 class ChangeFormat(Protocol):
-    """Turns the records of a change stream into changes of rows. A frozen value, comparable and picklable."""
+    """Turns the records of a change stream into changes of rows. A frozen value, comparable and picklable.
+
+    A format whose changes may leave out columns has an attribute `completes` that is true, and `decode` gives KEPT: an
+    array of the names of those columns, for which the dataset keeps what it has. It is null or empty for a whole row.
+    """
 
     def schema(self, records: Schema, what: str) -> Schema:
         """Return the columns of the rows that change; `what` names the dataset in errors.
@@ -147,12 +165,17 @@ class OperationColumn(_RecordIsRow):
 
     `delete`, `write` and `ignore` are the operations that delete the row, write it, or say nothing of it; case does not
     matter. Any other operation, or none, is a bad change. A tombstone deletes, whatever it says.
+
+    `missing` is the ending of the columns that say whether another one is missing in a change ("_isMissing", as of
+    Oracle GoldenGate's formatters): boolean columns, which are not stored. The dataset keeps what it has of a column
+    that is missing; of an insert (c, i, r, create, insert, read) such a column is null.
     """
 
     column: str = "op"
     delete: tuple[str, ...] = ("d", "delete")
     write: tuple[str, ...] = _WRITE
     ignore: tuple[str, ...] = ()
+    missing: str | None = None
 
     def __post_init__(self) -> None:
         declared: list[str] = []
@@ -171,7 +194,27 @@ class OperationColumn(_RecordIsRow):
 
     def schema(self, records: Schema, what: str) -> Schema:
         _check_type(records, self.column, ("string",), f"{what}: the record", "the operation")
-        return _without(records, {self.column}, what)
+        marks = self._marks(records.names)
+        if self.missing is not None and not marks:
+            raise SchemaMismatchError(
+                f"{what}: no column ends in missing={self.missing!r}, and so tells that another one is missing: the "
+                f"record has {', '.join(records.names)}.",
+                "Name the ending of these columns, or leave missing out.",
+                column=self.missing,
+            )
+        for mark in marks.values():
+            _check_type(records, mark, ("boolean",), f"{what}: the record", "whether another one is missing")
+        return _without(records, {self.column, *marks.values()}, what)
+
+    @property
+    def completes(self) -> bool:
+        """Whether changes may leave out columns, which keep what the dataset has."""
+        return self.missing is not None
+
+    def _marks(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the columns that may be missing, each with the one that says so."""
+        ends = self.missing
+        return {} if ends is None else {name: name + ends for name in names if name + ends in names}
 
     def decode(
         self,
@@ -191,9 +234,19 @@ class OperationColumn(_RecordIsRow):
         known = F.coalesce(operation.isin(*self.delete, *self.write), F.lit(False)) | F.col(TOMBSTONE)
         problem = F.when(~known, unknown_operation(column(self.column)))
         tombstone = F.col(TOMBSTONE) | F.coalesce(operation.isin(*self.delete), F.lit(False))
+        if self.missing is not None:
+            marks = self._marks(_names_of(records.columns))
+            missing = F.array_compact(F.array(*[F.when(column(mark), F.lit(name)) for name, mark in marks.items()]))
+            records = records.withColumn(KEPT, F.when(~operation.isin(*_INSERT), missing))
         return changed(records, schema, tombstone, problem)
 
     def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
+        import pyarrow.compute as pc
+
+        if self.missing is not None:
+            marked = {name: records.column(mark) for name, mark in self._marks(_names_of(records.column_names)).items()}
+            inserts = pc.is_in(pc.ascii_lower(records.column(self.column)), value_set=_texts(_INSERT))
+            records = records.append_column(KEPT, kept_names(marked, pc.invert(inserts)))
         texts, marks = (readable_values(records.column(name), "replace") for name in (self.column, TOMBSTONE))
         words = [None if text is None else text.lower() for text in texts]
         problems = [
@@ -206,28 +259,42 @@ class OperationColumn(_RecordIsRow):
 
     def describe(self) -> str:
         ignored = f", {'/'.join(self.ignore)} ignored" if self.ignore else ""
-        return f"operation in {self.column}: {'/'.join(self.delete)} delete{ignored}"
+        missing = f", *{self.missing} missing" if self.missing is not None else ""
+        return f"operation in {self.column}: {'/'.join(self.delete)} delete{ignored}{missing}"
 
 
 @dataclass(frozen=True, slots=True)
 class DebeziumUnwrapped(_RecordIsRow):
-    """Rows that Debezium's ExtractNewRecordState made of its envelopes, with deletions rewritten.
+    """Rows that Debezium's ExtractNewRecordState made of its envelopes.
 
-    `deleted` is the column that says whether the row was deleted: boolean, or "true" and "false". `op` is the column
-    with the operation, where there is one. Debezium calls them `__deleted` and `__op`; a stream's own columns do not
-    begin with `__`, so whoever writes the stream renames them. Neither is stored. With `op`, rows of a snapshot ("r")
-    never replace streamed changes, unless `order_by` says otherwise.
+    `deleted` is the column that says whether the row was deleted: boolean, or "true" and "false"; None where deletions
+    come as tombstones alone. `op` is the column with the operation, where there is one. Debezium calls them `__deleted`
+    and `__op`; a stream's own columns do not begin with `__`, so whoever writes the stream renames them. Neither is
+    stored. With `op`, rows of a snapshot ("r") never replace streamed changes, unless `order_by` says otherwise.
+    `unavailable` and `on_unavailable` are those of DebeziumEnvelope.
     """
 
-    deleted: str = "deleted"
+    deleted: str | None = "deleted"
     op: str | None = None
+    unavailable: str | None = PLACEHOLDER
+    on_unavailable: Literal["refuse", "keep"] = "refuse"
+
+    def __post_init__(self) -> None:
+        check_placeholder(self.unavailable, self.on_unavailable, "a row of Debezium's")
+
+    @property
+    def completes(self) -> bool:
+        """Whether changes may leave out columns, which keep what the dataset has."""
+        return self.on_unavailable == "keep"
 
     @property
     def tells_snapshots(self) -> bool:
         return self.op is not None
 
     def schema(self, records: Schema, what: str) -> Schema:
-        _check_type(records, self.deleted, ("string", "boolean"), f"{what}: the record", "whether the row was deleted")
+        if self.deleted is not None:
+            meaning = "whether the row was deleted"
+            _check_type(records, self.deleted, ("string", "boolean"), f"{what}: the record", meaning)
         if self.op is not None:
             _check_type(records, self.op, ("string",), f"{what}: the record", "the operation")
         return _without(records, {self.deleted, self.op}, what)
@@ -244,16 +311,17 @@ class DebeziumUnwrapped(_RecordIsRow):
     ) -> DataFrame:
         from pyspark.sql import functions as F
 
-        mark = F.col(TOMBSTONE)
-        mark_text = F.lower(column(self.deleted).cast("string"))
-        deleted = mark_text == "true"
-        problem = F.when(
-            ~F.coalesce(mark_text.isin("true", "false"), F.lit(False)) & ~mark,
-            F.concat(
-                F.lit(f"column {self.deleted!r} is "), shown(column(self.deleted).cast("string")),
-                F.lit(": expected true or false"),
-            ),
-        )  # fmt: skip
+        mark, deleted, problem = F.col(TOMBSTONE), F.lit(False), F.lit(None).cast("string")
+        if self.deleted is not None:
+            mark_text = F.lower(column(self.deleted).cast("string"))
+            deleted = mark_text == "true"
+            problem = F.when(
+                ~F.coalesce(mark_text.isin("true", "false"), F.lit(False)) & ~mark,
+                F.concat(
+                    F.lit(f"column {self.deleted!r} is "), shown(column(self.deleted).cast("string")),
+                    F.lit(": expected true or false"),
+                ),
+            )  # fmt: skip
         if self.op is not None:
             op = F.lower(column(self.op))
             known = F.coalesce(op.isin("c", "r", "u", "d"), F.lit(False)) | mark
@@ -261,12 +329,33 @@ class DebeziumUnwrapped(_RecordIsRow):
             problem = F.coalesce(problem, truncate, F.when(~known, unknown_operation(column(self.op))))
             deleted = deleted | F.coalesce(op == "d", F.lit(False))
             records = records.withColumn(SNAPSHOT, F.coalesce(op == "r", F.lit(False)))
-        return changed(records, schema, mark | F.coalesce(deleted, F.lit(False)), problem)
+        tombstone = mark | F.coalesce(deleted, F.lit(False))
+        if self.unavailable is None:
+            return changed(records, schema, tombstone, problem)
+        written = ~tombstone if self.op is None else ~tombstone & (op != "r")
+        reasons, unknown = [], []
+        for field in (field for field in schema.fields if field.type in _LARGE):
+            value = column(field.name)
+            kept = is_unavailable(self.unavailable, value, field.type)
+            if self.completes:
+                unknown.append(F.when(kept, F.lit(field.name)))
+            else:
+                reasons.append(F.when(written & kept, F.lit(unavailable_text(self.unavailable, field.name))))
+            if field.type == "string":
+                within = written & ~kept & holds_unavailable(self.unavailable, value)
+                reasons.append(F.when(within, F.lit(nested_text(self.unavailable, field.name))))
+        if self.completes:
+            names = F.array_compact(F.array(*unknown)) if unknown else F.array().cast("array<string>")
+            records = records.withColumn(KEPT, F.when(written, names))
+        return changed(records, schema, tombstone, F.coalesce(problem, *reasons))
 
     def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
         import pyarrow as pa
 
-        marks, deleted = (readable_values(records.column(name), "replace") for name in (TOMBSTONE, self.deleted))
+        marks = readable_values(records.column(TOMBSTONE), "replace")
+        deleted = (
+            ["false"] * len(marks) if self.deleted is None else readable_values(records.column(self.deleted), "replace")
+        )
         texts = [str(value).lower() if isinstance(value, bool) else value for value in deleted]
         operations = (
             [None] * records.num_rows if self.op is None else readable_values(records.column(self.op), "replace")
@@ -275,11 +364,42 @@ class DebeziumUnwrapped(_RecordIsRow):
         tombstones = [mark or (text or "").lower() == "true" or (op or "").lower() == "d" for mark, text, op in rows]
         if self.op is not None:
             records = records.append_column(SNAPSHOT, pa.array([(op or "").lower() == "r" for op in operations]))
-        return changed_rows(records, schema, tombstones, [self._problem(*row) for row in rows])
+        problems = [self._problem(*row) for row in rows]
+        if self.unavailable is not None:
+            records, problems = self._unavailable_in_arrow(records, schema, tombstones, problems)
+        return changed_rows(records, schema, tombstones, problems)
+
+    def _unavailable_in_arrow(
+        self, records: pa.Table, schema: Schema, tombstones: Sequence[bool], problems: list[str | None]
+    ) -> tuple[pa.Table, list[str | None]]:
+        """Return the records with KEPT, where columns are kept, and what is wrong with them."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        assert self.unavailable is not None
+        written = pc.invert(pa.array(tombstones, pa.bool_()))
+        if self.op is not None:
+            snapshot = pc.equal(pc.ascii_lower(records.column(self.op)), "r")
+            written = pc.and_(written, pc.invert(pc.fill_null(snapshot, False)))
+        marked = {}
+        for field in (field for field in schema.fields if field.type in _LARGE):
+            values, reasons = records.column(field.name), {}
+            unknown = pc.and_(written, unavailable_in_arrow(self.unavailable, values, field.type))
+            if self.completes:
+                marked[field.name] = unknown
+            else:
+                reasons[unavailable_text(self.unavailable, field.name)] = unknown
+            if field.type == "string":
+                within = pc.and_(written, held_in_arrow(self.unavailable, values))
+                reasons[nested_text(self.unavailable, field.name)] = pc.and_not(within, unknown)
+            for reason, rows in reasons.items():
+                for row in pc.indices_nonzero(rows).to_pylist():
+                    problems[row] = problems[row] or reason
+        return records.append_column(KEPT, kept_names(marked, written)) if self.completes else records, problems
 
     def _problem(self, mark: bool, text: str | None, op: str | None) -> str | None:
         """Return what is wrong with a record that says this, None for nothing."""
-        if not mark and (text or "").lower() not in ("true", "false"):
+        if self.deleted is not None and not mark and (text or "").lower() not in ("true", "false"):
             return f"column {self.deleted!r} is {shown_text(text)}: expected true or false"
         if self.op is None:
             return None
@@ -288,7 +408,47 @@ class DebeziumUnwrapped(_RecordIsRow):
         return None if mark or (op or "").lower() in ("c", "r", "u", "d") else unknown_operation_text(op)
 
     def describe(self) -> str:
-        return f"Debezium, unwrapped ({self.deleted}{f', {self.op}' if self.op else ''})"
+        names = [name for name in (self.deleted, self.op) if name is not None]
+        kept = ", on_unavailable='keep'" if self.completes else ""
+        return f"Debezium, unwrapped ({', '.join(names)}{kept})"
+
+
+def kept_names(marked: Mapping[str, pa.ChunkedArray], rows: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return KEPT of these rows: the names under which each one is marked."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    chosen = pc.fill_null(rows, True).to_numpy(zero_copy_only=False)
+    marks = [pc.fill_null(mark, False).to_numpy() & chosen for mark in marked.values()]
+    matrix = np.column_stack(marks) if marks else np.zeros((len(chosen), 0), bool)
+    places = np.nonzero(matrix)[1]
+    offsets = np.concatenate([[0], np.cumsum(matrix.sum(axis=1))]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), _texts(list(marked)).take(pa.array(places)))
+
+
+def kept_marks(kept: pa.ChunkedArray, names: Sequence[str]) -> Any:
+    """Return what KEPT says as a matrix (numpy): of each row, whether it names each of these columns."""
+    import numpy as np
+    import pyarrow.compute as pc
+
+    rows = kept.combine_chunks()
+    places = pc.index_in(pc.list_flatten(rows), value_set=_texts(names))
+    known = pc.is_valid(places)
+    matrix = np.zeros((len(rows), len(names)), bool)
+    matrix[pc.list_parent_indices(rows).filter(known).to_numpy(), places.filter(known).to_numpy()] = True
+    return matrix
+
+
+def _texts(texts: Sequence[str]) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.array(texts, pa.string())
+
+
+def _names_of(columns: Sequence[str]) -> list[str]:
+    """Return the columns of records that are their own."""
+    return [name for name in columns if not name.startswith("__")]
 
 
 def changed(records: DataFrame, schema: Schema, tombstone: Column, problem: Column) -> DataFrame:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from dagster_adjunct.assets.declaration.changes.change_order import PATH
+from dagster_adjunct.assets.declaration.changes.unavailable import PLACEHOLDER, check_placeholder
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -28,8 +29,12 @@ class DebeziumEnvelope:
     `avro_schema` is the schema of all values, or schemas by id where values begin with Confluent's five bytes.
     `timestamps` says what numbers in TIMESTAMP columns count ("millis", "micros"), None where they are ISO texts with
     a zone. `decimals` says how DECIMAL columns come in JSON: "precise" (base64 of the unscaled number, Debezium's
-    default) or "string". `unavailable` is what Debezium sends for a large value that it does not know (its
-    `unavailable.value.placeholder`), None where the source always knows (REPLICA IDENTITY FULL).
+    default) or "string".
+
+    `unavailable` is what Debezium sends for a large value that it does not know (its `unavailable.value.placeholder`),
+    None where the source always knows (REPLICA IDENTITY FULL). With `on_unavailable="keep"` the dataset keeps the value
+    that it has; "refuse" makes such a change a bad one. With `on_missing="keep"` an update changes only the columns
+    that its row names, with "null" the others become null.
 
     `documents` says that the rows are documents, as MongoDB's connector sends them: texts of extended JSON,
     whose dates count milliseconds, and whose decimals are texts.
@@ -44,7 +49,9 @@ class DebeziumEnvelope:
     avro_schema: AvroSchemas | None = None
     timestamps: Literal["millis", "micros"] | None = None
     decimals: Literal["precise", "string"] | None = None
-    unavailable: str | None = "__debezium_unavailable_value"
+    unavailable: str | None = PLACEHOLDER
+    on_unavailable: Literal["refuse", "keep"] = "refuse"
+    on_missing: Literal["null", "keep"] = "null"
     transactions: str | None = None
     collection: str | None = None
     documents: bool = False
@@ -55,9 +62,11 @@ class DebeziumEnvelope:
             ("format", ("json", "avro")),
             ("timestamps", (None, "millis", "micros")),
             ("decimals", (None, "precise", "string")),
+            ("on_missing", ("null", "keep")),
         ):
             check_choice(_ENVELOPE, name, getattr(self, name), choices)
         check_choice(_ENVELOPE, "documents", self.documents, (True, False))
+        check_placeholder(self.unavailable, self.on_unavailable, _ENVELOPE)
         if isinstance(self.avro_schema, Mapping):
             # As pairs, so that formats can be compared, hashed and pickled.
             object.__setattr__(self, "avro_schema", tuple(sorted(self.avro_schema.items())))
@@ -98,6 +107,11 @@ class DebeziumEnvelope:
         return "documents" if self.documents else "rows"
 
     @property
+    def completes(self) -> bool:
+        """Whether changes may leave out columns, which keep what the dataset has."""
+        return "keep" in (self.on_unavailable, self.on_missing)
+
+    @property
     def schemas(self) -> dict[int | None, str]:
         """Return the Avro schemas by id; by None where values have no id."""
         if isinstance(self.avro_schema, str):
@@ -131,7 +145,9 @@ class DebeziumEnvelope:
         return changes_of(self, records, schema, what, key=key, order_by=order_by, comparable=comparable)
 
     def describe(self) -> str:
-        return f"Debezium envelopes in {self.format} ({self.columns})"
+        keeps = [name for name in ("on_unavailable", "on_missing") if getattr(self, name) == "keep"]
+        kept = "".join(f", {name}='keep'" for name in keeps)
+        return f"Debezium envelopes in {self.format} ({self.columns}){kept}"
 
 
 def check_choice(whose: str, argument: str, given: object, choices: Sequence[object]) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.changes.change_formats import PROBLEM, SNAPSHOT, path_column
+from dagster_adjunct.assets.declaration.changes.change_formats import KEPT, PROBLEM, SNAPSHOT, path_column
 from dagster_adjunct.assets.declaration.changes.change_order import ORDERS, order_in_code
 from dagster_adjunct.assets.declaration.changes.debezium_json_values import (
     DATED,
@@ -29,6 +29,13 @@ from dagster_adjunct.assets.declaration.changes.problem_texts import (
     a_value,
     shown,
     unknown_operation,
+)
+from dagster_adjunct.assets.declaration.changes.unavailable import (
+    holds_unavailable,
+    is_unavailable,
+    may_be_unavailable,
+    nested_text,
+    unavailable_text,
 )
 from dagster_adjunct.assets.declaration.extractors.extractor import companions
 from dagster_adjunct.resources.schemas.quoted_columns import column
@@ -48,6 +55,7 @@ if TYPE_CHECKING:
 _PARSED = "__parsed"
 _OP, _RAW, _BEFORE, _AFTER = "__op", "__raw_after", "__before", "__after"
 _RAW_BEFORE, _CHANGE, _ROW = "__raw_before", "__change", "__row"
+_UNAVAILABLE = "__unavailable"
 
 
 def changes_of(
@@ -60,7 +68,10 @@ def changes_of(
     order_by: tuple[str, ...],
     comparable: bool,
 ) -> DataFrame:
-    """Return the changes in these records: `schema`, META, PROBLEM, SNAPSHOT, and the paths in `order_by`."""
+    """Return the changes in these records: `schema`, META, PROBLEM, SNAPSHOT, and the paths in `order_by`.
+
+    KEPT is there where the declaration keeps columns.
+    """
     from pyspark.sql import functions as F
 
     paths = [name for name in order_by if name not in schema.names]
@@ -85,13 +96,17 @@ def changes_of(
         "*",
         _converted(declared, schema, _RAW).alias(_AFTER),
         _converted(declared, old, _RAW_BEFORE).alias(_BEFORE),
+        _unavailable(declared, schema).alias(_UNAVAILABLE),
     )
+    if declared.completes:
+        read = read.withColumn(KEPT, _kept(declared, schema))
     absent = [_absent(path, first=path == order_by[0]) for path in paths]
     problem = F.coalesce(_problem(declared, schema, old, key, own, comparable), *absent)
     changes = _changes(schema, old, key, own).alias(_CHANGE)
     others = [F.col(name) for name in kept if name not in (TOMBSTONE, TEXT, UNREAD)]
     told = read.select("*", problem.alias(PROBLEM)).withColumn(SNAPSHOT, F.coalesce(F.col(_OP) == "r", F.lit(False)))
     others += [F.col(name) for name in (SNAPSHOT, *map(path_column, paths))]
+    others += [F.col(KEPT)] if declared.completes else []
     made = told.select(*others, F.explode(changes).alias(_CHANGE))
     return made.select(
         *[F.col(_CHANGE)[_ROW][name].alias(name) for name in schema.names],
@@ -199,8 +214,6 @@ def _problem(
     op, writes = F.col(_OP), F.col(_OP).isin("c", "r", "u")
     unread = F.col(_PARSED).isNull() | F.col(_PARSED)[BAD].isNotNull()
     shape = F.lit(f"not {declared.name}: ")
-    # A snapshot's row is read whole: there the text is the text. An update that changes the key comes as a "c".
-    logged, placeholder = op.isin("c", "u"), declared.unavailable
     reasons = [
         F.col(UNREAD),
         F.when(F.col(TEXT).isNull(), F.lit(f"not {declared.name}: the value is null")),
@@ -215,9 +228,13 @@ def _problem(
             (op == "d") & F.col(_RAW_BEFORE).isNull() & ~_has_own(key, own),
             F.lit("a delete without the row before it: nothing says which row (REPLICA IDENTITY is NOTHING?)"),
         ),
-        *[F.when(writes, _misfit(declared, field, _RAW, _AFTER)) for field in schema.fields if field.type not in _READ],
+        *_unknown_reasons(declared, schema, key),
+        *[
+            F.when(writes & ~F.array_contains(_UNAVAILABLE, field.name), _misfit(declared, field, _RAW, _AFTER))
+            for field in schema.fields
+            if field.type not in _READ
+        ],
         *[_misfit(declared, field, _RAW_BEFORE, _BEFORE) for field in old.fields if field.type not in _READ],
-        *[F.when(logged, _unavailable(placeholder, field)) for field in schema.fields if field.type in _UNKNOWABLE],
     ]
     if own:
         reasons.append(_foreign(own))
@@ -254,7 +271,6 @@ def _absent(path: str, *, first: bool) -> Column:
     return F.when(asked, F.when(~F.coalesce(F.map_contains_key(fields, name), F.lit(False)), told))
 
 
-_UNKNOWABLE = ("string", "binary")
 _READ = ("string", "bigint")  # as from_json gives them: what does not fit is told by it
 
 
@@ -319,18 +335,62 @@ def _misfit(declared: Envelope, field: Field, raw: str, converted: str) -> Colum
     return F.when(sent.isNotNull() & F.col(converted)[field.name].isNull(), told)
 
 
-def _unavailable(placeholder: str | None, field: Field) -> Column:
+def _unavailable(declared: Envelope, schema: Schema) -> Column:
+    """Return the names of the columns whose values are not known.
+
+    A snapshot's row is read whole: there the text is the text. An update that changes the key comes as a "c".
+    """
     from pyspark.sql import functions as F
 
-    if placeholder is None:
-        return F.lit(None).cast("string")
-    return F.when(
-        F.col(_AFTER)[field.name] == F.lit(placeholder.encode() if field.type == "binary" else placeholder),
-        F.lit(f"column {field.name!r} is {placeholder!r}, which stands for a value too large to be logged that was not "
-              "changed: nothing says what it holds. Set REPLICA IDENTITY FULL in the source, or leave it out of "
-              "columns. Where that is its text: DebeziumEnvelope(unavailable=None), once REPLICA IDENTITY is FULL, or "
-              "another unavailable.value.placeholder in the connector and the same in unavailable="),
-    )  # fmt: skip
+    placeholder = declared.unavailable
+    fields = [] if placeholder is None else [field for field in schema.fields if may_be_unavailable(field.type)]
+    # Binary values and decimals are texts still, where they are raw.
+    unknown = [
+        F.when(is_unavailable(placeholder or "", F.col(_RAW)[field.name], "string"), field.name) for field in fields
+    ]
+    names = F.array_compact(F.array(*unknown)) if unknown else _no_names()
+    return F.when(F.col(_OP).isin("c", "u"), names).otherwise(_no_names())
+
+
+def _unknown_reasons(declared: Envelope, schema: Schema, key: tuple[str, ...]) -> list[Column]:
+    """Return why a change whose values are not all known can't be applied."""
+    from pyspark.sql import functions as F
+
+    placeholder, reasons = declared.unavailable, []
+    for field in schema.fields:
+        if placeholder is None:
+            break
+        unknown, raw = F.array_contains(_UNAVAILABLE, field.name), F.col(_RAW)[field.name]
+        if may_be_unavailable(field.type) and declared.on_unavailable == "refuse":
+            reasons.append(F.when(unknown, F.lit(unavailable_text(placeholder, field.name))))
+        if field.type == "string":
+            within = F.col(_OP).isin("c", "u") & ~unknown & holds_unavailable(placeholder, raw)
+            reasons.append(F.when(within, F.lit(nested_text(placeholder, field.name))))
+    if declared.completes:
+        told = "the change gives the row another key and does not tell all of its columns: "
+        names = F.concat(F.lit(told), F.array_join(KEPT, ", "))
+        reasons.append(F.when(_moved(key) & (F.size(KEPT) > 0), names))
+    return reasons
+
+
+def _kept(declared: Envelope, schema: Schema) -> Column:
+    """Return the names of the columns that keep what the dataset has: of an insert, only what is not known."""
+    from pyspark.sql import functions as F
+
+    kept = F.col(_UNAVAILABLE)
+    if declared.on_missing == "keep":
+        row = F.when(F.col(_PARSED)["payload"].isNotNull(), F.get_json_object(TEXT, "$.payload.after"))
+        given = F.json_object_keys(row.otherwise(F.get_json_object(TEXT, "$.after")))
+        names = F.array(*[F.lit(name) for name in schema.names])
+        missing = F.array_except(names, F.coalesce(given, _no_names()))
+        kept = F.when(F.col(_OP) == "u", F.array_union(kept, missing)).otherwise(kept)
+    return kept
+
+
+def _no_names() -> Column:
+    from pyspark.sql import functions as F
+
+    return F.array().cast("array<string>")
 
 
 def _foreign(own: list[str]) -> Column:

@@ -24,32 +24,41 @@ class MaxwellEnvelope:
 
     `columns` are those of the rows ("id BIGINT, name STRING"); what else a row has is left out. `table` is the one that
     counts ("shop.items") where the stream holds others too. `timestamps` says what numbers in TIMESTAMP columns count,
-    None where they are ISO texts with a zone. Rows of a bootstrap never replace streamed changes, unless `order_by`
-    says otherwise: `source.position` (Maxwell's output_binlog_position), `source.gtid` or `source.ts`.
+    None where they are ISO texts with a zone. With `on_missing="keep"` an update changes only the columns that `data`
+    has, with "null" the others become null. Rows of a bootstrap never replace streamed changes, unless `order_by` says
+    otherwise: `source.position` (Maxwell's output_binlog_position), `source.gtid` or `source.ts`.
     """
 
     columns: str
     value: str = "value"
     table: str | None = None
     timestamps: Literal["millis", "micros"] | None = None
+    on_missing: Literal["null", "keep"] = "null"
 
     tells_snapshots: ClassVar[bool] = True
     layout: ClassVar[Literal["maxwell"]] = "maxwell"
     format: ClassVar[Literal["json"]] = "json"
     decimals: ClassVar[Literal["string"]] = "string"
     unavailable: ClassVar[None] = None
+    on_unavailable: ClassVar[Literal["refuse"]] = "refuse"
     schemas: ClassVar[Mapping[int | None, str]] = {}
     name: ClassVar[str] = _ENVELOPE
 
     def __post_init__(self) -> None:
         Schema.from_ddl(self.columns, _ENVELOPE)
         check_choice(_ENVELOPE, "timestamps", self.timestamps, (None, "millis", "micros"))
+        check_choice(_ENVELOPE, "on_missing", self.on_missing, ("null", "keep"))
         if self.table is not None and (not isinstance(self.table, str) or self.table.count(".") < 1):
             raise ConfigurationError(
                 f"{_ENVELOPE} has table={self.table!r}: expected DATABASE.TABLE.",
                 'Write table="shop.items", say, or leave it out where the stream holds one table.',
                 argument="table",
             )
+
+    @property
+    def completes(self) -> bool:
+        """Whether changes may leave out columns, which keep what the dataset has."""
+        return self.on_missing == "keep"
 
     def schema(self, records: Schema, what: str) -> Schema:
         return rows_in(self.columns, self.value, "string", "json", records, what)
@@ -77,4 +86,4 @@ class MaxwellEnvelope:
 
     def describe(self) -> str:
         table = "" if self.table is None else f" of {self.table}"
-        return f"Maxwell envelopes{table} ({self.columns})"
+        return f"Maxwell envelopes{table} ({self.columns})" + (", on_missing='keep'" if self.completes else "")

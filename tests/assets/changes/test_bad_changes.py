@@ -26,7 +26,8 @@ DEAD = dataset(changes=OperationColumn(), on_bad_change=DeadLetters("lake.dead")
 
 def split(world: World, spec: AdjunctDataset) -> tuple[Any, Any]:
     """Return the changes of the stream that can be applied, and the dead letters of the others."""
-    return engine_of(world.spark).decoder.split_problems(changes_of(world, spec), spec)
+    decoder, changes = engine_of(world.spark).decoder, changes_of(world, spec)
+    return decoder.without_problems(changes), decoder.letters(changes, spec, ())
 
 
 def test_a_bad_change_fails_the_job_and_is_named(either: World) -> None:

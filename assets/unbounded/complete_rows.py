@@ -1,0 +1,347 @@
+"""Changes that leave out columns, completed as they are written: from the changes before them, and from stored rows.
+
+The rows of one bucket come in the order of their keys, those of a key in the order of their positions:
+
+    key  a      b      a change that
+    k    1      2      is a whole row
+    k    3      -      leaves out b: becomes 3, 2
+    k    -      4      leaves out a: becomes 3, 4
+    k    gone          deletes
+    k    5      -      leaves out b: incomplete, for there is no row to keep it of
+
+What comes before the first change of a key is the newest row of it in the generations of the table. Only rows of keys
+that need one are read, and of these only the columns that are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.assets.declaration.changes.change_formats import KEPT, kept_marks
+from dagster_adjunct.assets.declaration.changes.change_order import SNAPSHOT_ROWS
+from dagster_adjunct.assets.reading.arrow_comparison import key_codes
+from dagster_adjunct.assets.reading.stored_files import StoredFile
+from dagster_adjunct.assets.sources.decode_changes import bad_change
+from dagster_adjunct.assets.versions.sealed_version import POSITION
+from dagster_adjunct.resources.bucketing.bucket_files import unpack_footer
+from dagster_adjunct.resources.bucketing.writer import ROWS_PER_GROUP
+from dagster_adjunct.resources.objects.object_file import open_object
+from dagster_adjunct.resources.schemas.schema import arrow_type
+from dagster_adjunct.resources.spark.spark_errors import wrapped
+from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION, TOMBSTONE
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout, Generation
+    from dagster_adjunct.resources.objects.object_store import ObjectStore
+
+
+@dataclass(frozen=True, slots=True)
+class RowCompletion:
+    """How the changes of a dataset are completed: from the newest rows of these generations, oldest first.
+
+    Positions are offsets where that is `by_offset`, else rows of snapshots are below those of streamed changes.
+    Incomplete changes are told in the stats of their file where they are `set_aside`, else they are BadChangeErrors.
+    With `again` changes are applied that the generations hold already: whether one was complete is known only of those
+    that count in the end.
+    """
+
+    dataset: str
+    layout: BucketLayout
+    generations: tuple[Generation, ...]
+    by_offset: bool
+    set_aside: bool
+    again: bool = False
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What it needs of rows beside the layout's columns."""
+        return KEPT, OFFSET, PARTITION
+
+    def of_bucket(self, store: ObjectStore, bucket: int) -> BucketCompletion:
+        """Return what completes the rows of one bucket."""
+        return BucketCompletion(self, store, bucket)
+
+
+class BucketCompletion:
+    """Takes the changes of one bucket batch by batch, in order; gives them completed, and without incomplete ones."""
+
+    def __init__(self, declared: RowCompletion, store: ObjectStore | None, bucket: int) -> None:
+        self._declared, self._store, self._bucket = declared, store, bucket
+        self._layout, self._key = declared.layout, list(declared.layout.key)
+        self._waiting: list[pa.Table] = []
+        self.incomplete: list[tuple[int, int, str]] = []
+        """Partition, offset and reason of the changes that are set aside."""
+
+    def take(self, batch: pa.Table) -> pa.Table:
+        """Return the rows that are done: once there are many, those of all keys but the last one."""
+        import numpy as np
+        import pyarrow as pa
+
+        self._waiting.append(batch)
+        if sum(rows.num_rows for rows in self._waiting) < ROWS_PER_GROUP:  # stored rows are read once for so many
+            return batch.slice(0, 0).drop_columns([KEPT])
+        rows = pa.concat_tables(self._waiting)
+        new = np.append(True, self._differs(rows))
+        last = int(np.flatnonzero(new)[-1])
+        self._waiting = [rows.slice(last)]
+        return self._completed(rows.slice(0, last), new[:last])
+
+    def rest(self) -> pa.Table | None:
+        """Return the rows that wait, None where there are none."""
+        import numpy as np
+        import pyarrow as pa
+
+        if not self._waiting:
+            return None
+        rows, self._waiting = pa.concat_tables(self._waiting), []
+        return self._completed(rows, np.append(True, self._differs(rows)))
+
+    def _differs(self, rows: pa.Table) -> Any:
+        """Return for each row but the first whether its key is another one than that of the row before."""
+        import numpy as np
+        import pyarrow.compute as pc
+
+        count = rows.num_rows - 1
+        differs = np.zeros(count, bool)
+        for name in self._key:
+            column = rows.column(name)
+            differs |= pc.not_equal(column.slice(1), column.slice(0, count)).to_numpy()
+        return differs
+
+    def _completed(self, rows: pa.Table, new: Any) -> pa.Table:
+        """Return the rows of these keys; `new` says which one is the first of its key."""
+        import numpy as np
+
+        deleted = rows.column(TOMBSTONE).to_numpy()
+        kept = kept_marks(rows.column(KEPT), self._layout.schema.names) & ~deleted[:, None]
+        rows = rows.drop_columns([KEPT])
+        if not kept.any():
+            return rows
+        key = np.cumsum(new) - 1
+        # Snapshots' rows are below all streamed changes, wherever they came.
+        places = np.lexsort((rows.column(OFFSET).to_numpy(), key))
+        back = np.argsort(places)
+        done, stays = self._in_turn(rows.take(places), key, np.flatnonzero(new), deleted[places], kept[places])
+        return done.take(back[stays[back]])
+
+    def _in_turn(self, rows: pa.Table, key: Any, first: Any, deleted: Any, kept: Any) -> tuple[pa.Table, Any]:
+        """Return the rows, completed in the order in which they came, and which of them can be applied."""
+        import numpy as np
+        import pyarrow as pa
+
+        row, some, position = np.arange(len(key)), kept.any(axis=1), rows.column(POSITION).to_numpy()
+        names, begins = self._layout.schema.names, first[key]
+        columns = np.flatnonzero(kept.any(axis=0)).tolist()
+        stored, lowest, values = self._stored(rows, key, first, some, [names[index] for index in columns])
+        below, follows = position < lowest[key], _place(position) >= _place(lowest)[key]
+        late = below
+        while True:  # once, but for rows of a snapshot among streamed changes
+            # Whether there is a row before this one: what the last whole row or deletion says, or what is stored.
+            before = _before(~some & ~late)
+            there = np.where(before >= begins, ~deleted[before], (stored[key] >= 0) & follows)
+            incomplete = some & ~late & ~there
+            streamed = _before((position >= 0) & ~late & ~incomplete) >= begins
+            found = below | ((position < 0) & streamed)
+            if (found == late).all():
+                break
+            late = found
+        completed = dict(zip(rows.column_names, rows.columns, strict=True))
+        for index in columns:
+            column = completed[name := names[index]]
+            known = _last(~kept[:, index] & ~late)
+            source = np.where(known >= begins, known, len(row) + stored[key])
+            both = pa.chunked_array([*column.chunks, *values.column(name).cast(column.type).chunks], column.type)
+            completed[name] = both.take(pa.array(np.where(incomplete | late, row, source)))
+        if incomplete.any():
+            self._tell(incomplete & self._counts(~some, first, key), rows, kept)
+        return pa.table(completed), ~incomplete
+
+    def _counts(self, whole: Any, first: Any, key: Any) -> Any:
+        """Return which rows say something of their key that no later whole row or deletion takes the place of."""
+        import numpy as np
+
+        if not self._declared.again:
+            return True
+        last = np.append(first[1:], len(whole)) - 1
+        return _last(whole)[last][key] < np.arange(len(whole))
+
+    def _tell(self, rows: Any, places: pa.Table, kept: Any) -> None:
+        """Set these changes aside, or raise BadChangeError for the first."""
+        import numpy as np
+
+        names = np.array(self._layout.schema.names, object)
+        for row in np.flatnonzero(rows).tolist():
+            offset, partition = (places.column(name)[row].as_py() for name in (OFFSET, PARTITION))
+            told = ", ".join(map(repr, names[kept[row]].tolist()))
+            reason = f"it does not tell {told}, and the dataset has no row of its key to keep that of"
+            if not self._declared.set_aside:
+                raise bad_change(self._declared.dataset, offset, partition, reason)
+            self.incomplete.append((partition, offset, reason))
+
+    # -- stored rows
+
+    def _stored(
+        self, rows: pa.Table, key: Any, first: Any, some: Any, columns: Sequence[str]
+    ) -> tuple[Any, Any, pa.Table]:
+        """Return what is stored of the keys whose rows leave out columns.
+
+        By key: the place of its row in a table, -1 where there is none; its position, also of a deletion. And the
+        table, with these columns.
+        """
+        import numpy as np
+        import pyarrow as pa
+
+        types = {field.name: arrow_type(field.type) for field in self._layout.schema.fields if field.name in columns}
+        schema = pa.schema(list(types.items()))
+        stored, highest = np.full(len(first), -1), np.full(len(first), np.iinfo(np.int64).min)
+        tables, count = [schema.empty_table()], 0
+        # By offset nothing is asked of a key whose first row is whole, or a deletion.
+        asked = np.flatnonzero(some[first]) if self._declared.by_offset else np.unique(key[some])
+        keys = rows.select(self._key).take(first)
+        for generation in reversed(self._declared.generations):
+            for file in generation.files:
+                if file.bucket != self._bucket or not len(asked):
+                    continue
+                assert self._store is not None, "there are generations in a store only"
+                opened = StoredFile(self._store, f"dataset {self._declared.dataset!r}", generation.folder, file)
+                places, found = opened.reading(partial(self._found, opened, keys.take(asked), schema))
+                of, position = asked[places], found.column(POSITION).to_numpy()
+                newer = position > highest[of]  # of equal ones the newer generation has been read
+                at = np.where(found.column(TOMBSTONE).to_numpy(), -1, np.arange(count, count + len(of)))
+                stored[of[newer]], highest[of[newer]] = at[newer], position[newer]
+                tables.append(found.select(schema.names))
+                count += len(of)
+                if self._declared.by_offset:  # what comes later is newer
+                    asked = np.delete(asked, places)
+        return stored, highest, pa.concat_tables(tables)
+
+    def _found(self, stored: StoredFile, keys: pa.Table, schema: pa.Schema) -> tuple[Any, pa.Table]:
+        """Return which of the keys a file has; and their rows, with these columns, the position and the mark."""
+        import numpy as np
+        import pyarrow as pa
+
+        file = _opened(stored)
+        whole = pa.schema([(POSITION, pa.int64()), (TOMBSTONE, pa.bool_()), *schema])
+        told = {POSITION: 0} if self._declared.by_offset else {}  # later generations are newer, whatever they say
+        told |= {} if stored.file.stats.get("tombstones") else {TOMBSTONE: False}
+        told |= dict.fromkeys(
+            set(schema.names) - set(file.schema_arrow.names)
+        )  # columns that were added later are null
+        read = [name for name in whole.names if name not in told]
+        numbers, tables = [np.zeros(0, int)], [whole.empty_table()]
+        for group in range(file.num_row_groups):
+            maybe = self._within(file.metadata, group, keys)
+            if not len(maybe):
+                continue
+            head = file.read_row_group(group, columns=self._key, use_threads=False)
+            number, row = _matches(head, keys.take(maybe), self._key)
+            if not len(row):
+                continue
+            numbers.append(maybe[number])
+            values = file.read_row_group(group, columns=read, use_threads=False).take(row)
+            columns = [
+                pa.repeat(pa.scalar(told[field.name], field.type), len(row))
+                if field.name in told
+                else values.column(field.name).cast(field.type)
+                for field in whole
+            ]
+            tables.append(pa.table(columns, schema=whole))
+        return np.concatenate(numbers), pa.concat_tables(tables)
+
+    def _within(self, metadata: pq.FileMetaData, group: int, keys: pa.Table) -> Any:
+        """Return which of the keys a row group may have, by the range of its first key column."""
+        import numpy as np
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        names = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
+        statistics = metadata.row_group(group).column(names.index(self._key[0])).statistics
+        if statistics is None or not statistics.has_min_max:
+            return np.arange(keys.num_rows)
+        column = keys.column(self._key[0])
+        least, greatest = (pa.scalar(value, column.type) for value in (statistics.min, statistics.max))
+        within = pc.and_(pc.greater_equal(column, least), pc.less_equal(column, greatest))
+        return np.flatnonzero(within.to_numpy())
+
+
+def _opened(stored: StoredFile) -> pq.ParquetFile:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    footer = stored.file.footer
+    metadata = None if footer is None else pq.read_metadata(pa.BufferReader(unpack_footer(footer)))
+    source = open_object(stored.store, stored.key, stored.file.size)
+    return pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True, pre_buffer=True)
+
+
+def _matches(head: pa.Table, keys: pa.Table, names: Sequence[str]) -> tuple[Any, Any]:
+    """Return which keys stand in these rows, and in which row each one does."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    pairs = [(head.column(name).cast(keys.column(name).type), keys.column(name)) for name in names]
+    codes = key_codes([pa.chunked_array([*stored.chunks, *wanted.chunks]) for stored, wanted in pairs])
+    places = pc.index_in(codes.slice(0, head.num_rows), value_set=codes.slice(head.num_rows))
+    rows = pc.indices_nonzero(pc.is_valid(places))
+    return places.take(rows).to_numpy(), rows.to_numpy()
+
+
+def _place(position: Any) -> Any:
+    """Return where changes of these positions stand on their stream; of a bulk snapshot, before all."""
+    import numpy as np
+
+    return np.where(position < SNAPSHOT_ROWS // 2, position - SNAPSHOT_ROWS, position)
+
+
+def _before(marked: Any) -> Any:
+    """Return of each row the last one before it that is marked, -1 where none is."""
+    import numpy as np
+
+    return np.append(-1, _last(marked)[:-1])
+
+
+def _last(marked: Any) -> Any:
+    """Return of each row the last one up to it that is marked, -1 where none is."""
+    import numpy as np
+
+    return np.maximum.accumulate(np.where(marked, np.arange(len(marked)), -1))
+
+
+def completed_frame(rows: DataFrame, declared: RowCompletion) -> DataFrame:
+    """Return rows completed from those of their key before them, partition by partition, without KEPT.
+
+    Rows come in order, and all of a key in one partition.
+    """
+    names = rows.columns
+    left = [name for name in names if name != KEPT]
+    types = ", ".join(f"c{index} {rows.schema[name].dataType.simpleString()}" for index, name in enumerate(left))
+
+    def complete(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return wrapped(_batches(batches, names, declared))
+
+    done = rows.toDF(*[f"c{index}" for index in range(len(names))]).mapInArrow(complete, types)
+    return done.toDF(*left)
+
+
+def _batches(
+    batches: Iterator[pa.RecordBatch], names: Sequence[str], declared: RowCompletion
+) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    completing = BucketCompletion(declared, None, 0)
+    for batch in batches:
+        if batch.num_rows:
+            yield from _numbered(completing.take(pa.Table.from_batches([batch]).rename_columns(names)))
+    if (rest := completing.rest()) is not None:
+        yield from _numbered(rest)
+
+
+def _numbered(rows: pa.Table) -> Iterator[pa.RecordBatch]:
+    yield from rows.rename_columns([f"c{index}" for index in range(rows.num_columns)]).to_batches()
