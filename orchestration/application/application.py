@@ -173,10 +173,13 @@ class Application:
         self._inputs[name] = spec
         return MessageStream(self._graph, self._graph.add(spec, ()))
 
-    def output_stream(self, name: str, *, partitions: int, key: str | Sequence[str] | None = None) -> OutputStream:
+    def output_stream(
+        self, name: str, *, partitions: int, key: str | Sequence[str] | None = None, description: str = ""
+    ) -> OutputStream:
         """Return a stream that records can be sent to, partitioned by `key` into `partitions`.
 
-        Without a key, records keep whatever partitioning they have, and count as unpartitioned after.
+        Without a key, records keep whatever partitioning they have, and count as unpartitioned after. The `description`
+        is shown in the plan and on the stream's asset in Dagster.
         """
         split_stream_name(name)
         what = f"output stream {name!r}"
@@ -190,7 +193,7 @@ class Application:
                 "Keep what the first call returned.",
                 application=self.name,
             )
-        output = OutputStream(self._graph, name, partitions, column_names(f"{what}: key", key))
+        output = OutputStream(self._graph, name, partitions, column_names(f"{what}: key", key), description)
         self._graph.refuse_writing(name, "an output stream")
         self._outputs[name] = output
         self._refuse_two_ways(name)

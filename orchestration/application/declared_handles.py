@@ -46,3 +46,4 @@ class OutputStream:
     name: str
     partitions: int
     key: tuple[str, ...]
+    description: str = ""

@@ -49,10 +49,15 @@ def plan(
 ) -> None:
     """Prove an application's partition counts and show its plan; reads no data and starts no Spark.
 
+    Where there is a Java, Spark's own parser reads the SQL, without a session.
+
+    Its SQL is read by Spark's own parser, in a JVM of a second or two, unless there is no Java.
+
     With --against, the exit code is 4 where the plan differs, and with --verify where Spark would do otherwise: it is
     started for that, and reads no data.
     """
     from dagster_adjunct.orchestration.planner.lake_catalog import plan_application, systems_for
+    from dagster_adjunct.orchestration.planner.sql_syntax import check_syntax
     from dagster_adjunct.orchestration.startpoints.other_writers import other_writers
     from dagster_adjunct.resources.lakes import open_lake
 
@@ -75,6 +80,8 @@ def plan(
     if against is None:
         told = [f"{other.words(app.name)} (adjunct app rename)." for other in other_writers(lake, app)]
         planned = replace(planned, notes=(*planned.notes, *told))
+    if not verify:  # else Spark itself reads it all
+        check_syntax(app)
     if verify:
         proof = proof_of(app, lake, planned, master)
         if form == "json":

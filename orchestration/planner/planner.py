@@ -48,6 +48,7 @@ from dagster_adjunct.resources.tables.credits.stated_budgets import budgets_of, 
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator
     from dagster_adjunct.orchestration.operators.spec.stream_facts import Catalog
 
 
@@ -150,12 +151,17 @@ def _operators(app: Application, flows: Flows, counts: dict[str, int]) -> tuple[
         flow = flows.after[operator.id]
         planned.append(
             PlannedOperator(
-                operator.id, operator.kind, operator.inputs, operator.spec.summary(), counts[flow.stream],
+                operator.id, operator.kind, operator.inputs, _summary(app, operator), counts[flow.stream],
                 flow.partitioned_by, flow.columns, operator.spec.reads,
                 None if operator.spec.match is None else operator.spec.match.node.name, operator.spec.writes,
             )
         )  # fmt: skip
     return tuple(planned)
+
+
+def _summary(app: Application, operator: Operator) -> str:
+    summary, output = operator.spec.summary(), app.outputs.get(operator.spec.writes or "")
+    return f"{summary}: {output.description}" if output is not None and output.description else summary
 
 
 def _groups(

@@ -20,7 +20,7 @@ from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.spark.early_workers import wait_for_workers
 from dagster_adjunct.resources.spark.quick_jvm import is_quick, quick_options
 from dagster_adjunct.resources.spark.remembered_functions import remember_functions
-from dagster_adjunct.resources.spark.spark_errors import STACK
+from dagster_adjunct.resources.spark.spark_errors import STACK, first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -154,6 +154,8 @@ def new_session(
 ) -> SparkSession:
     """Start a session, or return the running one. Takes 6-10 s in a fresh process."""
     prepare_environment()
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
     from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
 
@@ -163,7 +165,17 @@ def new_session(
     builder = SparkSession.builder
     for key, value in settings.items():
         builder = builder.config(key, value)
-    session = builder.getOrCreate()
+    try:
+        session = builder.getOrCreate()
+    except (Py4JError, PySparkException) as error:
+        java = getattr(error, "java_exception", None)
+        reason = first_line(Exception(java.getMessage()) if java is not None and java.getMessage() else error)
+        raise ConfigurationError(
+            f"Spark could not be started with the master {settings['spark.master']!r}: {reason.rstrip('.')}.",
+            "Give a master such as local[*], local[4] or spark://HOST:PORT (--master, ADJUNCT_SPARK_MASTER), and check "
+            "your own Spark settings.",
+            setting="spark.master",
+        ) from error
     remember_functions(session)
     return session
 

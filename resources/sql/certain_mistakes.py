@@ -10,6 +10,7 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _PAIRS = {")": "(", "]": "["}
+_LONE = re.compile(r"(?:^|[(\[,])\s*(,)|(,)\s*(?:[)\]]|$)|^\s*([/%<>=|&^]+)|([-+/%<>=|&^!~]+)\s*$|(=)\s+[<>=]")
 
 
 def certain_mistake(text: str) -> str:
@@ -31,4 +32,12 @@ def certain_mistake(text: str) -> str:
             opened.append(match["open"])
         elif match["close"] and (not opened or opened.pop() != _PAIRS[match["close"]]):
             mistake = f"{match['close']!r} closes nothing"
-    return mistake or (f"{opened[-1]!r} is not closed" if opened else "")
+    if not mistake and opened:
+        mistake = f"{opened[-1]!r} is not closed"
+    return mistake or _lonely(_TOKEN.sub(lambda match: "''" if match["text"] else match[0], text))
+
+
+def _lonely(text: str) -> str:
+    """Return what lacks an operand in an expression without quoted texts."""
+    lone = _LONE.search(text)
+    return f"something is missing beside {lone[lone.lastindex or 0]!r}" if lone else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,10 @@ class StreamNode(NodeKind):
     def dagster_kinds(self, subject: AssetSubject) -> set[str]:
         system = split_stream_name(subject.name)[0]
         return {"stream", "parquet" if system == "lake" else system}
+
+    def subject(self, app: Application, name: str) -> AssetSubject:
+        subject = super().subject(app, name)
+        return replace(subject, description=app.outputs[name].description) if name in app.outputs else subject
 
     def declared_metadata(self, app: Application, name: str) -> dict[str, Any]:
         return output_stream_metadata(app.outputs[name]) if name in app.outputs else {}

@@ -7,8 +7,10 @@ process that makes a client. What can't be a text, such as a callback that fetch
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import re
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
@@ -144,6 +146,34 @@ class BrokerRefusals:
         )
 
 
+_log = logging.getLogger("adjunct.kafka")
+_SAID_AGAIN = 600.0  # seconds
+_said: dict[tuple[str, str, str], float] = {}
+_THREAD = re.compile(r"^\[thrd:[^]]*\]: ")
+# What differs between lines of one cause: how long it took, which of a broker's addresses, which of a client's names.
+_CHANGING = re.compile(r"\s*\([^()]*\)|ipv[46]#\S+|\b\d+\b")
+
+
+class ClientLog:
+    """Takes librdkafka's lines, as a logger does, and logs each broker and cause once in ten minutes of a process.
+
+    They reach it where the client is polled; without it they are written to the terminal.
+    """
+
+    def __init__(self, system: str) -> None:
+        self._system = system
+
+    def log(self, level: int, form: str, facility: str, client: str, line: str) -> None:
+        """Log a line: `facility` is librdkafka's name of what it is about, "FAIL", `client` that of a client."""
+        text = _THREAD.sub("", line)
+        broker = text.partition(": ")[0]
+        cause = (self._system, facility, broker + _CHANGING.sub("", text.removeprefix(broker)))
+        now = time.monotonic()
+        if now - _said.get(cause, -_SAID_AGAIN) >= _SAID_AGAIN:
+            _said[cause] = now
+            _log.log(level, "Kafka system %r: %s", self._system, text)
+
+
 Kind = Literal["admin", "consumer", "producer"]
 
 
@@ -162,8 +192,9 @@ def new_client(kind: Kind, settings: ClientSettings, own: Mapping[str, Any], ref
 
     made: Mapping[Kind, Callable[[dict[str, Any]], Any]]
     made = {"admin": AdminClient, "consumer": Consumer, "producer": Producer}
+    always = {**_DEFAULTS, "logger": ClientLog(settings.name)}
     try:
-        return made[kind]({**_DEFAULTS, **_with_token(resolved(settings), settings), **own, "error_cb": refusals})
+        return made[kind]({**always, **_with_token(resolved(settings), settings), **own, "error_cb": refusals})
     except (KafkaException, TypeError, ValueError) as error:
         reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
         raise ConfigurationError(

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from dagster_adjunct import Lake, LakeStreams, Schema, open_lake
+from dagster_adjunct.errors import PlanningError
 from tests.orchestration.cli.commands import document, invoke, printed, refused
 
 APP = """
@@ -20,6 +21,19 @@ from dagster_adjunct import Application
 
 app = Application("shop")
 stream = app.input_stream("lake.orders"){more}
+stream.send_to(app.output_stream("lake.out", partitions=2, key="k"))
+"""
+
+DATASET_APP = """
+from dagster_adjunct import Application, Schema, bounded_dataset, unbounded_dataset
+from dagster_adjunct.changes import Projection
+from dagster_adjunct.sources import QuerySnapshot, QuerySource
+from dagster_adjunct.validators import sql_check
+
+SCHEMA = Schema.of(k="string", n="int")
+dataset = {dataset}
+app = Application("shop")
+stream = app.input_stream("lake.orders").join(app.table(dataset), on="k", select=["n as m"])
 stream.send_to(app.output_stream("lake.out", partitions=2, key="k"))
 """
 
@@ -177,3 +191,55 @@ def test_outside_of_a_repository_a_name_that_is_no_file_is_refused(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(repository.folder))
     assert "git knows no such revision" in refused(repository, "plan", "shop_app:app", "--against", "HEAD")
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        '.filter("n >")',
+        '.filter("n > > 1")',
+        '.filter("n in ()")',
+        '.filter("n is nul")',
+        '.map("k", "case when n then 1 as x")',
+        '.map("k", "n as 1")',
+        '.map("k", "cast(n as inttt) as m")',
+        '.map("k", "date \'2026-13-01\' as day")',
+        '.map("k", "transform(array(n), x ->) as m")',
+    ],
+)
+def test_sql_that_spark_can_not_read_fails_the_plan(repository: Repository, sql: str) -> None:
+    repository.write(sql)
+    error = invoke(repository, "plan", "shop_app:app").exception
+    assert isinstance(error, PlanningError)
+    assert error.operator in ("map-2", "filter-2")
+    assert error.declared_at == "shop_app.py:5"
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        'bounded_dataset("d", input=QuerySource("selec * from t", SCHEMA), key="k", partitions=2)',
+        'bounded_dataset("d", input=QuerySource("select {version} from t where n >", SCHEMA), key="k", partitions=2)',
+        'bounded_dataset("d", input="lake.orders", key="k", partitions=2, validators=[sql_check("known", "n is nul")])',
+        'bounded_dataset("d", input="lake.orders", key="k", partitions=2, extractor=Projection(columns=["k", "n"], where="n in ()"))',
+        'unbounded_dataset("d", input="lake.orders", key="k", partitions=2, '
+        'initial=QuerySnapshot(sql="select k, from t", position={"0": "0", "1": "0"}))',
+    ],
+)
+def test_sql_of_a_dataset_that_spark_can_not_read_fails_the_plan(repository: Repository, dataset: str) -> None:
+    (repository.folder / "shop_app.py").write_text(DATASET_APP.format(dataset=dataset))
+    forget()
+    error = invoke(repository, "plan", "shop_app:app").exception
+    assert isinstance(error, PlanningError), error
+    assert (error.dataset, error.application) == ("d", "shop")
+
+
+def test_sql_that_only_spark_reads_passes_the_plan(repository: Repository) -> None:
+    repository.write(""".filter("n >>> 1 = 0 or k like all ('a', 'b') -- n >").map("k", "n >>> 1 as m")""")
+    assert "Application shop" in printed(repository, "plan", "shop_app:app")
+
+
+def test_a_plan_needs_no_java(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    repository.write('.map("k", "n + 1 as m")')
+    assert "Application shop" in printed(repository, "plan", "shop_app:app")

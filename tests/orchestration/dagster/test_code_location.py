@@ -18,6 +18,7 @@ from dagster_adjunct.errors import ConfigurationError
 from dagster_adjunct.orchestration.code_location.nodes.nodes_by_kind import kind_of
 from dagster_adjunct.orchestration.operators.spec.column_lineage import Kind
 from dagster_adjunct.sources import FileSource, QuerySource
+from dagster_adjunct.testing import TestStream, assert_plannable
 from tests.orchestration.dagster import small
 from tests.servers.s3 import ROOT
 
@@ -241,3 +242,20 @@ def test_two_things_of_one_asset_key_and_two_jobs_of_one_name_are_refused_in_our
 
 def test_every_kind_of_node_says_what_it_is_in_dagster() -> None:
     assert [kind_of(kind).kind for kind in get_args(Kind)] == [*get_args(Kind)]
+
+
+def test_a_description_of_an_output_stream_is_in_the_plan_and_on_its_asset() -> None:
+    app = Application("shop", description="All of the shop")
+    orders = app.input_stream("lake.orders")
+    orders.send_to(app.output_stream("lake.priced", partitions=1, key="k", description="Orders with prices"))
+    orders.send_to(app.output_stream("lake.other", partitions=1, key="k"))
+    plan = assert_plannable(app, {"lake.orders": TestStream(Schema.of(k="string"), key="k", partitions=1)})
+    assert [operator.summary for operator in plan.operators if operator.writes] == [
+        "lake.priced: Orders with prices",
+        "lake.other",
+    ]
+    assert "lake.priced: Orders with prices" in plan.render()
+    graph = build_definitions(app).resolve_asset_graph()
+    described = {key.to_user_string(): graph.get(key).description for key in graph.get_all_asset_keys()}
+    assert described["lake/priced"] == "Orders with prices"
+    assert described["lake/other"] is None

@@ -90,10 +90,27 @@ def test_of_what_is_not_understood_nothing_is_known(text: str) -> None:
         ("model = 'a", "' is not closed"),
         ("`model", "` is not closed"),
         ("  ", "it is empty"),
+        ("n >", "something is missing beside '>'"),
+        ("k = 'a' ||", "something is missing beside '||'"),
+        ("n + +", "something is missing beside '+'"),
+        ("= 1", "something is missing beside '='"),
+        ("n = = 1", "something is missing beside '='"),
+        ("coalesce(n,)", "something is missing beside ','"),
+        ("coalesce(, n)", "something is missing beside ','"),
+        ("concat(k,, n)", "something is missing beside ','"),
+        ("n,", "something is missing beside ','"),
     ],
 )
-def test_what_is_not_closed_is_a_mistake(text: str, mistake: str) -> None:
+def test_what_is_not_closed_or_has_no_operand_is_a_mistake(text: str, mistake: str) -> None:
     assert parsed(text).mistake == mistake
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["*", "*, n", "n.*", "count(*)", "-n", "n = -1", "n >> 1", "concat(k, ',)', ', ')", "k || '='", "`a,`", "n -- ,"],
+)
+def test_what_has_its_operands_is_no_mistake(text: str) -> None:
+    assert parsed(text).mistake == ""
 
 
 @pytest.mark.parametrize(

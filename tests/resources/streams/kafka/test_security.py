@@ -22,7 +22,7 @@ from dagster_adjunct.resources.streams.interface.system_stream_partition import 
 from dagster_adjunct.resources.streams.kafka import KafkaSettings
 from dagster_adjunct.resources.streams.kafka.consume import TopicRange, messages
 from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams
-from dagster_adjunct.resources.streams.kafka.security import resolved
+from dagster_adjunct.resources.streams.kafka.security import BrokerRefusals, Kind, new_client, resolved
 from tests.resources.streams.kafka import guarded
 from tests.servers.kafka import KafkaServer
 from tests.servers.s3 import ROOT
@@ -230,3 +230,23 @@ def test_settings_that_no_client_can_be_made_of_are_refused(client: Any, factory
 def test_settings_that_can_not_travel_are_refused(client: Any, factory: str | None, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         KafkaSettings("kafka", "127.0.0.1:9", client, factory)
+
+
+def test_what_librdkafka_says_is_logged_once_for_each_broker_and_cause(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = KafkaSettings("far", "localhost:1,127.0.0.1:2")
+    kinds: list[tuple[Kind, dict[str, Any]]] = [("producer", {}), ("consumer", {"group.id": "g"}), ("admin", {})]
+    clients = [new_client(kind, settings, own, BrokerRefusals(settings)) for kind, own in kinds * 2]
+    for turn in range(200):
+        for client in clients:
+            client.poll(0.05)
+        if turn >= 20 and len(caplog.records) >= 2:
+            break
+    lines = sorted(record.getMessage() for record in caplog.records)
+    assert [line.split("/bootstrap")[0] for line in lines] == [
+        "Kafka system 'far': 127.0.0.1:2",
+        "Kafka system 'far': localhost:1",
+    ]
+    assert {(record.name, record.levelname) for record in caplog.records} == {("adjunct.kafka", "ERROR")}
+    assert "rdkafka" not in capfd.readouterr().err

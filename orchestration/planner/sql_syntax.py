@@ -1,0 +1,73 @@
+"""The SQL of an application, held against the grammar of Spark's own parser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.declaration.extractors.extractor import Projection
+from dagster_adjunct.assets.declaration.initial_load import QuerySnapshot
+from dagster_adjunct.assets.declaration.inputs_besides_streams import QuerySource
+from dagster_adjunct.assets.validation.named_columns import rules_in_sql
+from dagster_adjunct.orchestration.planner.refused_operators.refusals import shown
+from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.resources.sql.parsing import parsed
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.orchestration.application.application import Application
+
+
+def check_syntax(app: Application) -> None:
+    """Raise PlanningError for the first SQL of an application that Spark can't read.
+
+    The parser runs in a JVM without a session, once there is more than names of columns. Without a Java nothing is
+    asked.
+    """
+    asked = [one for one in _sql_of(app) if one[1] or not _is_name(one[0])]
+    if not asked:
+        return
+    from dagster_adjunct.resources.spark.spark_parser import syntax_errors
+
+    mistakes: list[str] = []
+    with suppress(ConfigurationError):  # no Java
+        mistakes = syntax_errors([(text, whole) for text, whole, _, _ in asked])
+    for mistake, (text, whole, what, facts) in zip(mistakes, asked, strict=False):
+        if mistake:
+            raise PlanningError(
+                f"{what}: {text!r} is no {'query' if whole else 'expression'} of Spark SQL: {mistake}.",
+                "Correct it.",
+                application=app.name,
+                **facts,
+            )
+
+
+def _is_name(text: str) -> bool:
+    expression = parsed(text)
+    return expression.star or (expression.tree is None and not expression.unread)
+
+
+def _sql_of(app: Application) -> Iterator[tuple[str, bool, str, dict[str, str | None]]]:
+    """Yield each text of SQL, whether it is a query, whose it is, and the facts of an error about that."""
+    for operator in app.operators:
+        place = None if operator.declared_at is None else shown(operator.declared_at)
+        for text in operator.spec.sql:
+            yield text, False, operator.id, {"operator": operator.id, "declared_at": place}
+    for dataset in app.datasets:
+        place = None if dataset.declared_at is None else shown(dataset.declared_at)
+        for what, text, whole in _sql_of_dataset(dataset):
+            yield text, whole, f"{what} of dataset {dataset.name!r}", {"dataset": dataset.name, "declared_at": place}
+
+
+def _sql_of_dataset(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]]:
+    for name, text, is_select in rules_in_sql(dataset):
+        yield f"validator {name!r}", text, is_select
+    if isinstance(dataset.extractor, Projection):
+        for text in filter(None, (*dict(dataset.extractor.select).values(), dataset.extractor.where)):
+            yield "the projection", text, False
+    if isinstance(dataset.input, QuerySource) and isinstance(dataset.input.query, str):
+        yield "the query", dataset.input.query.replace("{version}", "''").replace("{partition}", "''"), True
+    initial = dataset.following.initial
+    if isinstance(initial, QuerySnapshot) and initial.sql is not None:
+        yield "the snapshot's query", initial.sql, True
