@@ -100,7 +100,11 @@ def _misplaced(what: str, layout: BucketLayout) -> Column:
         F.spark_partition_id().cast("string"),
         F.lit(f": rows are not partitioned by {', '.join(layout.bucket_by)}."),
     )
-    return refusal(ManifestMismatchError, problem, "Nothing was committed. Report this with the physical plan.")
+    return refusal(
+        ManifestMismatchError,
+        problem,
+        "Nothing was committed. Take back a function's keeps_partitioning=True; else report this.",
+    )
 
 
 def _task(

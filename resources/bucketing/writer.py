@@ -214,7 +214,7 @@ class BucketFileWriter:
                 raise ManifestMismatchError(
                     f"{self._options.what}: a row of bucket {bucket} reached the task of bucket {self._bucket}: rows "
                     f"are not partitioned by {', '.join(self._layout.bucket_by)}.",
-                    "Nothing was committed. Report this with the physical plan.",
+                    "Nothing was committed. Take back a function's keeps_partitioning=True; else report this.",
                 )
 
     def _without_superseded(self, batch: pa.Table) -> pa.Table:

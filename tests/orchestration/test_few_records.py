@@ -119,8 +119,11 @@ def test_a_row_that_lies_elsewhere_than_promised_is_found_by_one_task_as_well(wo
     app = Application("app")
     moved = app.input_stream("lake.trips").map(renamed, keeps_partitioning=True)
     moved.send_to(app.output_stream("lake.out", partitions=4, key="tailnum"))
-    with pytest.raises(ManifestMismatchError, match="a row of another bucket reached the task of bucket"):
+    with pytest.raises(OperatorFailedError, match="a row of another bucket reached the task of bucket") as failed:
         world.run(app)
+    assert failed.value.operator == "map-2"
+    assert "Take keeps_partitioning=True back" in failed.value.next_step
+    assert isinstance(failed.value.__cause__, ManifestMismatchError)
     assert world.streams.upcoming(world.streams.partitions("out")) == dict.fromkeys(
         world.streams.partitions("out"), "0"
     )

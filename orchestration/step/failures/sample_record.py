@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SECONDS = 20.0
+SECONDS = 60.0
 _MOST = 2_000_000
 
 
@@ -34,7 +34,7 @@ def sample_record(
 ) -> SampleRecord | None:
     """Return a record of these over which what is `made` of them fails with the `same` error; None where none is found.
 
-    Each half is computed anew, so a batch of 100,000 records takes some twenty small jobs, which end after 20 s.
+    Each half is computed anew, so a batch of 100,000 records takes some twenty small jobs, which end after a minute.
     """
     return _in_time(arriving, lambda ends: _found(arriving, made, same, ends))
 

@@ -14,6 +14,7 @@ from dagster_adjunct.orchestration.step.failures.failed_operator import (
     what_of,
 )
 from dagster_adjunct.orchestration.step.failures.sample_record import SECONDS, fails_over, sample_record
+from dagster_adjunct.resources.errors import AdjunctError, ManifestMismatchError, OperatorFailedError
 from dagster_adjunct.resources.spark.spark_errors import adjunct_error
 from dagster_adjunct.resources.user_code import failed
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator
-    from dagster_adjunct.resources.errors import OperatorFailedError
 
 
 class FailedBatch(Protocol):
@@ -43,10 +43,13 @@ class FailedBatch(Protocol):
 def told_failure(batch: FailedBatch, operator: str, error: Exception) -> OperatorFailedError | None:
     """Return the error that tells what failed in a job that this operator ran; None where no user code did.
 
-    Looking for the operator and the record runs small jobs, for 20 s at most each. Where columns are sensitive, neither
-    their values are told nor what the failing code says in its own words, nor the error that it is made of.
+    Looking for the operator and the record runs small jobs, for a minute at most each. Where columns are sensitive,
+    neither their values are told nor what the failing code says in its own words, nor the error that it is made of.
     """
-    if adjunct_error(error) is not None or type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
+    ours = adjunct_error(error)
+    if isinstance(ours, ManifestMismatchError) and "are not partitioned by" in ours.problem:
+        return _broken_promise(batch, operator, ours)
+    if ours is not None or type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
         return None
     failure = failure_in(error)
     if failure is None:
@@ -64,6 +67,24 @@ def told_failure(batch: FailedBatch, operator: str, error: Exception) -> Operato
         about: dict[str, Any] = {"operator": blamed[0].id if blamed else operator}
         told = failed(failure.problem(names, told=not hidden), failure.place, None, hidden, **about)
     told.__cause__ = None if hidden else error
+    return told
+
+
+def _broken_promise(batch: FailedBatch, operator: str, error: AdjunctError) -> OperatorFailedError | None:
+    """Return the error that names the functions that promise to leave records where they are; None without one."""
+    promising = [one for one in operators_before(batch.app, operator) if getattr(one.spec, "keeps_partitioning", False)]
+    if not promising:
+        return None
+    names, place = " or ".join(sorted(one.id for one in promising)), promising[0].declared_at
+    line = "" if place is None else f" ({place.words()})"
+    told = OperatorFailedError(
+        f"{names}{line} does not keep the promise keeps_partitioning=True: {error.problem}",
+        "Nothing of it was committed. Take keeps_partitioning=True back, and use partition_by(…) behind the function.",
+        operator=promising[0].id,
+        file=None if place is None else place.file,
+        line=None if place is None else place.line,
+    )
+    told.__cause__ = error
     return told
 
 

@@ -221,9 +221,10 @@ def test_sql_that_spark_can_not_read_fails_the_plan(repository: Repository, sql:
         'bounded_dataset("d", input=QuerySource("selec * from t", SCHEMA), key="k", partitions=2)',
         'bounded_dataset("d", input=QuerySource("select {version} from t where n >", SCHEMA), key="k", partitions=2)',
         'bounded_dataset("d", input="lake.orders", key="k", partitions=2, validators=[sql_check("known", "n is nul")])',
-        'bounded_dataset("d", input="lake.orders", key="k", partitions=2, extractor=Projection(columns=["k", "n"], where="n in ()"))',
+        'bounded_dataset("d", input="lake.orders", key="k", partitions=2, '
+        'extractor=Projection("k STRING, n INT", where="n in ()"))',
         'unbounded_dataset("d", input="lake.orders", key="k", partitions=2, '
-        'initial=QuerySnapshot(sql="select k, from t", position={"0": "0", "1": "0"}))',
+        'initial=QuerySnapshot(sql="select k from t where n = = 1", position={"0": "0", "1": "0"}))',
     ],
 )
 def test_sql_of_a_dataset_that_spark_can_not_read_fails_the_plan(repository: Repository, dataset: str) -> None:
@@ -231,7 +232,7 @@ def test_sql_of_a_dataset_that_spark_can_not_read_fails_the_plan(repository: Rep
     forget()
     error = invoke(repository, "plan", "shop_app:app").exception
     assert isinstance(error, PlanningError), error
-    assert (error.dataset, error.application) == ("d", "shop")
+    assert error.dataset == "d"
 
 
 def test_sql_that_only_spark_reads_passes_the_plan(repository: Repository) -> None:
