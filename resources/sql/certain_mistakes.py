@@ -40,4 +40,6 @@ def certain_mistake(text: str) -> str:
 def _lonely(text: str) -> str:
     """Return what lacks an operand in an expression without quoted texts."""
     lone = _LONE.search(text)
-    return f"something is missing beside {lone[lone.lastindex or 0]!r}" if lone else ""
+    symbol = lone[lone.lastindex or 0] if lone else ""
+    ends_in_type = ">" in symbol and "<" in text  # x::array<int>
+    return f"something is missing beside {symbol!r}" if symbol and not ends_in_type else ""

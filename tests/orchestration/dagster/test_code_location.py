@@ -258,4 +258,4 @@ def test_a_description_of_an_output_stream_is_in_the_plan_and_on_its_asset() -> 
     graph = build_definitions(app).resolve_asset_graph()
     described = {key.to_user_string(): graph.get(key).description for key in graph.get_all_asset_keys()}
     assert described["lake/priced"] == "Orders with prices"
-    assert described["lake/other"] is None
+    assert described["lake/other"] == "All of the shop"

@@ -32,6 +32,7 @@ ELSEWHERE = {
     "filter.py, _check_columns": "what only Spark knows, in a run",
     "stream_join.py, _sides": "what only Spark knows, in a run",
     "join.py, _check_types": "what only Spark knows, in a run",
+    "sql_syntax.py, check_syntax": "what only Spark's parser knows, which the command asks",
     "table_order.py, _check_recognised": "what takes operators with several inputs",
 }
 """What is refused, but not by planning what the public methods describe: a part of where it is made, and how."""

@@ -107,7 +107,21 @@ def test_what_is_not_closed_or_has_no_operand_is_a_mistake(text: str, mistake: s
 
 @pytest.mark.parametrize(
     "text",
-    ["*", "*, n", "n.*", "count(*)", "-n", "n = -1", "n >> 1", "concat(k, ',)', ', ')", "k || '='", "`a,`", "n -- ,"],
+    [
+        "*",
+        "*, n",
+        "n.*",
+        "count(*)",
+        "-n",
+        "n = -1",
+        "n >> 1",
+        "concat(k, ',)', ', ')",
+        "k || '='",
+        "`a,`",
+        "n -- ,",
+        "n::array<int>",
+        "n::map<int,array<int> >",
+    ],
 )
 def test_what_has_its_operands_is_no_mistake(text: str) -> None:
     assert parsed(text).mistake == ""
