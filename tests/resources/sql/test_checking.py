@@ -21,7 +21,7 @@ def check(text: str, **more: object) -> str | None:
         "spent", "SPENT", "Upper(Visitor) as v", "address.city", "`a b` + 1", "current_date", "current_user || visitor",
         "*", "* except (shop, `a b`)", "transform(xs.ys, v -> v)".replace("xs", "address"), "_metadata.file_path",
         "timestampdiff(DAY, address.at, current_timestamp)", "spent in (select 1)", "user", "session.x + 1",
-        "filter(address.xs, (x, i) -> x > i)", "a >", "case when spent > 1 then 'a' end",
+        "filter(address.xs, (x, i) -> x > i)", "a between 1", "case when spent > 1 then 'a' end",
     ],
 )  # fmt: skip
 def test_what_spark_may_accept_is_not_refused(text: str) -> None:
