@@ -122,6 +122,7 @@ class ManifestMismatchError(PermanentError):
     key: str | None = None  # of the object
     stream: str | None = None
     url: str | None = None  # of the object, where Spark could not read it
+    partition_by: str | None = None  # the columns by which rows should have been partitioned, and were not
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

@@ -104,6 +104,7 @@ def _misplaced(what: str, layout: BucketLayout) -> Column:
         ManifestMismatchError,
         problem,
         "Nothing was committed. Take back a function's keeps_partitioning=True; else report this.",
+        partition_by=", ".join(layout.bucket_by),
     )
 
 

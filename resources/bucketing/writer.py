@@ -215,6 +215,7 @@ class BucketFileWriter:
                     f"{self._options.what}: a row of bucket {bucket} reached the task of bucket {self._bucket}: rows "
                     f"are not partitioned by {', '.join(self._layout.bucket_by)}.",
                     "Nothing was committed. Take back a function's keeps_partitioning=True; else report this.",
+                    partition_by=", ".join(self._layout.bucket_by),
                 )
 
     def _without_superseded(self, batch: pa.Table) -> pa.Table:

@@ -47,7 +47,7 @@ def told_failure(batch: FailedBatch, operator: str, error: Exception) -> Operato
     neither their values are told nor what the failing code says in its own words, nor the error that it is made of.
     """
     ours = adjunct_error(error)
-    if isinstance(ours, ManifestMismatchError) and "are not partitioned by" in ours.problem:
+    if isinstance(ours, ManifestMismatchError) and ours.partition_by is not None:
         return _broken_promise(batch, operator, ours)
     if ours is not None or type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
         return None

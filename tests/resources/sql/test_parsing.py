@@ -74,7 +74,9 @@ def test_the_fields_of_a_struct_that_is_made() -> None:
     assert struct_fields(parsed("upper(y)")) == ()
 
 
-@pytest.mark.parametrize("text", ["a in (select b from c)", "exists (select 1)", "a between 1", "x:y.z", "a b c", "select a"])
+@pytest.mark.parametrize(
+    "text", ["a in (select b from c)", "exists (select 1)", "a between 1", "x:y.z", "a b c", "select a"]
+)
 def test_of_what_is_not_understood_nothing_is_known(text: str) -> None:
     assert parsed(text).unread
     assert not parsed(text).mistake
