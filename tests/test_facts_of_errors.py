@@ -25,7 +25,6 @@ WITHOUT = {
     ("resources/tables/table_task.py", "_error"): FILLED,
     ("resources/tables/partial_update.py", "__post_init__"): FILLED,
     ("resources/bucketing/order_of_keys.py", "check_order"): "a mistake of ours: it asks for a report",
-    ("resources/bucketing/writer.py", "_check"): "a mistake of ours: it asks for a report",
     ("resources/bucketing/hashing.py", "spark_hash"): NOTHING,
     ("resources/bucketing/hashing.py", "_hash_array"): NOTHING,
     ("resources/bucketing/hashing.py", "_hasher"): NOTHING,

@@ -141,7 +141,7 @@ def test_what_can_not_be_planned_of_a_revision_is_refused_by_its_name(repository
     repository.commit("one")
     for name in ("no-such-branch", "--output=/tmp/x", "-n", "HEAD:pipelines", "HEAD^{tree}"):
         assert "git knows no such revision" in refused(repository, "plan", "shop_app:app", f"--against={name}"), name
-    repository.write('.filter("m > ")', module="shop_third")
+    repository.write('.filter("n > 1")', module="shop_third")
     assert "'shop_third' is not found" in refused(repository, "plan", "shop_third:app", "--against", "HEAD")
     repository.write('.partition_by("nothing")', module="shop_other")
     repository.commit("two")
