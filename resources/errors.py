@@ -22,7 +22,7 @@
     |   |-- VersionDiscardedError, LeaseLostError, ValidatorError, BadChangeError, StaleDatasetError
     |   |-- PlanningError, PartitionCountMismatchError
     |   |-- OperatorFailedError        an expression or a function of the application failed
-    |   `-- TableError, RecordNotFoundError, TableAccessError
+    |   `-- TableError, RecordNotFoundError, TableAccessError, TableNotFoundError
     `-- TransientError                 the same call may succeed later: retry it
         |-- StoreUnavailableError, StreamUnavailableError
         |-- ApplicationBusyError       another run of the application works: wait for its end
@@ -342,6 +342,10 @@ class RecordNotFoundError(TableError):
 
 class TableAccessError(TableError):
     """The table's server refused the connection or the credentials, or lacks the table."""
+
+
+class TableNotFoundError(TableAccessError):
+    """The store has no such table, or there is no such file."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

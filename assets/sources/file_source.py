@@ -80,7 +80,8 @@ class FileVersions(VersionsOfNoStream):
             files = self._tree.list()
             self._seen = folders_in(files, self._source.complete)
             if not files:
-                self._notes = (f"the folder {self._source.url} is missing or empty: no file was found in it",)
+                # Its whole path: a relative one leads elsewhere from another working directory.
+                self._notes = (f"the folder {self._tree.url} is missing or empty: no file was found in it",)
         folders = self._seen
         in_place = next((folder for folder in folders if not folder.path), None)
         named = [folder for folder in folders if folder.path]

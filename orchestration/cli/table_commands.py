@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dagster_adjunct.orchestration.cli.output import as_json, fail_if_missing, lake_url, show_json, show_record
+from dagster_adjunct.orchestration.cli.common_options import who
+from dagster_adjunct.orchestration.cli.output import (
+    as_json,
+    fail_if_missing,
+    lake_url,
+    show_json,
+    show_line,
+    show_record,
+)
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.tables import RemoteTable
@@ -37,6 +45,23 @@ def get(name: str, key: tuple[str, ...], lake_url: str | None, json_output: bool
     else:
         show_record(f"{name} {' '.join(key)}", record, "no record")
     fail_if_missing([record])
+
+
+@table.command()
+@click.argument("name")
+@click.option("--by", help="Who asks, instead of the user of this machine.")
+@lake_url
+@as_json
+def forget(name: str, by: str | None, lake_url: str | None, json_output: bool) -> None:
+    """Let a table whose file is gone begin anew with the next run that writes it. Deletes nothing."""
+    from dagster_adjunct.orchestration.application.remembered_tables import forget_table
+    from dagster_adjunct.resources.lakes import open_lake
+
+    forget_table(open_lake(lake_url, create=False), name, by=who(by))
+    if json_output:
+        show_json({"table": name, "forgotten": True})
+    else:
+        show_line(f"Table {name} may begin anew: the next run that writes it makes it where it is declared.")
 
 
 def _typed(key: tuple[str, ...], remote: RemoteTable[Any, Any, Any]) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport, OnStage, ignore
 from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.orchestration.application.advance_units import advances_alone, units_of
-from dagster_adjunct.orchestration.application.remembered_tables import remember_tables
+from dagster_adjunct.orchestration.application.remembered_tables import remembered_tables
 from dagster_adjunct.orchestration.batchlog.run_lease import WAIT, Claim, RunLease, checked_wait
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.planner.table_order import order_notes
@@ -153,19 +153,19 @@ def run_application(
         for note in order_notes(plan.tables):
             _log.warning("application %s: %s", app.name, note)
         on_event(planned_event(app))
-        advanced = advance_datasets(runtime, app, plan, on_report=on_event, on_stage=on_stage)
-        datasets = [*advanced.reports]
-        remember_tables(lake, app, by=run)
+        with remembered_tables(lake, app, by=run):
+            advanced = advance_datasets(runtime, app, plan, on_report=on_event, on_stage=on_stage)
+            datasets = [*advanced.reports]
 
-        def heard(report: AdvanceReport) -> None:
-            on_event(report)
-            datasets.append(report)
+            def heard(report: AdvanceReport) -> None:
+                on_event(report)
+                datasets.append(report)
 
-        def follow() -> None:
-            follow_meanwhile(runtime, app, on_report=heard, on_stage=on_stage)
+            def follow() -> None:
+                follow_meanwhile(runtime, app, on_report=heard, on_stage=on_stage)
 
-        # Once a run: the datasets took theirs from it, where any could go back.
-        fan_out = hand_out(runtime, app, plan) if advanced.fan_out is None else advanced.fan_out
-        context = StepContext(runtime, app, plan, fan_out, on_event, max_batches, follow, lease.check)
-        step = run_step(context)
+            # Once a run: the datasets took theirs from it, where any could go back.
+            fan_out = hand_out(runtime, app, plan) if advanced.fan_out is None else advanced.fan_out
+            context = StepContext(runtime, app, plan, fan_out, on_event, max_batches, follow, lease.check)
+            step = run_step(context)
     return RunReport(tuple(datasets), step)

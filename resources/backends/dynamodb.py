@@ -27,7 +27,7 @@ from dagster_adjunct.resources.backends.dynamodb_requests import (
 from dagster_adjunct.resources.backends.dynamodb_schema import usable_key
 from dagster_adjunct.resources.backends.dynamodb_values import key_type
 from dagster_adjunct.resources.checked_numbers import check_seconds, check_whole_number
-from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, TableNotFoundError
 from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.key_columns import key_columns
 from dagster_adjunct.resources.tables.layer import OF_A_STORE, Capabilities
@@ -62,8 +62,8 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
 
     `key` names the partition key, or partition key and sort key (then keys are tuples of both). `columns` gives the
     columns' types; without it a record may have any columns, and the key's types come from the table, or from `key` as
-    a mapping: key={"id": "string"}. `create` makes the table where it is missing, paid by request; it needs the types
-    of the key. A table with another key is refused.
+    a mapping: key={"id": "string"}. `create` has the first write make the table where it is missing, paid by request;
+    it needs the types of the key. A table with another key is refused.
 
     Gets are consistent unless `consistent_reads` is false. Up to `threads` requests are under way at a time for each
     event loop: puts and deletes in batches of 25, gets of 100, everything with a condition one by one.
@@ -164,8 +164,13 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
         return problem_of(error, self._label, sent=sent)
 
     async def open(self) -> None:
+        """Connect; a table that is to be made is left to the first write."""
         if self._open.here().live is None:
-            await self._live()
+            try:
+                await self._live(make=False)
+            except TableNotFoundError:
+                if not self.create:
+                    raise
 
     async def close(self) -> None:
         """Close the running event loop's connections, once its requests have ended."""
@@ -174,10 +179,16 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
             await asyncio.to_thread(mine.end, wait=True)
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
-        requests = await self._live()
+        reads = operation.kind is OperationKind.GET
+        try:
+            requests = await self._live(make=not reads and self.create)
+        except TableNotFoundError:
+            if not (reads and self.create):
+                raise
+            return Outcomes(len(operation), [None] * len(operation))
         if operation.key:
             requests = replace(requests, to_key=requests.codec.keys_by(operation.key))
-        if operation.kind is OperationKind.GET:
+        if reads:
             return await self._get(requests, operation)
         conditions = operation.conditions
         if conditions.idempotent or conditions.keeps_marks:
@@ -186,14 +197,14 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
             return await self._write_batches(requests, operation)
         return await self._write_keys(requests, operation)
 
-    async def _live(self) -> TableRequests:
+    async def _live(self, *, make: bool) -> TableRequests:
         mine = self._open.here()
         if mine.live is None:
-            await asyncio.get_running_loop().run_in_executor(mine.threads, self._connect, mine)
+            await asyncio.get_running_loop().run_in_executor(mine.threads, self._connect, mine, make)
         assert mine.live is not None
         return mine.live
 
-    def _connect(self, mine: _OpenClient) -> None:
+    def _connect(self, mine: _OpenClient, make: bool) -> None:
         with mine.opening:
             if mine.live is not None:
                 return
@@ -204,7 +215,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
                     self._label,
                     self.table,
                     self._key_types,
-                    create=self.create,
+                    create=make,
                     forgets=self.forget_deleted_after is not None,
                 )
             except Exception as error:  # noqa: BLE001 - translated

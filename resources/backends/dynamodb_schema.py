@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.backends.dynamodb_connection import code_of
 from dagster_adjunct.resources.backends.dynamodb_expressions import EXPIRES
-from dagster_adjunct.resources.errors import SchemaMismatchError, TableAccessError, TableUnavailableError
+from dagster_adjunct.resources.errors import SchemaMismatchError, TableNotFoundError, TableUnavailableError
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
@@ -34,7 +34,7 @@ def usable_key(
     description = _described(client, table)
     if description is None:
         if not create:
-            raise TableAccessError(
+            raise TableNotFoundError(
                 f"{label}: there is no such table in {client.meta.region_name}.",
                 "Correct its name, the region or the endpoint, or declare it with create=True.",
                 table=label,

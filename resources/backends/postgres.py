@@ -31,7 +31,7 @@ from dagster_adjunct.resources.backends.postgres_waves import in_waves
 from dagster_adjunct.resources.backends.rows import Key, Record, RowCodec
 from dagster_adjunct.resources.backends.write_plan import Halving, checked
 from dagster_adjunct.resources.checked_numbers import check_seconds
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, TableNotFoundError
 from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.key_columns import key_columns
 from dagster_adjunct.resources.tables.layer import OF_A_STORE, Capabilities
@@ -132,17 +132,27 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
     def column_types(self) -> dict[str, str] | None:
         return None if self.columns is None else dict(self.columns)
 
-    async def stored_types(self) -> dict[str, str]:
-        await self.open()
-        async with self._open.here().one() as requests:
-            return requests.codec.types
+    async def stored_types(self) -> dict[str, str] | None:
+        require_driver(self._label)
+        try:
+            async with self._open.here().one() as requests:
+                return requests.codec.types
+        except TableNotFoundError:
+            if not self.create:
+                raise
+            return self.column_types()
 
     async def open(self) -> None:
+        """Connect; a table that is to be made is left to the first write."""
         require_driver(self._label)
         pool = self._open.here()
         if not pool.met:
-            async with pool.one():
-                pass
+            try:
+                async with pool.one():
+                    pass
+            except TableNotFoundError:
+                if not self.create:
+                    raise
 
     async def close(self) -> None:
         """Close the running event loop's connections, once the requests that use them have ended."""
@@ -166,11 +176,17 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
                 return await requests.forget(older_than)
         except psycopg.Error as error:
             raise translated(error, self._label, self._place) from error
+        except TableNotFoundError:
+            if not self.create:
+                raise
+            return 0
 
     async def _with_connection(
         self,
         operation: Operation[Any],
         request: Callable[[PostgresRequests, Operation[Any]], Awaitable[Outcomes]],
+        *,
+        made: bool = False,
     ) -> Outcomes:
         require_driver(self._label)
         pool = self._open.here()
@@ -182,7 +198,27 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
         except AdjunctError as error:
             if connected:
                 raise
+            if made or not (self.create and isinstance(error, TableNotFoundError)):
+                return Outcomes.all(len(operation), self.problem_of(error, sent=False))
+        if operation.kind is OperationKind.GET:
+            return Outcomes(len(operation), [None] * len(operation))
+        try:
+            await self._make()
+        except AdjunctError as error:
             return Outcomes.all(len(operation), self.problem_of(error, sent=False))
+        return await self._with_connection(operation, request, made=True)
+
+    async def _make(self) -> None:
+        """Make the table, unless it is there."""
+        import psycopg
+
+        connection = await connect(self._label, connection_settings(self._label, self.dsn_env, self.connect))
+        try:
+            await create_table(connection, self.schema, self.table, self.key, self._declared)
+        except psycopg.Error as error:
+            raise translated(error, self._label, self._place) from error
+        finally:
+            await connection.close()
 
     async def _get(self, requests: PostgresRequests, operation: Operation[Any]) -> Outcomes:
         import psycopg
@@ -284,8 +320,6 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
         self._place = where(settings)
         connection = await connect(self._label, settings)
         try:
-            if self.create:
-                await create_table(connection, self.schema, self.table, self.key, self._declared)
             shape = await read_shape(
                 connection, self._label, self._place, self.schema, self.table, self.key, self._declared
             )

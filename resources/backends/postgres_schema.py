@@ -15,7 +15,7 @@ from dagster_adjunct.resources.backends.column_values import (
     not_unique,
     unequal_keys,
 )
-from dagster_adjunct.resources.errors import TableAccessError
+from dagster_adjunct.resources.errors import TableNotFoundError
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
@@ -90,7 +90,7 @@ async def read_shape(
 ) -> TableShape:
     """The table's shape, checked: declared columns are there, and `key` is unique.
 
-    TableAccessError where there is no such table; SchemaMismatchError where it does not fit.
+    TableNotFoundError where there is no such table; SchemaMismatchError where it does not fit.
     """
     cursor = await connection.execute(
         """SELECT a.attname, format_type(a.atttypid, a.atttypmod), format_type(a.atttypid, -1)
@@ -101,7 +101,7 @@ async def read_shape(
     )
     rows = await cursor.fetchall()
     if not rows:
-        raise TableAccessError(
+        raise TableNotFoundError(
             f"{label} at {place}: there is no such table.",
             "Correct schema and name, or declare create=True.",
             table=label,

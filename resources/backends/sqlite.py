@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -14,7 +16,7 @@ from dagster_adjunct.resources.backends.column_values import Column, check_ident
 from dagster_adjunct.resources.backends.forgetting_schedule import is_time_to_forget
 from dagster_adjunct.resources.backends.rows import Key, Record, RowCodec
 from dagster_adjunct.resources.backends.sqlite_requests import CommitFailed, SqliteRequests, transaction
-from dagster_adjunct.resources.backends.sqlite_schema import create_table, read_columns
+from dagster_adjunct.resources.backends.sqlite_schema import create_table, has_table, read_columns
 from dagster_adjunct.resources.backends.sqlite_values import appended, decode, keep
 from dagster_adjunct.resources.backends.write_plan import Halving, checked
 from dagster_adjunct.resources.checked_numbers import check_seconds
@@ -23,6 +25,7 @@ from dagster_adjunct.resources.errors import (
     ConfigurationError,
     TableAccessError,
     TableError,
+    TableNotFoundError,
     TableUnavailableError,
 )
 from dagster_adjunct.resources.tables.column_changes import Changes
@@ -56,14 +59,15 @@ class _OpenConnection:
     def __init__(self, name: str) -> None:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self.live: SqliteRequests | None = None
+        self.file: tuple[int, int] | None = None  # that it has open: another may come under its name
 
     def end(self) -> Future[None]:
         """Close the connection after the requests that wait, and end the thread then."""
-        closed = self.thread.submit(self._close)
+        closed = self.thread.submit(self.close)
         self.thread.shutdown(wait=False)
         return closed
 
-    def _close(self) -> None:
+    def close(self) -> None:
         live, self.live = self.live, None
         if live is not None:
             live.connection.close()
@@ -72,12 +76,13 @@ class _OpenConnection:
 class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
     """Read and write function over one table of an SQLite file; every request is one transaction.
 
-    `key` names one column or several (then keys are tuples); it must be the primary key or unique.
-    `columns` gives the columns' types (see `column_values`, and `sqlite_values` for how each is stored);
-    without it they are read from the table. `create` makes file and table where they are missing, and
-    needs `columns`. The file is kept in write-ahead mode, which needs a local disk. A writer waits up to
-    `busy_timeout` seconds for others; then TableUnavailableError, which retries. Threads may share it,
-    each through a `BlockingTable` of its own.
+    A relative `path` counts from the working directory in which it is declared. `key` names one column or several
+    (then keys are tuples); it must be the primary key or unique. `columns` gives the columns' types (see
+    `column_values`, and `sqlite_values` for how each is stored); without it they are read from the table. `create` has
+    the first write make file and table where they are missing, and needs `columns`; reading makes neither, and finds
+    no records then. The file is kept in write-ahead mode, which needs a local disk. A writer waits up to
+    `busy_timeout` seconds for others; then TableUnavailableError, which retries. Threads may share it, each through a
+    `BlockingTable` of its own.
 
     What `newest_by` and `idempotent` need lies in the table `<table>__adjunct`; `forget` removes what is
     old of it, and where `forget_after` (seconds) is given each process does so once an hour, when it connects.
@@ -96,20 +101,20 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
         busy_timeout: float = 10.0,
         forget_after: float | None = None,
     ) -> None:
-        self.path = str(path)
+        if str(path) in ("", ":memory:"):
+            raise ConfigurationError(
+                f"SQLite table {table!r} has the path {str(path)!r}: each connection would have its own.",
+                "Give it a file, or use MemoryTable.",
+                argument="path",
+                table=table,
+            )
+        self.path = str(Path(path).expanduser().absolute())
         self.table = check_identifier("table", table)
         self.key = key_columns(table, key)
         self.columns = None if columns is None else dict(columns)
         self.create = create
         self.busy_timeout = busy_timeout
         self.forget_after = forget_after
-        if self.path in ("", ":memory:"):
-            raise ConfigurationError(
-                f"SQLite table {table!r} has the path {self.path!r}: each connection would have its own.",
-                "Give it a file, or use MemoryTable.",
-                argument="path",
-                table=table,
-            )
         if create and columns is None:
             raise ConfigurationError(
                 f"SQLite table {table!r} can't be created without its columns.",
@@ -140,8 +145,7 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # An executor has another working directory, so a relative path travels as an absolute one.
-        return as_declared(self, SqliteTable, {**SqliteTable.to_dict(self), "path": str(Path(self.path).absolute())})
+        return as_declared(self, SqliteTable, SqliteTable.to_dict(self))
 
     @property
     def capabilities(self) -> Capabilities:
@@ -150,14 +154,25 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
     def column_types(self) -> dict[str, str] | None:
         return None if self.columns is None else dict(self.columns)
 
-    async def stored_types(self) -> dict[str, str]:
+    async def stored_types(self) -> dict[str, str] | None:
         await self.open()
-        return await self._in_thread(lambda mine: self._live(mine).codec.types)
+        return await self._in_thread(lambda mine: mine.live.codec.types if mine.live else self.column_types())
+
+    def exists(self) -> bool:
+        """Whether the file has the table; looking makes neither."""
+        if not Path(self.path).exists():
+            return False
+        try:
+            with closing(self._file("rw")) as connection:
+                return has_table(connection, self.table)
+        except sqlite3.Error as error:
+            raise self._translated(error) from error
 
     async def open(self) -> None:
+        """Connect, where the table is there or its `create` is not asked for; else the first write makes it."""
         if self._open.here().live is None:
             try:
-                await self._in_thread(self._live)
+                await self._in_thread(self._reading)
             except sqlite3.Error as error:
                 raise self._translated(error) from error
 
@@ -177,7 +192,7 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
         A message as old as that is from then on applied when it comes (again).
         """
         await self.open()
-        return await self._in_thread(lambda mine: self._live(mine).forget(older_than))
+        return await self._in_thread(lambda mine: mine.live.forget(older_than) if mine.live else 0)
 
     # What follows runs in the thread of the event loop that asks, one request after another.
 
@@ -188,9 +203,11 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
     def _get(self, mine: _OpenConnection, operation: Operation[Any]) -> Outcomes:
         count = len(operation)
         try:
-            requests = self._live(mine)
+            requests = self._reading(mine)
         except (sqlite3.Error, AdjunctError) as error:
             return Outcomes.all(count, self._problem(error))
+        if requests is None:
+            return Outcomes(count, [None] * count)
         asked = checked(requests.codec, operation)
         try:
             stored = requests.get([entry.key for entry in asked.entries])
@@ -204,7 +221,7 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
     def _write(self, mine: _OpenConnection, operation: Operation[Any]) -> Outcomes:
         count = len(operation)
         try:
-            requests = self._live(mine)
+            requests = self._live(mine, make=self.create)
         except (sqlite3.Error, AdjunctError) as error:
             return Outcomes.all(count, self._problem(error))
         halving = Halving(checked(requests.codec, operation))
@@ -230,9 +247,19 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
         translated.__cause__ = error
         return translated
 
-    def _connect(self) -> SqliteRequests:
+    def _file(self, mode: str) -> sqlite3.Connection:
+        """Connect to the file, which the mode "rwc" makes."""
+        return sqlite3.connect(
+            f"{Path(self.path).as_uri()}?mode={mode}",
+            uri=True,
+            timeout=min(self.busy_timeout, _LONGEST_WAIT),
+            isolation_level=None,
+            check_same_thread=False,
+        )
+
+    def _connect(self, *, make: bool) -> SqliteRequests:
         path = Path(self.path)
-        if self.create:
+        if make:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
@@ -242,20 +269,18 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
                     table=self._label,
                 ) from error
         elif not path.exists():
-            raise TableAccessError(
+            raise TableNotFoundError(
                 f"{self._label}: there is no such file.",
                 "Correct the path, or declare it with create=True.",
                 table=self._label,
             )
-        connection = sqlite3.connect(
-            path, timeout=min(self.busy_timeout, _LONGEST_WAIT), isolation_level=None, check_same_thread=False
-        )
+        connection = self._file("rwc" if make else "rw")
         try:
             if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
                 connection.execute("PRAGMA journal_mode = WAL")
             # The batch that a write belongs to is committed after it, so the write must be on the disk.
             connection.execute("PRAGMA synchronous = FULL")
-            if self.create:
+            if make:
                 with transaction(connection, "IMMEDIATE"):
                     create_table(connection, self.table, self.key, self._declared)
             connection.create_function("adjunct_appended", 2, appended, deterministic=True)
@@ -271,9 +296,20 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
             raise
         return requests
 
-    def _live(self, mine: _OpenConnection) -> SqliteRequests:
+    def _reading(self, mine: _OpenConnection) -> SqliteRequests | None:
+        """The requests of this thread; None where the table is to be made by the first write."""
+        if mine.live is None and self.create and not self.exists():
+            return None
+        return self._live(mine, make=False)
+
+    def _live(self, mine: _OpenConnection, *, make: bool) -> SqliteRequests:
+        if mine.live is not None and mine.file != _identity(self.path):
+            # It would live on for this connection alone, and what is written be lost with it.
+            mine.close()
+            make = False
         if mine.live is None:
-            mine.live = self._connect()
+            mine.live = self._connect(make=make)
+            mine.file = _identity(self.path)
         return mine.live
 
     def _translated(self, error: sqlite3.Error) -> Exception:
@@ -293,3 +329,12 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
         return TableError(
             f"{self._label} refused the request: {error}.", "Correct the data or the table.", table=self._label
         )
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Which file has the path; None where there is none."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - it is asked for each request, and a Path takes thrice as long
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

@@ -14,7 +14,7 @@ from dagster_adjunct.resources.backends.column_values import (
     not_unique,
     unequal_keys,
 )
-from dagster_adjunct.resources.errors import TableAccessError
+from dagster_adjunct.resources.errors import TableNotFoundError
 
 _TYPES = {
     Kind.STRING: "TEXT",
@@ -34,6 +34,11 @@ def create_table(connection: sqlite3.Connection, table: str, key: Sequence[str],
     parts = [f"{quoted(c.name)} {_type_of(c)}" + (" NOT NULL" if c.name in key else "") for c in columns]
     parts.append(f"PRIMARY KEY ({listed(key)})")
     connection.execute(f"CREATE TABLE IF NOT EXISTS {quoted(table)} ({', '.join(parts)})")
+
+
+def has_table(connection: sqlite3.Connection, table: str) -> bool:
+    """Whether there is a table of that name."""
+    return bool(connection.execute("SELECT count(*) FROM pragma_table_info(?)", (table,)).fetchone()[0])
 
 
 def create_beside(connection: sqlite3.Connection, beside: str, key: Sequence[Column]) -> None:
@@ -59,11 +64,11 @@ def read_columns(
 ) -> tuple[Column, ...]:
     """The table's columns, checked: all declared ones are there, and `key` is unique.
 
-    TableAccessError where there is no such table; SchemaMismatchError where it does not fit.
+    TableNotFoundError where there is no such table; SchemaMismatchError where it does not fit.
     """
     info = connection.execute("SELECT name, type, pk FROM pragma_table_info(?)", (table,)).fetchall()
     if not info:
-        raise TableAccessError(
+        raise TableNotFoundError(
             f"{label}: the file has no such table.", "Correct the name, or declare it with create=True.", table=label
         )
     names, types = [name for name, _, _ in info], {name: type_ for name, type_, _ in info}

@@ -17,13 +17,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dagster_adjunct.resources.backends.column_values import declared_column
 from dagster_adjunct.resources.backends.rows import Key, Record, Row, RowCodec
 from dagster_adjunct.resources.backends.write_plan import Entry, checked
-from dagster_adjunct.resources.errors import AdjunctError
+from dagster_adjunct.resources.errors import AdjunctError, LakeNotFoundError
 from dagster_adjunct.resources.key_value.backend_names import backend_from, describe_backend
 from dagster_adjunct.resources.key_value.made_tables import make_table
 from dagster_adjunct.resources.key_value.serializers import BytesSerializer, TextSerializer
 from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
-from dagster_adjunct.resources.key_value_errors import KeyValueTableNotFoundError, OutcomeUnknownError
+from dagster_adjunct.resources.key_value_errors import (
+    KeyValueTableNotFoundError,
+    OutcomeUnknownError,
+    ScopeNotFoundError,
+)
 from dagster_adjunct.resources.key_value_rows.forget_marks import forget_marks
 from dagster_adjunct.resources.key_value_rows.open_table import OpenTable
 from dagster_adjunct.resources.key_value_rows.optimistic_writes import OptimisticWrites
@@ -44,14 +48,17 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.objects import Lake
 
 
+_NOT_MADE = (LakeNotFoundError, ScopeNotFoundError, KeyValueTableNotFoundError)
+
+
 class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
     """Read and write function over the key-value table `table` of a scope, whose metadata lies in `lake`.
 
     `key` names one column or several (then keys are tuples), `columns` gives each column's type. The records of one
     `family`, the first of the key's columns, lie in one partition and can be iterated together; those whose
-    family is the empty text lie by their keys. `create` makes scope and table where they are missing, of so many
-    `partitions`, in the backend `stored_in` or, without one, where the lake keeps its tables. `to_dict` and pickles
-    hold names and descriptions, never a secret.
+    family is the empty text lie by their keys. `create` has the first write make scope and table where they are
+    missing, of so many `partitions`, in the backend `stored_in` or, without one, where the lake keeps its tables;
+    reading makes neither, and finds no records then. `to_dict` and pickles hold names and descriptions, never a secret.
 
     Each key is changed by one conditional write; a request of many keys is one write a partition, as far as the
     backend takes so much at once. Marks of `newest_by` and `idempotent` lie in the record's own document, and stay
@@ -73,6 +80,8 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
         partitions: int = 4,
         stored_in: SegmentBackend | Mapping[str, Any] | None = None,
     ) -> None:
+        if isinstance(lake, str) and ":" not in lake:  # an executor has another working directory
+            lake = str(Path(lake).expanduser().absolute())
         self.lake, self.scope, self.table = lake, scope, table
         self.key = key_columns(table, key)
         self.columns = dict(columns)
@@ -114,13 +123,8 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
         return describe_backend(self.stored_in)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # An executor has another working directory, so a relative path travels as an absolute one.
-        lake: Lake | str = self.lake
-        if isinstance(lake, str) and ":" not in lake:
-            lake = str(Path(lake).expanduser().absolute())
-        return as_declared(
-            self, KeyValueRows, {**KeyValueRows.to_dict(self), "lake": lake, "stored_in": self.stored_in}
-        )
+        settings = {**KeyValueRows.to_dict(self), "lake": self.lake, "stored_in": self.stored_in}
+        return as_declared(self, KeyValueRows, settings)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -136,7 +140,9 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
         return super().problem_of(error, sent=sent and not isinstance(error, AdjunctError))
 
     async def open(self) -> None:
-        await self._opened()
+        """Connect; a table that is to be made is left to the first write."""
+        if not self.create:
+            await self._opened(make=False)
 
     async def close(self) -> None:
         """Give back what the running event loop holds; others keep theirs. A closed function may be opened again."""
@@ -146,10 +152,13 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
     async def send(self, operation: Operation[Any]) -> Outcomes:
         if not len(operation):
             return Outcomes(0)
+        reads = operation.kind is OperationKind.GET
         try:
-            opened = await self._opened()
-            return await (self._get if operation.kind is OperationKind.GET else self._write)(opened, operation)
+            opened = await self._opened(make=not reads)
+            return await (self._get if reads else self._write)(opened, operation)
         except AdjunctError as error:
+            if reads and self.create and isinstance(error, _NOT_MADE):
+                return Outcomes(len(operation), [None] * len(operation))
             return Outcomes.all(len(operation), self.problem_of(error))
 
     async def forget(self, older_than: float) -> int:
@@ -157,7 +166,7 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
 
         A message as old as that is from then on applied when it comes (again). Reads the whole table.
         """
-        return await forget_marks(await self._opened(), time.time() - older_than)
+        return await forget_marks(await self._opened(make=self.create), time.time() - older_than)
 
     async def _get(self, opened: OpenTable, operation: Operation[Any]) -> Outcomes:
         asked = checked(self._codec, operation)
@@ -229,21 +238,21 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
             self._open = None  # the table may be created anew
         return self.problem_of(error)
 
-    async def _opened(self) -> OpenTable:
+    async def _opened(self, *, make: bool) -> OpenTable:
         opened = self._open
-        return opened if opened is not None else await asyncio.to_thread(self._open_now)
+        return opened if opened is not None else await asyncio.to_thread(self._open_now, make=make and self.create)
 
-    def _open_now(self) -> OpenTable:
+    def _open_now(self, *, make: bool) -> OpenTable:
         # Makes the backends known by name. Here, because declaring a table should not import what they need.
         from dagster_adjunct.resources import key_value_backends  # noqa: F401
 
         with self._opening:
             opened = self._open
             if opened is None:
-                lake = open_lake(self.lake, create=self.create) if isinstance(self.lake, str) else self.lake
+                lake = open_lake(self.lake, create=make) if isinstance(self.lake, str) else self.lake
                 backend = backend_from(self.stored_in) if isinstance(self.stored_in, Mapping) else self.stored_in
                 manager = KeyValueTableManager(lake, backend)
-                if self.create:
+                if make:
                     make_table(manager, self.scope, self.table, self.partitions)
                 table = manager.open(self.scope, self.table, key=TextSerializer(), value=BytesSerializer())
                 opened = OpenTable(table.id, table.configuration, table.backend)

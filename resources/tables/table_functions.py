@@ -59,6 +59,10 @@ class TableFunction(ABC):
         """The same as the store has them, which may take a connection; None where it has none that all records have."""
         return self.column_types()
 
+    def exists(self) -> bool | None:
+        """Whether the table is there, where that can be told without a server; looking makes nothing."""
+        return None
+
     async def open(self) -> None:  # noqa: B027 - nothing to do is the rule
         """Connect, or do nothing when connected.
 

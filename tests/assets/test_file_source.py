@@ -158,6 +158,13 @@ def test_a_folder_with_hidden_files_only_has_begun_and_waits(place: Place) -> No
     assert in_order(dataset(place))[1].version == "v1"
 
 
+def test_a_relative_folder_that_is_missing_is_told_with_its_whole_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert f"the folder {tmp_path / 'incoming'} is missing" in in_order(dataset(Place("incoming")))[1].notes[0]
+
+
 def test_nothing_there_waits_for_a_first_folder_and_says_that_the_place_may_be_mistyped(
     place: Place, world: World
 ) -> None:

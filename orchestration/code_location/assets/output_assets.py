@@ -165,7 +165,7 @@ def _run_batches(
 ) -> "tuple[StepReport, ExecutionPlan]":
     """Run the application's step while nobody else runs it; return what it did, and the plan that it had."""
     from dagster_adjunct.assets.writing.runtime import Runtime
-    from dagster_adjunct.orchestration.application.remembered_tables import remember_tables
+    from dagster_adjunct.orchestration.application.remembered_tables import remembered_tables
     from dagster_adjunct.orchestration.batchlog.run_lease import Claim, RunLease, checked_wait
     from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
     from dagster_adjunct.orchestration.planner.table_order import order_notes
@@ -192,13 +192,13 @@ def _run_batches(
         for note in order_notes(planned.tables):
             log.warning(note)
         op.tell(planned_event(app))
-        remember_tables(op.lake, app, by=run)
-        for dataset in app.datasets:
-            if dataset.is_owned_by(app.name):  # others have assets of their own, which advance them
-                advance_together(runtime, [dataset])
-        handed = hand_out(runtime, app, planned)
-        step = StepContext(runtime, app, planned, handed, op.tell, between_batches=follow, still_ours=lease.check)
-        return run_step(step), planned
+        with remembered_tables(op.lake, app, by=run):
+            for dataset in app.datasets:
+                if dataset.is_owned_by(app.name):  # others have assets of their own, which advance them
+                    advance_together(runtime, [dataset])
+            handed = hand_out(runtime, app, planned)
+            step = StepContext(runtime, app, planned, handed, op.tell, between_batches=follow, still_ours=lease.check)
+            return run_step(step), planned
 
 
 def _report_datasets(op: OpRun, app: "Application", datasets: Mapping[str, AssetKey]) -> None:

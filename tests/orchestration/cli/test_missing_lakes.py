@@ -43,6 +43,7 @@ LOOKING = [
     ["checkpoint", "history", "one"],
     ["checkpoint", "abandon", "one", "--yes", *WHY],
     ["table", "get", "aircraft", "1"],
+    ["table", "forget", "aircraft"],
     ["kvt", "scope", "list"],
     ["kvt", "scope", "delete", "plant"],
     ["kvt", "list", "plant"],

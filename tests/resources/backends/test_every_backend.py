@@ -14,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.resources.errors import SchemaMismatchError, TableError
+from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError, TableError, TableNotFoundError
+from dagster_adjunct.resources.key_value_errors import KeyValueTableNotFoundError, ScopeNotFoundError
 from dagster_adjunct.resources.tables.arrow_entries import ArrowEntries
 from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.operation import (
@@ -341,3 +342,21 @@ def test_large_arrow_batches_are_written_without_a_python_value_of_a_row(new_sto
 
 def never(array) -> list:
     raise AssertionError(f"asked for Python values of {array.type}")
+
+
+@pytest.mark.parametrize("new_store", TYPED_STORES, indirect=True)
+def test_reading_finds_no_records_where_there_is_no_table_and_makes_none(new_store):
+    async def look(store) -> None:
+        again = type(store)(**{**store.to_dict(), "create": False}) if hasattr(store, "create") else store
+        assert await records_of(store) == {}
+        if again is not store:
+            with pytest.raises(AdjunctError) as missing:
+                await again.open()
+            assert isinstance(missing.value, TableNotFoundError | ScopeNotFoundError | KeyValueTableNotFoundError)
+        assert said(await store.send(operation("put", [Message("k1", record={"a": 1})]))) == ["done"]
+        assert await records_of(store) == {"k1": {"a": 1}}
+        if again is not store:
+            assert await records_of(again) == {"k1": {"a": 1}}
+            await again.close()
+
+    in_a_loop(new_store, look)

@@ -199,6 +199,7 @@ def test_tasks_that_connect_one_after_the_other_do_not_all_look_for_what_may_be_
     forgot = []
     requests = SqliteRequests if isinstance(table_of("counted"), SqliteTable) else PostgresRequests
     forget = requests.forget
+    used(table_of("counted"), lambda store: store.put("k", {}))
     monkeypatch.setattr(requests, "forget", lambda self, older_than: forgot.append(1) or forget(self, older_than))
     for _ in range(3):
         used(table_of("counted", forget_after=7200.0), lambda store: store.get("k"))

@@ -254,3 +254,44 @@ def test_a_damaged_file_is_no_fault_of_the_records(tmp_path):
         pytest.raises(TableAccessError, match=r"can't be used .*malformed"),
     ):
         table.put(7, {"s": "y"})
+
+
+def test_reading_makes_neither_a_folder_nor_a_file_nor_a_table(tmp_path):
+    paths = [tmp_path / "new" / "t.sqlite", tmp_path / "other.sqlite"]
+    with sqlite3.connect(paths[1]) as connection:
+        connection.execute("CREATE TABLE u (id INTEGER PRIMARY KEY)")
+    for path in paths:
+        store = SqliteTable(path, "t", "id", columns=TYPES, create=True)
+        with blocking(store) as table:
+            assert table.get(1) is None
+            assert table.get_all([1, 2]) == {}
+            assert not store.exists()
+            if path == paths[0]:
+                assert list(tmp_path.iterdir()) == paths[1:]
+            table.put(1, {"s": "x"})
+            assert (table.get(1)["s"], store.exists()) == ("x", True)
+
+
+def test_a_relative_path_counts_from_where_the_table_is_declared(tmp_path, monkeypatch):
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    monkeypatch.chdir(folders[0])
+    store = SqliteTable("t.sqlite", "t", "id", columns=TYPES, create=True)
+    assert store.to_dict()["path"] == str(folders[0] / "t.sqlite")
+    monkeypatch.chdir(folders[1])
+    with blocking(store) as table:
+        table.put(1, {"s": "x"})
+    assert ([file.name for file in folders[0].iterdir()], list(folders[1].iterdir())) == (["t.sqlite"], [])
+
+
+def test_a_file_that_is_removed_while_it_is_open_takes_no_more_writes(tmp_path):
+    path = tmp_path / "t.sqlite"
+    with blocking(SqliteTable(path, "t", "id", columns=TYPES, create=True)) as table:
+        table.put(1, {"s": "x"})
+        path.rename(tmp_path / "moved.sqlite")
+        with pytest.raises(TableAccessError, match="no such file"):
+            table.put(2, {"s": "y"})
+        (tmp_path / "moved.sqlite").rename(path)
+        table.put(3, {"s": "z"})
+        assert sorted(table.get_all([1, 2, 3])) == [1, 3]

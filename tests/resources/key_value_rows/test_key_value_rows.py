@@ -340,8 +340,8 @@ def test_a_table_that_is_deleted_and_made_anew_is_found_again_and_a_sealed_one_r
         await function.send(putting({"a": {"n": 1}}))
         manager.delete("app", "records")
         refused = await function.send(putting({"a": {"n": 2}}))
-        await function.open()
         again = await function.send(Operation(OperationKind.GET, RowEntries(["a"])))
+        assert not (await function.send(putting({"b": {"n": 2}}))).problems
         manager.seal("app", "records")
         sealed = await function.send(putting({"a": {"n": 3}}))
         return [refused.problems[0].error, again.records, sealed.problems[0].error]
@@ -357,8 +357,19 @@ def test_a_table_that_has_got_limits_since_is_opened_as_it_is(lake: Lake) -> Non
     KeyValueTableManager(lake).update("app", "records", KeyValueTableConfiguration(2, longest_value=20))
     (put,) = send(rows(lake), putting({"b": {"text": "x" * 20}}))
     assert isinstance(put.problems[0].error, ValueTooLongError)
-    with pytest.raises(KeyValueTableExistsError, match="partitions 2"):
-        asyncio.run(rows(lake, partitions=3).open())
+    (put,) = send(rows(lake, partitions=3), putting({"b": {"n": 1}}))
+    assert isinstance(put.problems[0].error, KeyValueTableExistsError)
+
+
+def test_reading_makes_neither_a_lake_nor_a_table_nor_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    function = rows("lake")
+    monkeypatch.chdir("/")
+    with blocking(function) as table:
+        assert (table.get("a"), list(tmp_path.iterdir())) == (None, [])
+        table.put("a", {"n": 1})
+        assert table.get("a")["n"] == 1
+    assert {path.name for path in tmp_path.iterdir()} >= {"lake", "lake.key-values.sqlite"}
 
 
 def test_without_create_a_missing_table_is_an_error(lake: Lake) -> None:

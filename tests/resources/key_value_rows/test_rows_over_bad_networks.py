@@ -36,7 +36,7 @@ class ReachedRows(KeyValueRows):
     def make(self) -> None:
         self._backend.create(self._id, PARTITIONS)
 
-    def _open_now(self) -> OpenTable:
+    def _open_now(self, *, make: bool) -> OpenTable:
         self._open = OpenTable(self._id, KeyValueTableConfiguration(PARTITIONS), self._backend)
         return self._open
 
