@@ -25,7 +25,7 @@ _DECLARATIONS = frozenset(
     {"bounded_dataset", "unbounded_dataset", "version_set", "build_definitions", "Application", "MessageStream"}
 )
 # Made once a record, and methods that are called as often: only how they are called is looked at.
-_COUNTLESS = frozenset({"UpdateMessage", "Insert", "Put", "Replace", "Remove"})
+_COUNTLESS = frozenset({"UpdateMessage", "Insert", "Put", "Replace", "Remove", "MustBeAbsent", "MustHaveVersion"})
 _CALLED_COUNTLESS_TIMES = ("KeyValueTable.", "BlockingKeyValueTable.")
 # Made and called by us for each key, value and request, and by users hardly ever.
 _NOT_CHECKED = frozenset({"KeyVersion", "IteratorState", "Outcomes"})

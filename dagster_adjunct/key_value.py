@@ -5,7 +5,14 @@ from __future__ import annotations
 from dagster_adjunct._arguments import guard
 from dagster_adjunct.resources.key_value.avro_serializer import AvroSerializer
 from dagster_adjunct.resources.key_value.blocking_key_value_table import BlockingKeyValueTable
-from dagster_adjunct.resources.key_value.changes_of_keys import Insert, Put, Remove, Replace
+from dagster_adjunct.resources.key_value.changes_of_keys import (
+    Insert,
+    MustBeAbsent,
+    MustHaveVersion,
+    Put,
+    Remove,
+    Replace,
+)
 from dagster_adjunct.resources.key_value.iterator_state import IteratorState
 from dagster_adjunct.resources.key_value.json_serializers import JsonSerializer, ModelSerializer
 from dagster_adjunct.resources.key_value.key_value_table import KeyValueTable
@@ -49,6 +56,8 @@ __all__ = [
     "KeyValueTableManager",
     "KeyVersion",
     "ModelSerializer",
+    "MustBeAbsent",
+    "MustHaveVersion",
     "ObjectSegments",
     "PostgresSegments",
     "Put",

@@ -18,7 +18,7 @@ TransientError
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from dagster_adjunct.resources.errors import PermanentError
 
@@ -30,6 +30,12 @@ class KeyValueTableError(PermanentError):
     scope: str | None = None
     table: str | None = None
     family: str | None = None  # of keys; the beginning of a long one
+
+    def of_family(self, family: object) -> Self:
+        """Return the error, which names this family if it named none."""
+        if self.family is None and family is not None:
+            self.family = family[:80] if isinstance(family, str) else f"{family!r:.80}"
+        return self
 
 
 class ScopeNotFoundError(KeyValueTableError):
@@ -59,12 +65,19 @@ class KeyTooLongError(KeyValueTableError):
     size: int | None = None  # in bytes
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ValueTooLongError(KeyValueTableError):
     """A value has more bytes than the table or its backend takes. Nothing was sent."""
 
+    size: int | None = None  # in bytes
 
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class BatchTooLargeError(KeyValueTableError):
     """A batch has more changes, or more bytes, than the backend applies at once. Nothing was sent."""
+
+    changes: int | None = None  # how many
+    size: int | None = None  # of keys and values, in bytes
 
 
 @dataclass(frozen=True, slots=True)

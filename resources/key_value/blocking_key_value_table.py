@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-from dagster_adjunct.resources.key_value.changes_of_keys import Insert, Put, Remove, Replace
+from dagster_adjunct.resources.key_value.changes_of_keys import TableChange
 from dagster_adjunct.resources.key_value.iterator_state import IteratorState
 from dagster_adjunct.resources.key_value.key_value_table import PAGE_SIZE, KeyValueTable
 from dagster_adjunct.resources.key_value.key_version import KeyVersion
@@ -71,7 +71,7 @@ class BlockingKeyValueTable(Generic[K, V]):
 
     def apply(
         self,
-        changes: Iterable[Insert[K, V] | Put[K, V] | Replace[K, V] | Remove[K]],
+        changes: Iterable[TableChange[K, V]],
         *,
         family: str,
     ) -> list[KeyVersion | None]:

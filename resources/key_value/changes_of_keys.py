@@ -1,4 +1,7 @@
-"""What may be done to one key: `Insert`, `Put`, `Replace`, `Remove`. The named methods of a table are made of these."""
+"""What may be done to one key: `Insert`, `Put`, `Replace`, `Remove`. The named methods of a table are made of these.
+
+A batch may also guard keys that it does not write: `MustBeAbsent`, `MustHaveVersion`.
+"""
 
 from __future__ import annotations
 
@@ -44,4 +47,19 @@ class Remove(Generic[K]):
     version: KeyVersion | None = None
 
 
-TableChange: TypeAlias = Insert[K, V] | Put[K, V] | Replace[K, V] | Remove[K]
+@dataclass(frozen=True, slots=True)
+class MustBeAbsent(Generic[K]):
+    """Write nothing, and let the batch be applied only where there is no such key."""
+
+    key: K
+
+
+@dataclass(frozen=True, slots=True)
+class MustHaveVersion(Generic[K]):
+    """Write nothing, and let the batch be applied only where the key has this version."""
+
+    key: K
+    version: KeyVersion
+
+
+TableChange: TypeAlias = Insert[K, V] | Put[K, V] | Replace[K, V] | Remove[K] | MustBeAbsent[K] | MustHaveVersion[K]

@@ -79,22 +79,27 @@ class EntryCoder(Generic[K, V]):
         except KeyValueTableError as error:
             raise about(self.table, error) from None
         if len(prefix) > self._family_most:
-            self._too_long(f"the key family {family!r:.60} has {len(prefix) - 2:,} bytes", self._family_most - 2)
+            size = len(prefix) - 2
+            self._too_long(f"the key family {family!r:.60} has {size:,} bytes", self._family_most - 2, size, prefix)
         return prefix
 
     def table_key(self, prefix: bytes, key: K) -> bytes:
         """Return the table key of a key whose family has this prefix."""
-        serialised = self.serialised(key)
+        try:
+            serialised = self.serialised(key)
+        except KeyValueTableError as error:
+            raise error.of_family(_family(prefix)) from error.__cause__
         try:
             stored = table_key(prefix, serialised)
         except KeyValueTableError as error:
-            raise about(self.table, error) from None
-        if len(serialised) > self._key_most:
-            self._too_long(f"the key {key!r:.60} has {len(serialised):,} bytes", self._key_most)
-        if len(stored) > self._limits.table_key:
-            self._too_long(
-                f"the key {key!r:.60} and its family have {len(stored) - 2:,} bytes", self._limits.table_key - 2
-            )
+            raise about(self.table, error).of_family(_family(prefix)) from None
+        size = len(serialised)
+        if size > self._key_most:
+            self._too_long(f"the key {key!r:.60} has {size:,} bytes", self._key_most, size, prefix)
+        size = len(stored) - 2
+        if size > self._limits.table_key - 2:
+            most = self._limits.table_key - 2
+            self._too_long(f"the key {key!r:.60} and its family have {size:,} bytes", most, size, prefix)
         return stored
 
     def table_keys(self, prefix: bytes, keys: Sequence[K]) -> list[bytes]:
@@ -116,17 +121,17 @@ class EntryCoder(Generic[K, V]):
         try:
             stored = self._key.to_bytes(key)
         except Exception as error:
-            raise self._failed(f"the key {key!r:.60} can't be serialised", error) from error
-        return stored if type(stored) is bytes else self._no_bytes("key", stored)
+            raise self._failed(f"the key {key!r:.60} can't be serialised", error, self._key) from error
+        return stored if type(stored) is bytes else self._no_bytes("key", stored, self._key)
 
     def value(self, value: V) -> bytes:
         """Return a value's bytes."""
         try:
             stored = self._value.to_bytes(value)
         except Exception as error:
-            raise self._failed("a value can't be serialised", error) from error
+            raise self._failed("a value can't be serialised", error, self._value) from error
         if type(stored) is not bytes:
-            self._no_bytes("value", stored)
+            self._no_bytes("value", stored, self._value)
         if self._value_most is not None and len(stored) > self._value_most:
             raise ValueTooLongError(
                 f"key-value table {self.table}: a value has {len(stored):,} bytes; at most "
@@ -134,6 +139,7 @@ class EntryCoder(Generic[K, V]):
                 "Store it elsewhere, as a file or an object, and its name here.",
                 scope=self.table.scope,
                 table=self.table.name,
+                size=len(stored),
             )
         return stored
 
@@ -193,7 +199,7 @@ class EntryCoder(Generic[K, V]):
         try:
             return self._key.from_bytes(serialised)
         except Exception as error:
-            raise self._failed(f"a stored key, {serialised!r:.60}, can't be read", error) from error
+            raise self._failed(f"a stored key, {serialised!r:.60}, can't be read", error, self._key) from error
 
     def _read(self, key: bytes, value: bytes | None) -> V:
         try:
@@ -201,27 +207,29 @@ class EntryCoder(Generic[K, V]):
         except Exception as error:
             family, serialised = split_table_key(key)
             of_family = "" if family is None else f" of the family {family!r:.60}"
-            raise self._failed(
-                f"the value of the stored key {serialised!r:.60}{of_family} can't be read", error
-            ) from error
+            what = f"the value of the stored key {serialised!r:.60}{of_family} can't be read"
+            failed = self._failed(what, error, self._value)
+            raise (failed.of_family(family) if isinstance(failed, KeyValueTableError) else failed) from error
 
-    def _too_long(self, what: str, most: int) -> NoReturn:
+    def _too_long(self, what: str, most: int, size: int, prefix: bytes) -> NoReturn:
         raise KeyTooLongError(
             f"key-value table {self.table}: {what}; at most {most:,} are taken.",
             "Use a shorter one, such as a hash of it.",
             scope=self.table.scope,
             table=self.table.name,
-        )
+            size=size,
+        ).of_family(_family(prefix))
 
-    def _no_bytes(self, what: str, stored: object) -> NoReturn:
+    def _no_bytes(self, what: str, stored: object, serializer: object) -> NoReturn:
         raise SerializationError(
             f"key-value table {self.table}: the serializer made {type(stored).__name__} of a {what}: expected bytes.",
             "Correct its to_bytes.",
             scope=self.table.scope,
             table=self.table.name,
+            serializer=type(serializer).__name__,
         )
 
-    def _failed(self, what: str, error: Exception) -> AdjunctError:
+    def _failed(self, what: str, error: Exception, serializer: object) -> AdjunctError:
         if isinstance(error, KeyValueTableError):
             table = self.table
             problem = f"key-value table {table}: {what}: {error.problem}"
@@ -233,6 +241,7 @@ class EntryCoder(Generic[K, V]):
             "Correct the serializer, or give what it takes.",
             scope=self.table.scope,
             table=self.table.name,
+            serializer=type(serializer).__name__,
         )
 
 
@@ -265,6 +274,11 @@ def about(table: TableId, error: KeyValueTableError) -> KeyValueTableError:
     return error.reworded(
         f"key-value table {table}: {error.problem}", error.next_step, scope=table.scope, table=table.name
     )
+
+
+def _family(prefix: bytes) -> str | None:
+    """Return the family whose table keys begin so; None for the empty prefix of those without one."""
+    return prefix[2:].decode() if prefix else None
 
 
 def _least(first: Any, *others: int | None) -> Any:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from functools import wraps
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from dagster_adjunct.resources.errors import TransientError
 from dagster_adjunct.resources.key_value.addressing import KeyRange, part_of_family
 from dagster_adjunct.resources.key_value.bulk_reads import bulk_read
-from dagster_adjunct.resources.key_value.changes_of_keys import Insert, Put, Remove, Replace
+from dagster_adjunct.resources.key_value.changes_of_keys import Put, TableChange
 from dagster_adjunct.resources.key_value.entry_coder import EntryCoder
 from dagster_adjunct.resources.key_value.given_arguments import (
     check_family,
@@ -52,10 +53,27 @@ from dagster_adjunct.resources.key_value.write_requests import (
     replacement,
     version_bytes,
 )
+from dagster_adjunct.resources.key_value_errors import KeyValueTableError
 
 K = TypeVar("K")
 V = TypeVar("V")
+T = TypeVar("T")
+P = ParamSpec("P")
 PAGE_SIZE = 1000
+
+
+def _names_family(operation: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Have what an operation raises name the family that it was called with."""
+
+    @wraps(operation)
+    async def named(*args: P.args, **given: P.kwargs) -> T:
+        try:
+            return await operation(*args, **given)
+        except KeyValueTableError as error:
+            error.of_family(given.get("family"))
+            raise
+
+    return named
 
 
 class KeyValueTable(Generic[K, V]):
@@ -106,27 +124,33 @@ class KeyValueTable(Generic[K, V]):
     ) -> None:
         await self.close()
 
+    @_names_family
     async def put(self, key: K, value: V, *, family: str | None = None) -> KeyVersion:
         """Write a key, whether it is there or not."""
         return await self._write(family, key, self._coder.value(value), ANYTHING)
 
+    @_names_family
     async def put_if_absent(self, key: K, value: V, *, family: str | None = None) -> KeyVersion:
         """Write a key that must not be there."""
         return await self._write(family, key, self._coder.value(value), ABSENT)
 
+    @_names_family
     async def replace(self, key: K, value: V, version: KeyVersion, *, family: str | None = None) -> KeyVersion:
         """Write a key that must have this version."""
         expected = version_bytes(self.id, version)
         return await self._write(family, key, self._coder.value(value), expected)
 
+    @_names_family
     async def remove(self, key: K, *, version: KeyVersion | None = None, family: str | None = None) -> None:
         """Remove a key: one that must have this version or, without one, whatever is there."""
         await self._write(family, key, None, ANYTHING if version is None else version_bytes(self.id, version))
 
+    @_names_family
     async def put_all(self, entries: Iterable[tuple[K, V]], *, family: str) -> list[KeyVersion]:
         """Write keys of a family, all or none; return their versions in this order."""
         return await self.apply([Put(*entry) for entry in pairs(self.id, "entries", entries)], family=family)  # type: ignore[return-value]
 
+    @_names_family
     async def replace_all(
         self, entries: Iterable[TableEntry[K, V] | tuple[K, V, KeyVersion]], *, family: str
     ) -> list[KeyVersion]:
@@ -134,17 +158,22 @@ class KeyValueTable(Generic[K, V]):
         changes = [replacement(self.id, family, entry) for entry in listed(self.id, "entries", entries)]
         return await self.apply(changes, family=family)  # type: ignore[return-value]
 
+    @_names_family
     async def remove_all(self, keys: Iterable[K | TableKey[K]], *, family: str) -> None:
         """Remove keys of a family, all or none; a `TableKey` with a version must have this version."""
         await self.apply([removal(self.id, family, key) for key in listed(self.id, "keys", keys)], family=family)
 
+    @_names_family
     async def apply(
         self,
-        changes: Iterable[Insert[K, V] | Put[K, V] | Replace[K, V] | Remove[K]],
+        changes: Iterable[TableChange[K, V]],
         *,
         family: str,
     ) -> list[KeyVersion | None]:
-        """Apply changes of a family, all or none; return the new versions in this order, None for what is removed."""
+        """Apply changes of a family, all or none; return the new versions in this order, None for what is not written.
+
+        `MustBeAbsent` and `MustHaveVersion` guard keys that are not written: the batch is applied only where they hold.
+        """
         request = batch(self._coder, family, changes, new_token())
         if request.changes:
             check_limits(self.id, request.changes, self._limits)
@@ -152,11 +181,13 @@ class KeyValueTable(Generic[K, V]):
             await self._apply(self._segment(partition), request)
         return request.versions
 
+    @_names_family
     async def get(self, key: K, *, family: str | None = None) -> TableEntry[K, V] | None:
         """Return the entry of a key; None where there is none."""
         stored = await self._find(family, key, values=True)
         return None if stored is None else self._coder.entry(family, key, stored)
 
+    @_names_family
     async def exists(self, key: K, *, family: str | None = None) -> bool:
         """Whether there is such a key."""
         return await self._find(family, key, values=False) is not None
@@ -188,7 +219,9 @@ class KeyValueTable(Generic[K, V]):
         among them any more. `state` of a page, from any process, goes on behind it.
         """
         iteration = self._of_family(family, prefix, start, end, values=False)
-        return TablePages(iteration, self._reader(), self._coder.found_keys, checked_page_size(page_size), state)
+        return TablePages(
+            iteration, self._reader(), self._coder.found_keys, checked_page_size(page_size), state, family
+        )
 
     def entries(
         self,
@@ -202,7 +235,9 @@ class KeyValueTable(Generic[K, V]):
     ) -> TablePages[TableEntry[K, V]]:
         """Iterate over the entries of a family, as `keys` does."""
         iteration = self._of_family(family, prefix, start, end, values=True)
-        return TablePages(iteration, self._reader(), self._coder.found_entries, checked_page_size(page_size), state)
+        return TablePages(
+            iteration, self._reader(), self._coder.found_entries, checked_page_size(page_size), state, family
+        )
 
     def all_keys(
         self,
@@ -334,12 +369,13 @@ class KeyValueTable(Generic[K, V]):
         check_family(self.id, family)
         coder = self._coder
         of_family = coder.prefix(family)
-        within = part_of_family(
-            of_family,
-            prefix_bytes(self.id, prefix, coder.key_serializer),
-            None if start is None else coder.serialised(start),
-            None if end is None else coder.serialised(end),
-        )
+        beginning = prefix_bytes(self.id, prefix, coder.key_serializer)
+        try:
+            ends = [None if key is None else coder.serialised(key) for key in (start, end)]
+        except KeyValueTableError as error:
+            error.of_family(family)
+            raise
+        within = part_of_family(of_family, beginning, *ends)
         return Iteration(self.id, values, (coder.partition(of_family, b""),), within)
 
     def _of_table(self, partitions: Sequence[int] | None, *, values: bool) -> Iteration:

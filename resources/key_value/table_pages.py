@@ -9,6 +9,7 @@ from dagster_adjunct.resources.key_value.addressing import KeyRange
 from dagster_adjunct.resources.key_value.iterator_state import Iteration, IteratorState, state_behind
 from dagster_adjunct.resources.key_value.page_items import PageItems
 from dagster_adjunct.resources.key_value.table_segment import StoredPage
+from dagster_adjunct.resources.key_value_errors import KeyValueTableError
 
 T = TypeVar("T")
 ReadPage = Callable[[int, KeyRange, int, bool], Awaitable[StoredPage]]
@@ -37,10 +38,16 @@ class TablePages(Generic[T]):
         make: Callable[[StoredPage], PageItems[T]],
         page_size: int,
         state: IteratorState | None,
+        family: str | None = None,
     ) -> None:
         self._iteration, self._read, self._make, self._page_size = iteration, read, make, page_size
         self._head = iteration.head
-        self._place, self._within = (0, iteration.within) if state is None else iteration.resumed(state)
+        self._family = family
+        try:
+            self._place, self._within = (0, iteration.within) if state is None else iteration.resumed(state)
+        except KeyValueTableError as error:
+            error.of_family(family)
+            raise
 
     def __aiter__(self) -> TablePages[T]:
         return self
@@ -53,6 +60,13 @@ class TablePages(Generic[T]):
 
     async def next_page(self) -> IteratorPage[T] | None:
         """Return the next page; None behind the last one."""
+        try:
+            return await self._next()
+        except KeyValueTableError as error:
+            error.of_family(self._family)
+            raise
+
+    async def _next(self) -> IteratorPage[T] | None:
         iteration = self._iteration
         while self._place < len(iteration.partitions):
             partition = iteration.partitions[self._place]
@@ -61,6 +75,8 @@ class TablePages(Generic[T]):
                 if page:
                     last = page.keys[-1]
                     self._within = iteration.within.after(last)
+                    if page.is_last:  # what comes there from now on is not of the moment at which this was read
+                        self._place, self._within = self._place + 1, iteration.within
                     return IteratorPage(self._make(page), state_behind(self._head, partition, last))
             self._place += 1
             self._within = iteration.within

@@ -29,13 +29,15 @@ class SegmentChange(NamedTuple):
     """What a request does to one key: `value` is None where it removes it, and `version` is the new one.
 
     `expected` is ANYTHING, ABSENT or the bytes of the version that the key must have. Removing a key that is not there
-    is done when it is expected to be ANYTHING.
+    is done when it is expected to be ANYTHING. `is_guard`: the key is only looked at, and neither ANYTHING nor changed;
+    what is expected of it holds at the moment at which the other changes are applied.
     """
 
     key: bytes
     value: bytes | None
     version: bytes
     expected: Expected | bytes = ANYTHING
+    is_guard: bool = False
 
 
 class StoredEntry(NamedTuple):
@@ -48,7 +50,8 @@ class StoredEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredPage:
-    """Entries in columns, which are as long as each other; `values` are None where only keys were asked for.
+    """Entries in columns, which are as long as each other; `values` are None where only keys were asked for. `is_last`:
+    nothing of the range was behind them at the moment at which they were read; where it is False nobody knows.
 
     A scan reads millions: whoever holds an object for each keeps Python's collector busy.
     """
@@ -56,11 +59,13 @@ class StoredPage:
     keys: Sequence[bytes] = ()
     versions: Sequence[bytes] = ()
     values: Sequence[bytes | None] = ()
+    is_last: bool = False
 
     @staticmethod
-    def of(rows: Iterable[Sequence[Any]]) -> StoredPage:
+    def of(rows: Iterable[Sequence[Any]], *, is_last: bool = False) -> StoredPage:
         """Return the page of entries, or of a driver's rows: key, version and value."""
-        return StoredPage(*zip(*rows, strict=True))
+        columns = list(zip(*rows, strict=True)) or [(), (), ()]
+        return StoredPage(columns[0], columns[1], columns[2], is_last)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -146,8 +151,8 @@ class TableSegment(Protocol):
         or more).
 
         There are fewer only where the range ends, or where the backend ends a page early for its size: an empty page
-        says that nothing is left. Each entry is there at some moment of the call; one that is there all through the
-        call is not passed over.
+        says that nothing is left, and one that `is_last` that nothing was behind it. Each entry is there at some moment
+        of the call; one that is there all through the call is not passed over.
         """
         ...
 

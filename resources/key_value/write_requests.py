@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.key_value.changes_of_keys import Insert, Put, Remove, Replace, TableChange
+from dagster_adjunct.resources.key_value.changes_of_keys import (
+    Insert,
+    MustBeAbsent,
+    MustHaveVersion,
+    Put,
+    Remove,
+    Replace,
+    TableChange,
+)
 from dagster_adjunct.resources.key_value.entry_coder import EntryCoder
 from dagster_adjunct.resources.key_value.given_arguments import check_family, listed
 from dagster_adjunct.resources.key_value.key_version import VERSION_BYTES, KeyVersion, version_of
@@ -43,7 +51,7 @@ class WriteRequest(Generic[K]):
 
     @property
     def versions(self) -> list[KeyVersion | None]:
-        """The new versions in the order of the changes, None for what is removed."""
+        """The new versions in the order of the changes, None for what is removed or only guarded."""
         return [None if change.value is None else KeyVersion(change.version) for change in self.changes]
 
 
@@ -59,9 +67,12 @@ def segment_change(coder: EntryCoder[K, V], prefix: bytes, change: TableChange[K
     if isinstance(change, Remove):
         expected = ANYTHING if change.version is None else version_bytes(coder.table, change.version)
         return SegmentChange(coder.table_key(prefix, change.key), None, version, expected)
+    if isinstance(change, MustBeAbsent | MustHaveVersion):
+        expected = ABSENT if isinstance(change, MustBeAbsent) else version_bytes(coder.table, change.version)
+        return SegmentChange(coder.table_key(prefix, change.key), None, version, expected, is_guard=True)
     raise ConfigurationError(
         f"key-value table {coder.table}: {change!r:.80} is no change.",
-        "Give Insert, Put, Replace and Remove objects.",
+        "Give Insert, Put, Replace, Remove, MustBeAbsent and MustHaveVersion objects.",
         argument="changes",
     )
 
@@ -86,6 +97,7 @@ def check_limits(table: TableId, changes: Sequence[SegmentChange], limits: Segme
             "Split it; each part is atomic by itself only.",
             scope=table.scope,
             table=table.name,
+            changes=len(changes),
         )
     if limits.request is not None:
         size = sum(len(change.key) + len(change.value or b"") for change in changes)
@@ -96,6 +108,8 @@ def check_limits(table: TableId, changes: Sequence[SegmentChange], limits: Segme
                 "Split it; each part is atomic by itself only.",
                 scope=table.scope,
                 table=table.name,
+                changes=len(changes),
+                size=size,
             )
 
 

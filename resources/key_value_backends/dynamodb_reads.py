@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.backends.dynamodb_connection import throttled
 from dagster_adjunct.resources.key_value.addressing import KeyRange
-from dagster_adjunct.resources.key_value.table_segment import StoredEntry
+from dagster_adjunct.resources.key_value.table_segment import StoredEntry, StoredPage
 from dagster_adjunct.resources.key_value_backends.dynamodb_calls import Patience, TableCalls
 from dagster_adjunct.resources.key_value_backends.dynamodb_layout import (
     Item,
@@ -85,10 +85,10 @@ def _batch_get(request: Any, client: DynamoDBClient) -> Any:
 
 async def read_range(
     calls: TableCalls, layout: SegmentLayout, within: KeyRange, limit: int, *, values: bool
-) -> list[StoredEntry]:
-    """Return the first entries of a range, at most `limit`; none says that nothing is left."""
+) -> StoredPage:
+    """Return the first entries of a range, at most `limit`."""
     if within.end is not None and within.start >= within.end:
-        return []
+        return StoredPage(is_last=True)
     read: list[StoredEntry] = []
     async for stretches in _stretches(calls, layout, within):
         left = limit - len(read)
@@ -98,8 +98,8 @@ async def read_range(
         for entries, whole in parts:
             read += entries
             if len(read) >= limit or not whole:
-                return read[:limit]
-    return read
+                return StoredPage.of(read[:limit])
+    return StoredPage.of(read, is_last=True)
 
 
 async def _stretches(calls: TableCalls, layout: SegmentLayout, within: KeyRange) -> AsyncIterator[Sequence[KeyStretch]]:

@@ -41,7 +41,7 @@ class DynamoDbSegment:
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
         with self._as_written():
-            return StoredPage.of(await read_range(self._calls, self._layout, within, limit, values=values))
+            return await read_range(self._calls, self._layout, within, limit, values=values)
 
     async def close(self) -> None:
         await self._calls.close()

@@ -122,6 +122,7 @@ def _gate_check(layout: SegmentLayout, token: bytes, term: int) -> Item:
 def _action(layout: SegmentLayout, change: SegmentChange) -> Item:
     key = layout.entry(change.key)
     action: dict[str, Any] = {"TableName": layout.table}
+    kind = "ConditionCheck" if change.is_guard else "Delete" if change.value is None else "Put"
     if change.value is None:
         action["Key"] = key
     else:
@@ -133,7 +134,7 @@ def _action(layout: SegmentLayout, change: SegmentChange) -> Item:
         action["ExpressionAttributeValues"] = {":v": {"B": change.expected}}
     if "ConditionExpression" in action:
         action["ReturnValuesOnConditionCheckFailure"] = "ALL_OLD"
-    return {"Delete" if change.value is None else "Put": action}
+    return {kind: action}
 
 
 def _version_in(item: Item | None) -> bytes | None:

@@ -137,7 +137,8 @@ def _forget(tokens: str) -> str:
 
 def _batch(rows: str, token: str) -> str:
     """Return the statement that applies changes of several keys, or none of them, and returns the place of each whose
-    condition failed. $1 to $4 are addresses, values, versions and what is expected; '' is "no such key".
+    condition failed. $1 to $4 are addresses, values, versions and what is expected; '' is "no such key". What has the
+    version '' is only looked at: it is locked, and stays as it is.
 
     The keys that are there are locked in their order, so that those who change the same ones wait rather than deadlock;
     what is locked is the newest, and stays so until the commit. A key that came in after the statement began makes the
@@ -164,6 +165,7 @@ WITH asked AS MATERIALIZED (
 ), noted AS ({token}
 ), removed AS (
     DELETE FROM {rows} USING seen WHERE {one} AND seen.found IS NOT NULL AND seen.value IS NULL
+        AND (seen.version <> '' OR seen.found = '')
 ), updated AS (
     UPDATE {rows} SET version = seen.version, value = seen.value FROM seen
     WHERE {one} AND seen.found IS NOT NULL AND seen.value IS NOT NULL

@@ -14,6 +14,7 @@ import psycopg
 
 from dagster_adjunct.resources.key_value.addressing import KeyRange
 from dagster_adjunct.resources.key_value.table_segment import StoredPage
+from dagster_adjunct.resources.key_value_backends.postgres_key_values import PAGE_BYTES
 from dagster_adjunct.resources.key_value_backends.postgres_wire import PostgresWire, UnreadAnswer, WirePool
 
 if TYPE_CHECKING:
@@ -72,7 +73,10 @@ class PostgresPages:
             if answer is None:
                 answer = await wire.ask(*self._query(within, limit, values))
             await self._ask_ahead(wire, answer, within, limit, values)
-            page = StoredPage.of(wire.rows(answer, tuple))
+            rows = wire.rows(answer, tuple)
+            # Fewer than were asked for are all, unless their values have filled the page.
+            is_last = len(rows) < limit and (not values or sum(len(value) for _, _, value in rows) < PAGE_BYTES)
+            page = StoredPage.of(rows, is_last=is_last)
         except psycopg.Error as error:
             raise await self._errors.met(error, wire) from error
         finally:

@@ -148,8 +148,8 @@ class PostgresSegment:
     async def _one(self, wire: PostgresWire, changes: Sequence[SegmentChange], token: bytes) -> Refused | None:
         """Apply a change of one key in one statement."""
         sql, (change,) = self._statements, changes
-        key, value, version, expected = change
-        if value is None and expected is ABSENT:
+        key, value, version, expected, is_guard = change
+        if value is None and (is_guard or expected is ABSENT):
             return await self._batch(wire, changes, token)
         parameters = [self._prefix + key, token]
         if value is None:
@@ -229,7 +229,7 @@ class PostgresSegment:
         rows = wire.rows(await wire.ask(self._statements.get_many_versions, [keys]), _entry)
         current = {entry.key: entry.version for entry in rows}
         refused: Refused = {}
-        for place, (key, _, _, expected) in enumerate(changes):
+        for place, (key, _, _, expected, _) in enumerate(changes):
             if expected is not ANYTHING and current.get(key) != (None if expected is ABSENT else expected):
                 refused[place] = current.get(key)
         return refused or None
@@ -244,7 +244,7 @@ class PostgresSegment:
         ]
         addresses = self._addresses([change.key for change in changes])
         values = byteas([change.value for change in changes])
-        versions = byteas([change.version for change in changes])
+        versions = byteas([b"" if change.is_guard else change.version for change in changes])
         return [addresses, values, versions, byteas(expected), token]
 
 

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice, repeat
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from dagster_adjunct.resources.key_value.addressing import KeyRange
-from dagster_adjunct.resources.key_value.ended_tables import deleted_table, sealed_table
+from dagster_adjunct.resources.key_value.ended_tables import deleted_table, lost_table, sealed_table
 from dagster_adjunct.resources.key_value.table_segment import (
     ABSENT,
     ANYTHING,
@@ -93,7 +94,7 @@ class SqliteSegment:
         query = self._sql.page(values, within.end is not None)
         ends = (within.start,) if within.end is None else (within.start, within.end)
         asked = (self._partition, *ends, min(limit, _LARGEST_LIMIT))
-        return self._lent(lambda connection: _page(connection.execute(query, asked), values))
+        return self._lent(lambda connection: _page(connection.execute(query, asked), limit, values))
 
     async def close(self) -> None:
         """Close the file as far as nobody uses it, for all tables of the same backend."""
@@ -132,6 +133,8 @@ class SqliteSegment:
     def _written(self, execute: _Execute, change: SegmentChange) -> bool:
         """Do one change; tell whether its condition holds."""
         sql, partition, key, expected = self._sql, self._partition, change.key, change.expected
+        if change.is_guard:
+            return not self._failing(execute, [change], 0)
         if change.value is None:
             if expected is ANYTHING:
                 execute(sql.remove, (partition, key))
@@ -192,6 +195,8 @@ class SqliteSegment:
         try:
             connection = self._connections.take()
         except sqlite3.Error as error:
+            if not Path(self._connections.path).exists():
+                raise lost_table(self._table, self._label) from error
             raise translated(error, self._label) from error
         try:
             answer = ask(connection)
@@ -217,8 +222,8 @@ class SqliteSegment:
         raise translated(error, self._label) from error
 
 
-def _page(rows: Iterator[Any], values: bool) -> StoredPage:
-    """Return the page of these rows, which ends early once its values have many bytes."""
+def _page(rows: Iterator[Any], limit: int, values: bool) -> StoredPage:
+    """Return the page of these rows, at most `limit`, which ends early once its values have many bytes."""
     flat: list[Any] = []
     size, look = 0.0, 1 if values else _ROWS_ALL_LOOKED_AT
     # No row is kept: Python's collector would look at each of them.
@@ -231,7 +236,8 @@ def _page(rows: Iterator[Any], values: bool) -> StoredPage:
             look *= 2
             if size:  # rows like those so far fill the page, and a value has up to 512 MiB
                 look = min(look, 1 + int((_PAGE_BYTES - size) / size * (len(flat) / 3)))
-    return StoredPage(flat[::3], flat[1::3], flat[2::3])
+    keys = flat[::3]
+    return StoredPage(keys, flat[1::3], flat[2::3], is_last=size < _PAGE_BYTES and len(keys) < limit)
 
 
 def _entries(rows: Iterable[Any]) -> list[StoredEntry]:

@@ -71,6 +71,8 @@ def decide(
             continue
         applied.append(request)
         for change in request.changes:
+            if change.is_guard:
+                continue
             writes[change.key] = Write(change.key, change.version, change.value)
             standing[change.key] = None if change.value is None else change.version
     return CommitDecision(tuple(applied), tuple(before), tuple(refused), tuple(writes.values()))

@@ -129,8 +129,8 @@ class SegmentCore:
             stored += page_values
             size += sum(map(len, there.keys[:left])) + sum(map(len, filter(None, page_values)))
             if len(keys) >= limit or size >= _PAGE_BYTES:
-                break
-        return StoredPage(keys, versions, stored)
+                return StoredPage(keys, versions, stored)
+        return StoredPage(keys, versions, stored, is_last=True)
 
 
 class _Told:

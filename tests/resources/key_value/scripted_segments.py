@@ -100,7 +100,8 @@ class ScriptedSegment:
         assert not within.is_empty
         self._backend.met("page", self._partition, limit)
         inside = sorted(k for k in self._entries if within.start <= k and (within.end is None or k < within.end))
-        return StoredPage.of([self._entries[key] for key in inside[: min(limit, self._backend.longest_page)]])
+        most = min(limit, self._backend.longest_page)
+        return StoredPage.of([self._entries[key] for key in inside[:most]], is_last=len(inside) <= most)
 
     async def close(self) -> None: ...
 
@@ -116,6 +117,8 @@ class ScriptedSegment:
             raise ConditionsFailed(failing)
         self._backend.tokens.add(token)
         for change in changes:
+            if change.is_guard:
+                continue
             if change.value is None:
                 self._entries.pop(change.key, None)
             else:

@@ -29,6 +29,8 @@ from dagster_adjunct.key_value import (
     KeyValueTable,
     KeyValueTableConfiguration,
     KeyVersion,
+    MustBeAbsent,
+    MustHaveVersion,
     Put,
     Remove,
     Replace,
@@ -36,6 +38,7 @@ from dagster_adjunct.key_value import (
     TableKey,
     TextSerializer,
 )
+from dagster_adjunct.resources.key_value.ended_tables import deleted_table
 from dagster_adjunct.resources.key_value.table_segment import SegmentLimits
 from dagster_adjunct.resources.key_value_backends.sqlite_segments import SqliteSegments
 from tests.resources.key_value.scripted_segments import ID, ScriptedSegments
@@ -116,6 +119,24 @@ def test_a_batch_mixes_changes_and_returns_versions_in_their_order(table: Table)
     ]
 
 
+def test_a_batch_guards_keys_that_it_does_not_write(table: Table) -> None:
+    account = table.put("account", "open", family="f")
+    guarded = [MustHaveVersion("account", account), MustBeAbsent("lock")]
+    versions = table.apply([Put("log/1", "paid"), *guarded], family="f")
+    assert [version is None for version in versions] == [False, True, True]
+    assert table.apply(guarded, family="f") == [None, None]
+    assert table.get("account", family="f") == TableEntry(TableKey("f", "account", account), "open")
+    assert not table.exists("lock", family="f")
+    closed, lock = table.put_all([("account", "closed"), ("lock", "mine")], family="f")
+    with pytest.raises(ConditionsNotMetError) as caught:
+        table.apply([Put("log/2", "paid"), *guarded], family="f")
+    assert caught.value.failures == (
+        FailedCondition("f", "account", account, closed),
+        FailedCondition("f", "lock", None, lock),
+    )
+    assert not table.exists("log/2", family="f")
+
+
 def test_a_batch_whose_conditions_do_not_all_hold_changes_nothing_and_names_each(table: Table) -> None:
     a, b = table.put_all([("a", "1"), ("b", "1")], family="f")
     with pytest.raises(ConditionsNotMetError) as caught:
@@ -185,6 +206,8 @@ def test_an_empty_batch_does_nothing(table: Table, backend: ScriptedSegments) ->
         (lambda t: t.replace_all(["a"], family="f"), "'a' can't replace anything"),
         (lambda t: t.remove_all([TableKey("g", "a")], family="f"), "'a' is of family 'g', in a batch of 'f'"),
         (lambda t: t.apply(["a"], family="f"), "'a' is no change"),
+        (lambda t: t.apply([MustHaveVersion("a", None)], family="f"), "None is no version"),
+        (lambda t: t.apply([Put("a", "1"), MustBeAbsent("a")], family="f"), "'a' of family 'f' is in a batch twice"),
         (lambda t: t.get_all("abc"), "keys is 'abc': expected several"),
         (lambda t: t.put_all(["ab"], family="f"), "'ab' is among entries: expected pairs"),
         (lambda t: next(t.keys("f", prefix=5), None), "prefix is 5"),
@@ -243,6 +266,61 @@ def test_what_is_larger_than_a_limit_is_refused_and_what_is_as_large_is_not(
     if "8,190" not in says:
         more = {name: limit + 1 for name, limit in declared.items()}
         write(BlockingKeyValueTable(ScriptedSegments(limits=one_more).table(**more)))
+
+
+FAMILY = "quay"
+
+
+@pytest.mark.parametrize(
+    ("call", "facts"),
+    [
+        (lambda t: t.put("k" * 9, "v", family=FAMILY), {"size": 9}),
+        (lambda t: t.get("k" * 9, family=FAMILY), {"size": 9}),
+        (lambda t: t.exists("k" * 8190, family=FAMILY), {"size": 8194}),
+        (lambda t: t.get_all(["k" * 9], family=FAMILY), {"size": 9}),
+        (lambda t: t.get_all([TableKey(FAMILY, "k" * 9)]), {"size": 9}),
+        (lambda t: t.put("k", "v", family="f" * 100), {"size": 100, "family": "f" * 80}),
+        (lambda t: t.put("k", "v" * 9, family=FAMILY), {"size": 9}),
+        (lambda t: t.apply([Insert("k", "v" * 9)], family=FAMILY), {"size": 9}),
+        (lambda t: t.put_all([(c, "v" * 8) for c in "abc"], family=FAMILY), {"size": 45, "changes": 3}),
+        (lambda t: t.put_all([(c, "") for c in "abcd"], family=FAMILY), {"changes": 4}),
+        (lambda t: t.put(5, "v", family=FAMILY), {"serializer": "TextSerializer"}),
+        (lambda t: t.put("k", 5, family=FAMILY), {"serializer": "TextSerializer"}),
+        (lambda t: t.get_all([5], family=FAMILY), {"serializer": "TextSerializer"}),
+        (lambda t: next(t.keys(FAMILY, start=5)), {"serializer": "TextSerializer"}),
+        (lambda t: t.replace("k", "v", None, family=FAMILY), {}),
+        (lambda t: t.remove("k", version="v", family=FAMILY), {}),
+        (lambda t: t.remove_all([TableKey("g", "a")], family=FAMILY), {}),
+        (lambda t: t.replace_all([TableEntry(TableKey(FAMILY, "a"), "1")], family=FAMILY), {}),
+        (lambda t: t.apply([Put("a", "1"), Remove("a")], family=FAMILY), {}),
+        (lambda t: next(t.entries(FAMILY, state="state")), {}),
+        (lambda t: t.replace("k", "v", KeyVersion(b"0" * 16), family=FAMILY), {"failures": 1}),
+    ],
+)
+def test_an_error_says_as_facts_all_that_is_known_of_what_it_refuses(
+    call: Callable[[Table], object], facts: dict[str, Any]
+) -> None:
+    limits = SegmentLimits(key=8, value=8, changes=3, request=40, family_prefix=52)
+    with pytest.raises(KeyValueTableError) as caught:
+        call(BlockingKeyValueTable(ScriptedSegments(limits=limits).table()))
+    told = caught.value.facts
+    told |= {"failures": len(told["failures"])} if "failures" in told else {}
+    assert told == {"scope": "scope", "table": "table", "family": FAMILY} | facts
+
+
+def test_what_ends_a_table_names_the_family_that_was_asked_for() -> None:
+    backend = ScriptedSegments()
+    table = BlockingKeyValueTable(backend.table())
+    calls: list[Callable[[], object]] = [
+        lambda: table.put("k", "v", family=FAMILY),
+        lambda: table.get("k", family=FAMILY),
+        lambda: next(table.keys(FAMILY)),
+    ]
+    for call in calls:
+        backend.script = [deleted_table(ID, "it")]
+        with pytest.raises(KeyValueTableError) as caught:
+            call()
+        assert caught.value.facts == {"scope": "scope", "table": "table", "family": FAMILY}
 
 
 def test_reading_many_keys_keeps_order_and_repeats_and_asks_each_partition_once(

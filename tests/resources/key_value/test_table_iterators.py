@@ -122,6 +122,25 @@ def test_behind_the_last_page_its_state_gives_what_came_since() -> None:
     assert [key.key for key in later.items] == ["c"]
 
 
+def test_a_page_that_is_known_to_be_the_last_is_not_asked_behind() -> None:
+    """Else a family of one page could give half of what another has written in one batch since."""
+    backend = ScriptedSegments()
+    table = filled([("f", "b"), ("f", "c"), ("g", "x")], backend)
+    backend.asked.clear()
+    met = []
+    for page in table.entries("f"):
+        met += [entry.key.key for entry in page.items]
+        table.put_all([("a", "new"), ("d", "new")], family="f")
+    assert met == ["b", "c"]
+    assert [kind for kind, *_ in backend.asked] == ["page", "apply"]
+    backend.asked.clear()
+    assert [len(page.items) for page in table.keys("f", page_size=2)] == [2, 2]
+    assert len(backend.asked) == 2
+    backend.asked.clear()
+    assert sum(len(page.items) for page in table.all_keys()) == 5
+    assert len(backend.asked) == 4, "one request for each partition"
+
+
 def test_an_empty_family_or_range_has_no_page_and_no_request_is_made_for_what_holds_nothing() -> None:
     backend = ScriptedSegments()
     table = filled([("f", "a")], backend)

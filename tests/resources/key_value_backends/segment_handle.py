@@ -48,6 +48,11 @@ def remove(key: bytes, version: bytes | None = None) -> SegmentChange:
     return SegmentChange(key, None, b"", ANYTHING if version is None else version)
 
 
+def guard(key: bytes, version: bytes | None = None) -> SegmentChange:
+    """Return what lets a request pass only where the key has the version, or is absent."""
+    return SegmentChange(key, None, b"", ABSENT if version is None else version, is_guard=True)
+
+
 @dataclass(frozen=True)
 class Request:
     """Changes with their token and versions, which may be sent again."""

@@ -22,6 +22,7 @@ from tests.resources.key_value_backends.segment_handle import (
     NOWHERE,
     Handle,
     Request,
+    guard,
     insert,
     of,
     put,
@@ -103,6 +104,22 @@ def test_a_removal_may_be_of_what_must_be_absent(handle):
     [apple] = handle.write(put(APPLE, b"red"))
     assert handle.refused(put(PEAR), absent) == {1: apple}
     assert handle.stored() == {APPLE: (apple, b"red"), PEAR: (pear, b"")}
+
+
+def test_guards_let_a_request_pass_and_write_nothing(handle):
+    [apple] = handle.write(put(APPLE, b"red"))
+    handle.write(guard(APPLE, apple), guard(PEAR))
+    [plum] = handle.write(put(PLUM, b"blue"), guard(APPLE, apple), guard(PEAR))[:1]
+    handle.write(remove(PLUM, plum), guard(APPLE, apple), guard(PEAR), guard(QUINCE))
+    assert handle.refused(guard(APPLE)) == {0: apple}
+    assert handle.refused(guard(PEAR, apple)) == {0: None}
+    assert handle.refused(put(PLUM, b"x"), guard(APPLE, plum), guard(PEAR, plum), guard(APPLE + b"s")) == {
+        1: apple,
+        2: None,
+    }
+    assert handle.stored() == {APPLE: (apple, b"red")}
+    handle.write(put(APPLE + b"s", b"many"), guard(APPLE, apple))
+    assert handle.get(APPLE, values=True) == [(APPLE, apple, b"red")]
 
 
 def test_a_request_mixes_changes_over_any_keys_of_a_segment(handle):
@@ -265,6 +282,21 @@ def test_pages_follow_the_order_of_table_keys_over_families_and_keys_without_one
         assert [entry.key for page in pages for entry in page] == sorted(keys)
         assert max(map(len, pages)) <= limit
     assert handle.pages(limit=1000)[0] == handle.entries(limit=1000)
+
+
+def test_a_page_says_that_it_is_the_last_where_nothing_is_behind_it(handle):
+    keys = [of(b"%d" % number, "one") for number in range(5)]
+    handle.write(*(put(key, b"v") for key in keys), put(of(b"behind", "two")))
+    within = range_of_family(family_prefix("one"))
+
+    def page(start: int, limit: int, *, values: bool = True):
+        return handle.run(handle.segment.page(KeyRange(keys[start], within.end), limit, values=values))
+
+    for values in (True, False):
+        assert [len(page(0, 6, values=values)), page(0, 6, values=values).is_last] == [5, True]
+        assert [len(page(0, 4, values=values)), page(0, 4, values=values).is_last] == [4, False]
+        assert [len(page(4, 4, values=values)), page(4, 4, values=values).is_last] == [1, True]
+    assert not handle.run(handle.segment.page(KeyRange(), 5, values=True)).is_last
 
 
 def test_a_range_has_its_start_and_not_its_end(handle):

@@ -15,6 +15,7 @@ from tests.resources.key_value_backends.segment_handle import (
     NOWHERE,
     Handle,
     Request,
+    guard,
     insert,
     of,
     put,
@@ -32,6 +33,9 @@ KINDS = {
     "replace old": lambda key, value, current, old: replace(key, old, value),
     "remove": lambda key, value, current, old: remove(key),
     "remove current": lambda key, value, current, old: remove(key, current),
+    "guard absent": lambda key, value, current, old: guard(key),
+    "guard current": lambda key, value, current, old: guard(key, current),
+    "guard old": lambda key, value, current, old: guard(key, old),
     "remove old": lambda key, value, current, old: remove(key, old),
 }
 _families = count()
@@ -90,6 +94,8 @@ class SegmentMachine(RuleBasedStateMachine):
         self.handle.send(request, repeated=repeated)
         self.applied.append(request)
         for change in request.changes:
+            if change.is_guard:
+                continue
             if change.key in self.expected:
                 self.old.append(self.expected.pop(change.key)[0])
             if change.value is not None:

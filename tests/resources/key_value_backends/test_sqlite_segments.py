@@ -17,6 +17,7 @@ from dagster_adjunct.resources.errors import (
     ConfigurationError,
     TableAccessError,
     TableError,
+    TableNotFoundError,
     TableUnavailableError,
 )
 from dagster_adjunct.resources.key_value.key_value_table import KeyValueTable
@@ -87,7 +88,7 @@ def test_what_is_deleted_leaves_nothing_in_the_file(handle, path, table):
 def test_a_missing_file_is_told_and_not_made(tmp_path):
     backend = SqliteSegments(tmp_path / "none.sqlite")
     table = new_table_id()
-    with pytest.raises(TableAccessError, match=r"none\.sqlite"):
+    with pytest.raises(TableNotFoundError, match=r"none\.sqlite"):
         handle_of(backend, table).get(APPLE)
     with pytest.raises(TableAccessError):
         backend.seal(table, 1)
