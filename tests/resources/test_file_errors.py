@@ -178,7 +178,7 @@ def test_an_sqlite_file_that_can_not_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     store = SqliteTable(tmp_path / "file" / "t.sqlite", "t", "id", columns={"id": "string"}, create=True)
     with blocking(store) as table, pytest.raises(TableAccessError, match="can't be made"):
-        table.get("a")
+        table.put("a", {})
 
 
 @pytest.mark.parametrize(
