@@ -181,7 +181,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
     async def send(self, operation: Operation[Any]) -> Outcomes:
         reads = operation.kind is OperationKind.GET
         try:
-            requests = await self._live(make=not reads and self.create)
+            requests = await self._live(make=not reads)
         except TableNotFoundError:
             if not (reads and self.create):
                 raise
@@ -197,7 +197,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
             return await self._write_batches(requests, operation)
         return await self._write_keys(requests, operation)
 
-    async def _live(self, *, make: bool) -> TableRequests:
+    async def _live(self, *, make: bool = True) -> TableRequests:
         mine = self._open.here()
         if mine.live is None:
             await asyncio.get_running_loop().run_in_executor(mine.threads, self._connect, mine, make)
@@ -215,7 +215,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
                     self._label,
                     self.table,
                     self._key_types,
-                    create=make,
+                    create=make and self.create,
                     forgets=self.forget_deleted_after is not None,
                 )
             except Exception as error:  # noqa: BLE001 - translated

@@ -212,7 +212,7 @@ def test_a_table_is_made_once_whoever_comes_first_and_paid_by_request(new_table,
 
     async def several():
         others = [function_like(store) for _ in range(4)]
-        await asyncio.gather(*(other.open() for other in others))
+        await asyncio.gather(*(other.put(f"k{number}", {}) for number, other in enumerate(others)))
         for other in others:
             await other.close()
 
@@ -380,7 +380,7 @@ def test_a_sum_beyond_its_columns_digits_is_refused_and_says_what_it_would_be(
 
 def test_what_others_wrote_beyond_a_type_may_only_come_nearer_to_it(new_table, dynamodb_server):
     store = new_table(columns=SUMMED)
-    do(store, get("k"))
+    do(store, put(("other", {})))
     item = {"id": {"S": "k"}, "small": {"N": "40000"}, "d": {"S": "many"}}
     dynamodb_server.client().put_item(TableName=store.table, Item=item)
     adds = [{"small": 1}, {"small": -5}, {"d": Decimal(1)}, {"f": 0.25}]
