@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 START = """
 from dagster_adjunct.resources.errors import ConfigurationError
@@ -27,6 +29,7 @@ session.sparkContext._jvm.org.slf4j.LoggerFactory.getLogger("x").error(
 """
 
 
+@pytest.mark.spark
 def test_a_master_that_can_not_be_is_told_and_no_java_frame_is_printed(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", START], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
