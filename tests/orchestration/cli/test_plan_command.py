@@ -193,6 +193,7 @@ def test_outside_of_a_repository_a_name_that_is_no_file_is_refused(
     assert "git knows no such revision" in refused(repository, "plan", "shop_app:app", "--against", "HEAD")
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize(
     "sql",
     [
@@ -215,6 +216,7 @@ def test_sql_that_spark_can_not_read_fails_the_plan(repository: Repository, sql:
     assert error.declared_at == "shop_app.py:5"
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize(
     "dataset",
     [
