@@ -19,8 +19,8 @@ NOW = dt.datetime(2026, 11, 22, tzinfo=dt.UTC)
 FIELDS = [
     "format", "name", "declaration", "version", "head", "pin", "versions", "delivered", "known", "abandoned",
     "awaited", "doomed", "lost", "stream", "offsets", "bootstrap", "retired", "retained_from", "confirmed_at",
-    "horizon", "positions_from", "quarantining", "applied", "decision", "next_number", "next_generation",
-    "counters", "change", "numbers", "written",
+    "horizon", "first_ordered", "positions_from", "quarantining", "applied", "decision", "next_number",
+    "next_generation", "counters", "change", "numbers", "written",
 ]  # fmt: skip
 DECLARED: dict[str, Any] = {
     "input": "lake.planes", "key": ("k",), "key_types": ("string",), "partition_by": ("k",), "input_partitions": 1,
@@ -49,6 +49,11 @@ def test_a_manifest_is_stored_with_all_fields_in_their_order_and_read_back_as_it
     assert list(stored) == FIELDS
     assert manifest_from(stored) == manifest
     assert list(stored_body(manifest_from(stored))) == FIELDS
+
+
+@pytest.mark.parametrize("kind", [BoundedManifest, UnboundedManifest])
+def test_no_field_of_a_manifest_is_dropped_when_it_is_stored(kind: type[DatasetManifest]) -> None:
+    assert set(kind.model_fields) <= set(FIELDS)
 
 
 def test_what_only_the_other_kind_has_is_stored_empty() -> None:
