@@ -33,12 +33,13 @@ def csv_tables(tree: FileTree, file: FoundFile, schema: Schema, where: str) -> I
 
     with tree.on_disk(file) as path:
         names = _header(path, file.path, schema, where)
-        number, last = 0, None
+        number, last = 0, None  # the last text, where such a column ends the file
         source = Watched(opened(path, file.path))
         try:
             for batch in _reader(source, schema):
                 table = pa.Table.from_batches([batch])
-                last = table.column(names[-1])[-1].as_py() if table.num_rows else last
+                if table.num_rows and schema.field(names[-1]).type == "string":
+                    last = table.column(names[-1])[-1].as_py()
                 yield number, table.select(list(schema.names))
                 number += table.num_rows
         except pa.ArrowInvalid as error:
@@ -106,12 +107,12 @@ def _explained(error: Exception, names: list[str], schema: Schema, where: str) -
     return damaged(where, error)
 
 
-def _check_closed(tail: bytes, column: str, last: Any, where: str) -> None:
+def _check_closed(tail: bytes, column: str, last: str | None, where: str) -> None:
     """Refuse a file that ends inside of a quoted value: the reader takes its end for the closing quote.
 
     Without this, one quote too many would swallow all lines after it into one value.
     """
-    if not isinstance(last, str) or len(last) > Watched.KEPT // 8:
+    if last is None or len(last) > Watched.KEPT // 8:
         return
     ending = tail.rstrip(b"\r\n")
     plain = last.encode()

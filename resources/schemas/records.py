@@ -71,6 +71,14 @@ def _table_of_rows(rows: Sequence[Mapping[str, Any]], what: str) -> pa.Table:
             if len(moments) > 1:
                 raise TypeError("dates, times with a zone and times without one are mixed")
             columns[name] = pa.array(values)
+        except UnicodeEncodeError as error:  # json.loads makes it of "\\ud83d" alone
+            row = next(row for row, value in enumerate(values) if _is_half_a_character(value))
+            raise SchemaMismatchError(
+                f"{what}: column {name!r} of row {row} is {ascii(values[row])[:100]}, which has half of a character.",
+                "Write the whole character, or replace the half: text.encode('utf-8', 'replace').decode().",
+                column=name,
+                row=row,
+            ) from error
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise SchemaMismatchError(
                 f"{what}: column {name!r} of the rows can't be made an Arrow column: {_in_words(error)}.",
@@ -78,6 +86,16 @@ def _table_of_rows(rows: Sequence[Mapping[str, Any]], what: str) -> pa.Table:
                 column=name,
             ) from error
     return pa.table(columns)
+
+
+def _is_half_a_character(value: Any) -> bool:
+    import pyarrow as pa
+
+    try:
+        pa.array([value])
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _without_views(table: pa.Table) -> pa.Table:

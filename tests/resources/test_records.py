@@ -19,6 +19,7 @@ from dagster_adjunct import IN_PROCESS, LakeStreams, Schema, advance_dataset, bo
 from dagster_adjunct.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.lakes import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.schemas.records import table_of
 from dagster_adjunct.sources import QuerySource
 from dagster_adjunct.tables import BlockingTable, MemoryTable, RemoteTable
 
@@ -153,3 +154,10 @@ def test_spark_takes_what_a_query_computes_as_any_frame(form: str, spark: SparkS
     advance_dataset(lake, {}, bounded_dataset("d", input=query, key="k", partitions=1), spark, by="test")
     with open_dataset(lake, "d") as opened:
         assert {key: entry["n"] for key, entry in opened.items()} == {"a": 1, "b": 2**53 + 1}
+
+
+@pytest.mark.parametrize("half", [{"k": "\ud83d"}, {"k": "fine", "tags": ["\udc00"]}])
+def test_half_a_character_is_refused_with_its_column_and_row(half: dict[str, Any]) -> None:
+    with pytest.raises(SchemaMismatchError) as caught:
+        table_of([{"k": "a", "tags": []}, half], "rows")
+    assert (caught.value.column, caught.value.row) == (list(half)[-1], 1)

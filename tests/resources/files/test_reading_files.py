@@ -122,6 +122,21 @@ def test_a_csv_value_that_is_not_utf_8_or_has_no_zone_is_refused(folder: Path) -
     refused(folder, "b.csv", "csv", "'at'", "zone", schema=Schema.of(at="timestamp"))
 
 
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("date", "0000-12-31"),
+        ("timestamp", "0000-01-01T00:00:00Z"),
+        ("timestamp", "9999-12-31T23:59:59-01:00"),
+        ("timestamp", "0001-01-01T00:00:00+01:00"),
+    ],
+)
+def test_a_date_that_python_lacks_is_refused_at_the_very_end_of_a_csv_file(folder: Path, kind: str, value: str) -> None:
+    (folder / "a.csv").write_text(f"id,when\n1,\n2,{value}\n")
+    error = refused(folder, "a.csv", "csv", "line 3", schema=Schema.of(id="int", when=kind))
+    assert (error.column, error.line) == ("when", 3)
+
+
 def test_compressed_texts_are_read_by_their_ending_and_refused_when_cut(folder: Path) -> None:
     text = b"tailnum,seats\n" + b"N1,2\n" * 10_000
     (folder / "a.csv.gz").write_bytes(gzip.compress(text))
