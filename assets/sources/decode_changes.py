@@ -81,14 +81,14 @@ def schema_of_rows(spec: AdjunctDataset, stream_schema: Schema) -> Schema:
 
 
 def _check_ordering(spec: AdjunctDataset, rows: Schema, name: str, what: str) -> None:
-    following, told = spec.following, f"{what}: order_by names "
+    following = spec.following
     order = following.order_by or ()
     if name in rows.names:
         kind = rows.field(name).type
         if not has_order(kind):
             raise SchemaMismatchError(
-                f"{told}the column {name!r}, which is {kind}: expected an integer, a decimal without fraction, a date, "
-                "a timestamp, or a text of numbers.",
+                f"{what}: order_by names the column {name!r}, which is {kind}: expected an integer, a decimal without "
+                "fraction, a date, a timestamp, or a text of numbers.",
                 "Order by another column, or by offset (leave order_by out).",
                 dataset=spec.name,
                 column=name,
@@ -104,7 +104,8 @@ def _check_ordering(spec: AdjunctDataset, rows: Schema, name: str, what: str) ->
         )
     refused = refused_path(order, name)
     if refused is not None:
-        raise SchemaMismatchError(f"{told}{refused[0]}.", refused[1], dataset=spec.name, column=name)
+        told = f"{what}: order_by names {name!r}: {refused[0]}"
+        raise SchemaMismatchError(f"{told}.", refused[1], dataset=spec.name, column=name)
 
 
 def _check_valid_from(rows: Schema, name: str | None, what: str) -> None:

@@ -122,7 +122,7 @@ def has_order(kind: str) -> bool:
 NUMBER = r"^[+-]?0*([0-9]{1,99})$"
 _LSN = re.compile(r"^[0-9A-Fa-f]{1,32}(:[0-9A-Fa-f]{1,32})+$")
 _POSTGRES_LSN = re.compile(r"^[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}$")
-_BINLOG = re.compile(r"^(.*[A-Za-z].*)\.[0-9]{1,20}(:[0-9]{1,20})?$", re.DOTALL)
+_BINLOG = re.compile(r"^([^\s:@]*[A-Za-z][^\s:@]*)\.[0-9]{1,20}(:[0-9]{1,20})?$")  # a time with a fraction is none
 _GTID = re.compile(r"^([0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}(?::\w+)?):[0-9]{1,20}$")
 _MARIADB_GTID = re.compile(r"^([0-9]+)-[0-9]+-[0-9]{1,20}$")
 _PART, _HEX = "0*([0-9]{1,20})", "0*([0-9A-Fa-f]{1,32})"

@@ -377,6 +377,7 @@ def test_both_engines_make_the_same_positions(spark: Any) -> None:
     [
         ("gtid", "2024-01-02T03:04"), ("day", "2024-01-02"), ("day", "01/02"), ("n", "1.25"), ("n", "0x1f"), ("n", "٣"),
         ("n", "v1"), ("n", '["1","2"]'), ("n", "4F2B-11"),
+        ("at", "2026-01-01T00:00:00.000123"), ("at", "2026-01-01 CET.000123"), ("by", "ann@example.1"),
     ],
 )  # fmt: skip
 def test_texts_that_only_look_ordered_are_not(name: str, text: str) -> None:
