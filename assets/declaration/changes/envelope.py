@@ -263,7 +263,9 @@ def _absent(path: str, *, first: bool) -> Column:
     fields = block if name == path else source
     orders = F.create_map(*[F.lit(part) for pair in ORDERS.items() for part in (pair[0], order_in_code(pair[1]))])
     names = F.nullif(F.array_join(F.array_sort(F.map_keys(fields)), ", "), F.lit(""))
-    told = F.concat(F.lit(f"{NO_PATH}no value to order by: it has no {path!r}, but "), a_value(F.coalesce(names, F.lit("nothing"))))
+    told = F.concat(
+        F.lit(f"{NO_PATH}no value to order by: it has no {path!r}, but "), a_value(F.coalesce(names, F.lit("nothing")))
+    )
     advice = F.concat(F.lit("; changes of its connector take "), orders[source["connector"]])
     told = F.concat(told, F.coalesce(advice, F.lit("")))
     asked = F.col(path_column(path)).isNull() & F.col(_OP).isin("c", "r", "u", "d")
