@@ -119,6 +119,7 @@ def _is_pandas(value: object) -> bool:
 
 def _in_words(error: Exception) -> str:
     """Return what Arrow says in one line; it names a column of pandas in the second argument."""
-    return "; ".join(
+    words = "; ".join(
         str(argument).strip().splitlines()[0].rstrip(".") for argument in error.args if str(argument).strip()
     )
+    return words.encode(errors="backslashreplace").decode()  # half a character can't be written down

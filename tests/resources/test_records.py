@@ -161,3 +161,10 @@ def test_half_a_character_is_refused_with_its_column_and_row(half: dict[str, Any
     with pytest.raises(SchemaMismatchError) as caught:
         table_of([{"k": "a", "tags": []}, half], "rows")
     assert (caught.value.column, caught.value.row) == (list(half)[-1], 1)
+
+
+def test_a_query_that_gives_half_a_character_is_rejected(tmp_path: Path) -> None:
+    lake, frame = open_lake(tmp_path), pd.DataFrame({"k": ["a"], "v": ["\ud83d"]})
+    source = QuerySource(lambda _, __: frame, Schema.of(k="string", v="string"), name="halves")
+    dataset = bounded_dataset("halves", input=source, key="k", broadcast=True)
+    assert advance_dataset(lake, {}, dataset, IN_PROCESS, by="test").action == "rejected"

@@ -39,7 +39,7 @@ from dagster_adjunct.assets.declaration.changes.unavailable import (
 )
 from dagster_adjunct.assets.declaration.extractors.extractor import companions
 from dagster_adjunct.resources.schemas.quoted_columns import column
-from dagster_adjunct.resources.schemas.readable_values import YEARS
+from dagster_adjunct.resources.schemas.readable_values import UTF8, YEARS
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.streams.interface.stream_system import META, TOMBSTONE
 
@@ -235,6 +235,8 @@ def _problem(
             if field.type not in _READ
         ],
         *[_misfit(declared, field, _RAW_BEFORE, _BEFORE) for field in old.fields if field.type not in _READ],
+        *[_half(field, F.col(_RAW)) for field in schema.fields if field.type == "string"],
+        *[_half(field, F.col(_RAW_BEFORE)) for field in old.fields if field.type == "string"],
     ]
     if own:
         reasons.append(_foreign(own))
@@ -335,6 +337,21 @@ def _misfit(declared: Envelope, field: Field, raw: str, converted: str) -> Colum
     if field.type == "timestamp" and declared.timestamps is None:
         told = F.concat(told, F.when(is_number(value), F.lit("; timestamps= says what it counts")).otherwise(""))
     return F.when(sent.isNotNull() & F.col(converted)[field.name].isNull(), told)
+
+
+_HALF = (
+    r"(?i)(?<!\\)(?:\\\\)*\\u"
+    r"(?:d[89ab][0-9a-f]{2}(?!\\ud[c-f][0-9a-f]{2})|(?<!\\ud[89ab][0-9a-f]{2}\\u)d[c-f][0-9a-f]{2})"
+)
+
+
+def _half(field: Field, row: Column) -> Column:
+    """Return the reason for a text with half of a character, of which JSON's reader makes a question mark."""
+    from pyspark.sql import functions as F
+
+    value, text = row[field.name], F.col(TEXT)
+    told = F.lit(f"column {field.name!r} has half of a character: {UTF8}")
+    return F.when(value.contains("?") & text.contains("\\u") & text.rlike(_HALF), told)
 
 
 def _unavailable(declared: Envelope, schema: Schema) -> Column:
