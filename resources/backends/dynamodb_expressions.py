@@ -192,6 +192,13 @@ def update_or_begin(key: KeyItem, changes: EncodedChanges, guard: Guard) -> Requ
     return {"Key": key, "ReturnValues": "ALL_OLD", **_changed(expression, clauses, changes, guard, removes)}
 
 
+def pass_over(key: KeyItem, guard: Guard) -> Request:
+    """UpdateItem: keep the mark of an entry that has nothing to change, where there is no record but a tombstone."""
+    expression = _Expression()
+    clauses = [f"attribute_exists({expression.name(DELETED)})", *expression.guard(guard)]
+    return {"Key": key, **expression.request(clauses, expression.set(guard.attributes), ())}
+
+
 def tombstone_columns(key: KeyItem, kept: Item, columns: Iterable[str], guard: Guard) -> Request:
     """UpdateItem: take the record's `columns` away; all marks stay."""
     expression = _Expression()

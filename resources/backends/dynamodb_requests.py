@@ -242,9 +242,16 @@ class TableRequests:
         return False, self._contended(key)
 
     def _add_late(self, key: KeyItem, changes: EncodedChanges, guard: Guard, answer: _Answer) -> Problem | None:
-        """Do what an update that did not pass adds and appends, if it is late and the record is there."""
+        """Do what an update that did not pass adds and appends, if it is late and the record is there.
+
+        Where there is none, its mark is kept: nor does it change anything when it comes again and the record has begun.
+        """
         late, of_source = changes.late, Guard(source=guard.source, position=guard.position)
         adds_late = guard.position is not None and guard.time is not None and (late.add or late.append)
+        if adds_late and not answer.present and of_source.holds(answer.item):
+            answer = self._send(expressions.pass_over(key, of_source))
+            if not answer.failed:
+                return Problem(State.SKIPPED)
         if adds_late and answer.present and of_source.holds(answer.item):
             answer = self._send(expressions.update(key, late, of_source, {}))
             if not answer.failed:

@@ -281,9 +281,6 @@ _LATE_IS_SKIPPED = r"""
   if late then return 2 end
 """
 
-_LATE_NEEDS_A_RECORD = r"""
-  if late and not there(known) then return 2 end
-"""
 
 _LATE_CHANGES_NOTHING = r"""
   if late and not fields[1] then return 2 end
@@ -346,6 +343,16 @@ _KEEP_MARKS = r"""
     marks = marks .. "\n" .. source .. "\t" .. position
   end
   fields[#fields + 1], fields[#fields + 2] = "adjunct_marks", marks
+"""
+
+# What is passed over has its mark, so that it is passed over when it comes again after the record has begun anew.
+_LATE_NEEDS_A_RECORD = f"""
+  if late and not there(known) then
+    local fields = {{}}
+    {_KEEP_MARKS}
+    set(fields)
+    return 2
+  end
 """
 
 _PUT = r"""

@@ -271,7 +271,7 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
         elif not path.exists():
             raise TableNotFoundError(
                 f"{self._label}: there is no such file.",
-                "Correct the path, or declare it with create=True.",
+                "Correct the path, or bring the file back. With create=True the first write makes one.",
                 table=self._label,
             )
         connection = self._file("rwc" if make else "rw")

@@ -162,7 +162,8 @@ def planned(codec: RowCodec, operation: Operation[Any], asked: Checked, stored: 
                 plan.problems[entry.place] = Problem(State.SKIPPED)
                 continue
             problem = (updates.add_late if late else step)(plan, stored, entry)
-            if problem is None:
+            passed_over = late and problem is not None and problem.state is State.SKIPPED  # and so when it comes again
+            if problem is None or passed_over:
                 applied.remember(conditions, mark, entry.time, late=late)
                 plan.applied[entry.key] = applied
         if problem is not None:

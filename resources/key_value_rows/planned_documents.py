@@ -130,3 +130,5 @@ def _new_documents(
     for key, changes in plan.changes.items():
         if changes.set or changes.append or key in marks:
             yield key, {**documents.changed(seen.documents[key], changes), **marks.get(key, {})}
+    for key in marks.keys() - {*plan.puts, *plan.begins, *plan.deletes, *plan.changes}:
+        yield key, {**seen.documents[key], **marks[key]}

@@ -93,9 +93,9 @@ class MemoryTable(StoreFunction[Hashable, Record, Record | Changes]):
             late = self._is_late(operation, place, key)
             began, problem = (0, self._add_late(operation, place, key)) if late else self._write(operation, place, key)
             begun += began
-            if problem is None:
+            if problem is None or (late and operation.adds_late):
                 self._remember(operation, place, key, late=late)
-            else:
+            if problem is not None:
                 problems[place] = problem
         return Outcomes(len(entries), problems=problems, defaults_put=begun)
 

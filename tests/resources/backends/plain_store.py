@@ -43,10 +43,10 @@ class PlainStore:
             if known is None and self.records.get(key, {}).get(newest_by) is not None:
                 known = (self.records[key][newest_by], "", 0, 0)
             if known is not None and order < known:
-                if kind != "update" or not idempotent or not self._add_late(message):
+                if kind != "update" or not idempotent:
                     return "skipped"
-                self.last[(key, message.source)] = message.place
-                return "done"
+                self.last[(key, message.source)] = message.place  # where it finds no record it is through, too
+                return "done" if self._add_late(message) else "skipped"
         done = getattr(self, f"_{kind}")(message)
         if done == "done":
             if idempotent:

@@ -7,6 +7,7 @@ that what is shown is the store's own doing. The same through all layers is in t
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -183,6 +184,31 @@ def test_deletes_under_conditions_are_not_undone_by_what_is_older(new_store):
         return seen
 
     assert run(in_turn()) == [older.offset, None, None, newer.offset]
+
+
+def test_a_late_update_of_a_deleted_record_changes_nothing_however_often_it_comes(new_store):
+    """Also where a newer record has begun in between: a batch that is run again ends as it did the first time."""
+    sent = sorted(messages(5, keys=1)["lake.clicks.0"], key=lambda m: (m.time, m.offset))
+    late, deleted, newer = (
+        counting_beside_newest([replace(sent[at], source=source)])
+        for at, source in ((10, "lake.a.0"), (30, "lake.b.0"), (50, "lake.c.0"))
+    )
+    delete = Operation(
+        OperationKind.DELETE,
+        RowEntries(deleted.entries.keys, marks=deleted.entries.marks, newest=deleted.entries.newest),
+        conditions=deleted.conditions,
+    )
+    store = new_store()
+
+    async def in_turn():
+        await store.open()
+        outcomes = [await store.send(operation) for operation in (delete, late, newer, late)]
+        await store.close()
+        return [bool(outcome.places(State.SKIPPED)) for outcome in outcomes], await records(store, ["k0"])
+
+    skipped, kept = run(in_turn())
+    assert skipped == [False, True, False, True]
+    assert kept["k0"]["total"] == totals([sent[50]])["k0"]
 
 
 def test_a_key_several_times_in_one_operation_takes_effect_in_order(new_store):
