@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct import Schema
+from dagster_adjunct import MessageStream, Schema
 from dagster_adjunct.errors import OperatorFailedError
 from dagster_adjunct.orchestration.operators.functions.record_functions import RecordCall, _made
 
@@ -73,6 +74,7 @@ def test_a_value_that_python_does_not_have_is_told_by_its_column_and_not_blamed_
     assert (error.stream, error.partition, error.offset, error.file) == ("lake.s", 3, "11", None)
     assert error.record == "{k: 'b', at: '+10000-01-01 00:00:00'}"
     assert "column 'at'" in error.problem
+    assert all(hasattr(MessageStream, operator) for operator in re.findall(r"(\w+)\(…\)", error.next_step))
     assert given == []
     hidden = RecordCall("flat-map-2", function, Schema.of(n="int"), stream="lake.s", sensitive=frozenset({"at"}))
     with pytest.raises(OperatorFailedError) as caught:

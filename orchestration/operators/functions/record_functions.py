@@ -125,7 +125,7 @@ def check_given(
     problem = f"{operator}: {found.problem(f'a record for {function}', hidden=hidden)}"
     place = _position(records, found.row, stream)
     told = failed(problem, None, record, sensitive, operator=operator, **place)
-    step = "Make another value of it before, or null; or leave the record, or the column, out: where(…), select(…)."
+    step = "Make another value of it before, or null; or leave the record, or the column, out: filter(…), select(…)."
     raise told.reworded(told.problem, step)
 
 
