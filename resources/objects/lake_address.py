@@ -67,7 +67,9 @@ def check_address(url: str, what: str, schemes: Sequence[str] = _SCHEMES) -> Non
     elif _WINDOWS.match(url):
         problem, right = "is a path of Windows", "the folder as this machine names it, with slashes"
     elif _NO_COLON.match(url):
-        problem, right = "has no colon after its scheme", url.replace("//", "://", 1)
+        problem, (scheme, _, rest) = "has no colon after its scheme", url.partition("//")
+        if scheme.lower() in schemes and scheme.lower() != "file":
+            right = f"{scheme.lower()}://{rest}"
     elif named and scheme not in schemes and (slashes or scheme.lower() in schemes):
         problem = f"has the unknown scheme {scheme!r}"
     elif named and scheme == "file" and (not slashes or urlsplit(url).netloc not in ("", "localhost")):

@@ -99,11 +99,22 @@ def _is_half_a_character(value: Any) -> bool:
 
 
 def _without_views(table: pa.Table) -> pa.Table:
-    """Return a table with plain texts and bytes in place of views, which Polars gives and few kernels take."""
+    """Return a table with plain texts and bytes in place of views, which Polars gives and few kernels take.
+
+    Of categories, too: they come as their values.
+    """
     import pyarrow as pa
 
     plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
-    return table.cast(pa.schema([field.with_type(plain.get(field.type, field.type)) for field in table.schema]))
+    columns = []
+    for column in table.columns:
+        if pa.types.is_dictionary(column.type) and column.type.value_type in plain:
+            kind = plain[column.type.value_type]
+            taken = [chunk.dictionary.cast(kind).take(chunk.indices) for chunk in column.chunks]
+            columns.append(pa.chunked_array(taken, kind))
+        else:
+            columns.append(column.cast(plain.get(column.type, column.type)))
+    return pa.table(columns, names=table.column_names)
 
 
 def _each_once(table: pa.Table, what: str) -> pa.Table:

@@ -47,6 +47,8 @@ FORMS: dict[str, Callable[[list[dict[str, Any]]], Any]] = {
     "pandas filtered": lambda rows: pandas_frame([{**A, "n": 0}, *rows]).query("n != 0 or n.isna()"),
     "pandas with an index": lambda rows: pandas_frame(rows).set_index("k"),
     "polars": pl.DataFrame,
+    "polars with categories": lambda rows: pl.DataFrame(rows).with_columns(pl.col("k").cast(pl.Categorical)),
+    "polars with an enum": lambda rows: pl.DataFrame(rows).with_columns(pl.col("k").cast(pl.Enum(["c", "b", "a"]))),
     "batch": pa.RecordBatch.from_pylist,
     "table": pa.Table.from_pylist,
     "duckdb": duckdb_relation,

@@ -168,6 +168,14 @@ def test_an_address_that_can_not_work_is_refused(url: str, tmp_path: Path, monke
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("url", ["gs//bucket", "abfss//c", "file//x", "S3//b/x", "s3//b/x"])
+def test_an_address_without_a_colon_is_not_told_as_one_that_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        open_lake(url)
+    takes = "Write s3://b/x," if url.lower().startswith("s3") else "Write s3://BUCKET/PREFIX or file:///FOLDER,"
+    assert takes in str(refused.value)
+
+
 @pytest.mark.parametrize("url", ["s3//key:secret@b", "s3a:/key:secret@b", "https://key:secret@b/x"])
 def test_a_login_in_an_address_that_is_refused_is_not_shown(url: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
