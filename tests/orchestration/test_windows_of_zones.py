@@ -103,11 +103,29 @@ def test_days_of_a_zone_have_23_and_25_hours_however_batches_are_cut(step_world:
     assert plan.startswith("tumbling 1 day of America/New_York by shop")
 
 
+@pytest.mark.spark
+def test_a_zone_that_java_does_not_know_is_refused_before_a_batch(step_world: StepWorld) -> None:
+    world = step_world
+    world.stream("sales", "shop", 1, shop="string", at="timestamp", amount="bigint")
+    app = Application("takings")
+    sales = app.input_stream("lake.sales", event_time="at")
+    sales.window(Tumbling(days=1, zone="ROC"), by="shop", name="days", aggregates={"n": Count()}).send_to(
+        app.output_stream("lake.days", partitions=1, key="shop")
+    )
+    world.send("sales", ("s", dt.datetime(2026, 3, 6, 17, tzinfo=dt.UTC), 1))
+    with pytest.raises(ConfigurationError) as refused:
+        world.run(app)
+    assert (refused.value.argument, "stays open" in str(refused.value)) == ("zone", False)
+
+
 @pytest.mark.parametrize(
     ("given", "argument"),
     [
         ({}, "size"),
         ({"days": 1}, "zone"),
+        ({"days": 1, "zone": "localtime"}, "zone"),
+        ({"days": 1, "zone": "posixrules"}, "zone"),
+        ({"days": 1, "zone": "right/UTC"}, "zone"),
         ({"size": DAY, "zone": NEW_YORK}, "zone"),
         ({"size": DAY, "days": 1, "zone": NEW_YORK}, "days"),
         ({"days": 0, "zone": NEW_YORK}, "days"),

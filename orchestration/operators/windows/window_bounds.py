@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 from dagster_adjunct.orchestration.operators.windows.window_kinds import Sliding, Tumbling, micros
+from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -29,6 +30,7 @@ def start_of(time: Column, kind: Tumbling) -> Column:
         assert kind.size is not None
         return time - F.pmod(time, F.lit(micros(kind.size)))
     zone, length = kind.zone, micros(kind.local)
+    _check_known_to_spark(zone)
     label = _floor(_clock(time, zone), length)
     # Clocks that are put back show times again, and those that are put forward leave some out: the label may be that
     # of the window before or after.
@@ -56,6 +58,25 @@ def end_of(start: Column, kind: Tumbling | Sliding) -> Column:
     later = start + length
     again = F.pmod(_clock(later, zone), F.lit(length)) == 0
     return F.when(again & ((later < end) | (end <= start)), later).otherwise(end)
+
+
+@cache
+def _check_known_to_spark(zone: str) -> None:
+    """Refuse a zone that Java does not know, whose database is another one than Python's, before there is a batch."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    asked = "select from_utc_timestamp(timestamp'1970-01-01 00:00:00', :zone)"
+    try:
+        SparkSession.active().sql(asked, args={"zone": zone}).collect()
+    except PySparkException as error:
+        if "INVALID_TIMEZONE" not in str(error):
+            raise
+        raise ConfigurationError(
+            f"Tumbling has zone={zone!r}, which Spark's Java does not know.",
+            'Write another name of the same clocks, such as "Asia/Taipei" for "ROC", or update Java.',
+            argument="zone",
+        ) from error
 
 
 def _floor(clock: Column, length: int) -> Column:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeAlias
@@ -12,6 +13,8 @@ from dagster_adjunct.resources.errors import ConfigurationError
 
 _MOST = 1_000
 _HOURS = (1, 2, 3, 4, 6, 8, 12)
+# Files beside the zones that Python takes for zones, and nothing else does; those in right/ count leap seconds.
+_NO_ZONE = re.compile(r"(posix|right)/|(localtime|posixrules|Factory)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,7 @@ def _check_calendar(days: int | None, hours: int | None, zone: object) -> None:
             argument=argument,
         )
     try:
-        known = isinstance(zone, str) and ZoneInfo(zone) is not None
+        known = isinstance(zone, str) and not _NO_ZONE.match(zone) and ZoneInfo(zone) is not None
     except (KeyError, ValueError, OSError):  # a name that is unknown, or none at all
         known = False
     if not known:
