@@ -119,7 +119,12 @@ CASES: list[tuple[Callable[[Any, Application], Any], str, str]] = [
     ),
     (
         lambda s, app: s.with_columns(w="from_json(if(v = 23, '{', '{}'), 'a int', map('mode', 'FAILFAST')).a"),
-        r"with-columns-2 raised MALFORMED_RECORD_IN_PARSING\S*: \[MALFORMED_RECORD_IN_PARSING",
+        r"with-columns-2: \[MALFORMED_RECORD_IN_PARSING",
+        "k23",
+    ),
+    (
+        lambda s, app: s.with_columns(w="cast(if(v = 23, 3000000000L, 1L) as int)"),
+        r"with-columns-2: \[CAST_OVERFLOW\] The value 3000000000L .* Use `try_cast` .*for \{k: 'k23'",
         "k23",
     ),
 ]

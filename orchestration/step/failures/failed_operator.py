@@ -49,6 +49,8 @@ class Failure:
         """Return it in words, those of the error itself only where it may be `told`."""
         if self.part is not None:
             return f"{what}: {cut(self.part)}: {self.message if told else self.kind}"
+        if f"[{self.kind}]" in self.message:  # Spark's own words, whose end says what to do
+            return f"{what}: {self.message if told else self.kind}"
         return f"{what} raised {self.kind}{f': {cut(self.message)}' if told and self.message else ''}"
 
 
