@@ -37,7 +37,8 @@ def advance_dataset(
 
     `spark` is called only when there is something to build. Safe to call again after any failure; several
     datasets may advance at the same time, in threads of one session. `partition` and `make_current` are for
-    bounded datasets with version partitions (see `advance_bounded`); `on_stage` hears of each stage's end.
+    bounded datasets with version partitions (see `advance_bounded`); `on_stage` hears of each stage's end, and of
+    each build's begin.
     """
     runtime = Runtime(lake, systems, starter_of(spark), by)
     return advance(runtime, spec, partition=partition, make_current=make_current, on_stage=on_stage)

@@ -51,6 +51,7 @@ def build_candidate(member: Member, delivery: Delivery) -> Built:
     with member.stages("build", delivery.version) as building:
         built = _finished(member, delivery, fingerprint)
         if built is None:
+            member.stages.begin_build(delivery.version)
             attempt = log.attempt()
             built = Built(member, delivery, attempt, member.manifest.next_number, None)
             with AttemptRenewal(log.lake, log.name, attempt.id, member.context.by) as renewal:

@@ -101,6 +101,7 @@ def apply_ranges(
             alone = over_time is None and rewinding is None  # else stored rows are read, too
             with advance.stages("build"), interpreted_if_few(context.spark, records if records and alone else None):
                 if records:
+                    advance.stages.begin_build()
                     progress, generation, counted, samples = write_changes(
                         advance,
                         progress,

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 REJECT = "reject"
 """The stage in which a version that was refused is kept aside, in place of seal and switch."""
 
+BUILDING = "building"
+"""What is told when a build begins, whose end is told as "build"."""
+
 Action = Literal[
     "sealed", "rejected", "unchanged", "waiting", "bootstrapped", "applied", "rewound", "up-to-date", "stale"
 ]
@@ -25,8 +28,9 @@ Action = Literal[
 
 @dataclass(frozen=True, slots=True)
 class StageEvent:
-    """One stage of a dataset's advance has ended; `version` is the delivered name, None where there is none yet.
+    """One stage of a dataset's advance has ended, or a build has begun (BUILDING).
 
+    `version` is the delivered name, None where there is none yet.
     `detail` says how far a bootstrap is, what validators found, or why a version was rejected.
     """
 
@@ -39,12 +43,14 @@ class StageEvent:
     @property
     def is_notable(self) -> bool:
         """Whether somebody who waits wants to read of it: it took a while, or it has something to say."""
-        return self.seconds >= 0.1 or bool(self.detail)
+        return self.seconds >= 0.1 or bool(self.detail) or self.stage == BUILDING
 
     def summary(self) -> str:
         """Return the event in one line, for logs."""
         version = f", version {self.version}" if self.version else ""
         detail = f": {self.detail}" if self.detail else ""
+        if self.stage == BUILDING:
+            return f"dataset {self.dataset}{version}: building"
         verb = "rejected and kept aside" if self.stage == REJECT else self.stage
         return f"dataset {self.dataset}{version}: {verb} took {self.seconds:.2f} s{detail}"
 
@@ -150,6 +156,10 @@ class Stages:
             took = time.perf_counter() - began
             self.seconds[running.name] = self.seconds.get(running.name, 0.0) + took
             self._on_stage(StageEvent(self._dataset, version, running.name, took, running.detail))
+
+    def begin_build(self, version: str | None = None) -> None:
+        """Tell that a build begins: it may take long, and Spark may have to start for it."""
+        self._on_stage(StageEvent(self._dataset, version, BUILDING, 0.0))
 
     def tell(self, stage: str, seconds: float, detail: str) -> None:
         """Tell how far a stage is that other stages are part of."""

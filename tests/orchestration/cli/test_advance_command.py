@@ -167,6 +167,9 @@ def test_a_refused_version_has_an_exit_code_of_its_own_and_never_a_switch_in_its
     advance_dataset(world.lake, world.systems, judged, IN_PROCESS, by="ada", on_stage=events.append)
     told = {event.stage: event.summary() for event in events if event.version == "v6"}
     assert "rejected and kept aside" in told["reject"]
+    building, built, *_ = [event for event in events if event.version == "v6"]
+    assert (building.summary(), building.is_notable) == ("dataset stock, version v6: building", True)
+    assert built.stage == "build"
     assert "min_rows: 1 rows, expected 2 or more" in told["reject"]
     assert not {"seal", "switch"} & told.keys()
     world.send("stock", [("c", 3), ("b", 2), ("a", 1)], version="v7")
