@@ -233,7 +233,8 @@ class EntryCoder(Generic[K, V]):
         if isinstance(error, KeyValueTableError):
             table = self.table
             problem = f"key-value table {table}: {what}: {error.problem}"
-            return error.reworded(problem, error.next_step, scope=table.scope, table=table.name)
+            of = {"serializer": type(serializer).__name__} if isinstance(error, SerializationError) else {}
+            return error.reworded(problem, error.next_step, scope=table.scope, table=table.name, **of)
         if isinstance(error, AdjunctError):
             return error
         return SerializationError(

@@ -422,8 +422,11 @@ def test_an_error_of_a_serializer_says_whether_it_is_about_the_key_or_the_value(
     with pytest.raises(SerializationError, match="the stored key b'k' of the family 'f' can't be read: 1 stored bytes"):
         BlockingKeyValueTable(whole).get_all(["i", "j", "k"], family="f")
     table.put("k", "v")
-    with pytest.raises(SerializationError, match="the value of the stored key b'k' can't be read: 1 stored bytes"):
+    with pytest.raises(SerializationError, match="the value of the stored key b'k' can't be read: 1 stored") as unread:
         BlockingKeyValueTable(whole).get("k")
+    with pytest.raises(SerializationError) as unwritten:
+        BlockingKeyValueTable(whole).put("k", "v")
+    assert unread.value.serializer == unwritten.value.serializer == "IntegerSerializer"
 
 
 def test_a_version_travels_as_bytes() -> None:
