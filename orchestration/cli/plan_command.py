@@ -58,7 +58,7 @@ def plan(
     """
     from dagster_adjunct.orchestration.planner.lake_catalog import plan_application, systems_for
     from dagster_adjunct.orchestration.planner.sql_syntax import check_syntax
-    from dagster_adjunct.orchestration.startpoints.other_writers import other_writers
+    from dagster_adjunct.orchestration.startpoints.other_writers import told_in_plan
     from dagster_adjunct.resources.lakes import open_lake
 
     form = "json" if json_output else form
@@ -78,8 +78,7 @@ def plan(
     lake = open_lake(lake_url)
     planned = plan_application(app, systems_for(app, lake))
     if against is None:
-        told = [f"{other.words(app.name)} (adjunct app rename)." for other in other_writers(lake, app)]
-        planned = replace(planned, notes=(*planned.notes, *told))
+        planned = replace(planned, notes=(*planned.notes, *told_in_plan(lake, app)))
     if not verify:  # else Spark itself reads it all
         check_syntax(app)
     if verify:

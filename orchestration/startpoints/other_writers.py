@@ -39,11 +39,15 @@ class OtherWriter:
         )
 
 
-def other_writers(lake: Lake, app: Application) -> list[OtherWriter]:
-    """Return who has written outputs of this application from its inputs, where it has never run itself."""
-    if not lake.exists() or BatchLog(lake, app.name).read().commit is not None:
+def told_in_plan(lake: Lake, app: Application) -> list[str]:
+    """Return what to say where runs are refused: the name that the application has now, or who wrote its outputs."""
+    if not lake.exists():
         return []
-    return list(_writers(app, _others(lake, app)))
+    commit, state = BatchLog(lake, app.name).read()
+    if state.renamed_to is not None:
+        return [f"application {app.name!r} was renamed {state.renamed_to!r}: under this name no run begins."]
+    writers = [] if commit is not None else _writers(app, _others(lake, app))
+    return [f"{writer.words(app.name)} (adjunct app rename)." for writer in writers]
 
 
 def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> None:

@@ -110,6 +110,8 @@ def test_a_renamed_application_goes_on_as_if_it_had_its_name_of_before(tmp_path:
 
     printed(renamed, "app", "rename", "old", "new", "--reason", "a better name")
     assert not [note for note in document(renamed, "plan", "shops:app")["notes"] if "'old'" in note]
+    module.app = shopping(renamed, "old")  # type: ignore[attr-defined]
+    assert [note for note in document(renamed, "plan", "shops:app")["notes"] if "'old' was renamed 'new'" in note]
     del sys.modules["shops"]
     assert run(renamed, shopping(renamed, "new")).batches == 0
     for world, name in ((renamed, "new"), (kept, "old")):
