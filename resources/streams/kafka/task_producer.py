@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -175,6 +176,11 @@ class Sender:
         except SystemError as error:
             # The client can do no more, and raised so while it called `_delivered`: the reason is lost there.
             raise self._ended() from error
+        except:  # noqa: E722
+            # A client with a logger that can do no more raises its KafkaError bare, which is no exception to Python.
+            if isinstance(sys.exc_info()[1], BaseException):
+                raise
+            raise self._ended() from None
         self._heard.check()
         if self._failure is not None:
             raise self._failure
