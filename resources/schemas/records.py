@@ -24,7 +24,7 @@ class ArrowFrame(Protocol):
 def table_of(records: Any, what: str, schema: Schema | None = None) -> pa.Table:
     """Return an ArrowFrame, or rows as dictionaries, as an Arrow table with the types that they have.
 
-    `schema` gives the columns of an empty list of rows. A pandas index that has a name becomes a column; one without is
+    `schema` gives the columns that no row names. A pandas index that has a name becomes a column; one without is
     left out. Raises SchemaMismatchError for columns that Arrow can't hold, and ConfigurationError for a reader of
     batches, whose second reading would find nothing.
     """
@@ -39,7 +39,7 @@ def table_of(records: Any, what: str, schema: Schema | None = None) -> pa.Table:
             argument="data",
         )
     if not isinstance(records, ArrowFrame):
-        return schema.to_arrow().empty_table() if schema and not len(records) else _table_of_rows(records, what)
+        return _table_of_rows(records, what, schema)
     try:
         table = pa.Table.from_pandas(records) if _is_pandas(records) else _without_views(pa.table(records))
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:  # pandas' columns are named in it
@@ -59,8 +59,8 @@ def spark_frame_of(answer: Any, spark: SparkSession, what: str) -> DataFrame | N
     return answer if hasattr(answer, "mapInArrow") else None
 
 
-def _table_of_rows(rows: Sequence[Mapping[str, Any]], what: str) -> pa.Table:
-    """Return rows as a table; a column that a row does not name is null there."""
+def _table_of_rows(rows: Sequence[Mapping[str, Any]], what: str, schema: Schema | None) -> pa.Table:
+    """Return rows as a table: a column of the schema or of another row that a row does not name is null there."""
     import pyarrow as pa
 
     columns: dict[str, Any] = {}
@@ -85,7 +85,8 @@ def _table_of_rows(rows: Sequence[Mapping[str, Any]], what: str) -> pa.Table:
                 "Give the column values of one type.",
                 column=name,
             ) from error
-    return pa.table(columns)
+    absent = {} if schema is None else {field.name: field.type for field in schema.to_arrow()}
+    return pa.table({name: pa.nulls(len(rows), kind) for name, kind in absent.items()} | columns)
 
 
 def _is_half_a_character(value: Any) -> bool:
