@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from dagster_adjunct.orchestration.cli.main import root
+from dagster_adjunct.orchestration.cli.output import NOT_FOUND
 from tests.examples.conftest import FinishedJob
 from tests.examples.driving import ROOT
 from tests.examples.oracle import ENRICHED_COLUMNS, STATE_COLUMNS, expected
@@ -21,15 +22,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 STREAMS = ["aircraft", "airlines", "airports", "enriched-flights", "flights", "planes", "weather"]
 
 
-def shown(job: FinishedJob, *arguments: str) -> str:
+def shown(job: FinishedJob, *arguments: str, exit_code: int = 0) -> str:
     """Return what a command prints on this lake, with tables as wide as they need."""
     result = CliRunner().invoke(root, [*arguments, "--lake", job.lake], env={"COLUMNS": "300"}, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == exit_code, result.output
     return result.output
 
 
-def read(job: FinishedJob, *arguments: str) -> Any:
-    return json.loads(shown(job, *arguments, "--json"))
+def read(job: FinishedJob, *arguments: str, exit_code: int = 0) -> Any:
+    return json.loads(shown(job, *arguments, "--json", exit_code=exit_code))
 
 
 def adjunct(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -86,13 +87,13 @@ def test_datasets_are_listed_and_shown_with_their_versions(main_job: FinishedJob
 
 
 def test_entries_are_found_by_key_also_by_a_key_of_two_columns(main_job: FinishedJob) -> None:
-    items = read(main_job, "dataset", "get", "planes", "N14228", "N00000")
+    items = read(main_job, "dataset", "get", "planes", "N14228", "N00000", exit_code=NOT_FOUND)
     assert [item["entry"] and item["entry"]["manufacturer"] for item in items] == ["BOEING", None]
     hour = read(main_job, "dataset", "get", "weather", "EWR", "2013-01-01T06:00:00Z", "JFK", "2013-12-30T12:00:00Z")
     assert [item["entry"]["origin"] for item in hour] == ["EWR", "JFK"]
     assert hour[0]["entry"]["temp"] == pytest.approx(39.02)
     assert "American Airlines" in shown(main_job, "dataset", "get", "airlines", "AA")
-    assert "no entry" in shown(main_job, "dataset", "get", "airlines", "??")
+    assert "no entry" in shown(main_job, "dataset", "get", "airlines", "??", exit_code=NOT_FOUND)
 
 
 def test_records_of_the_remote_table_are_found_by_its_name_alone(main_job: FinishedJob) -> None:
@@ -101,8 +102,8 @@ def test_records_of_the_remote_table_are_found_by_its_name_alone(main_job: Finis
     assert {**record, "last_time_hour": wanted["last_time_hour"]} == wanted
     assert record["last_time_hour"].startswith(str(wanted["last_time_hour"]).removesuffix("Z"))
     assert "BOEING" in shown(main_job, "table", "get", "aircraft-state", "N14228")
-    assert read(main_job, "table", "get", "aircraft-state", "N00000")["record"] is None
-    assert "no record" in shown(main_job, "table", "get", "aircraft-state", "N00000")
+    assert read(main_job, "table", "get", "aircraft-state", "N00000", exit_code=NOT_FOUND)["record"] is None
+    assert "no record" in shown(main_job, "table", "get", "aircraft-state", "N00000", exit_code=NOT_FOUND)
 
 
 def test_the_plan_is_shown_without_reading_data(main_job: FinishedJob) -> None:
