@@ -43,7 +43,7 @@ def _jvm() -> Iterator[Any]:
     from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
     pyspark = sys.modules.get("pyspark")
-    if pyspark is not None and pyspark.SparkContext._jvm is not None:
+    if pyspark is not None and pyspark.SparkContext._active_spark_context is not None:
         yield pyspark.SparkContext._jvm
         return
     found = importlib.util.find_spec("pyspark")

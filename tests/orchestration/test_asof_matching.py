@@ -104,8 +104,8 @@ def expected(history: History, record: Record, known_from: dt.datetime | None, o
     changes = history.get(item, [])
     if not changes:
         return None, known_from is not None and at < known_from
-    if at < changes[0][0]:
-        return (changes[0][1] if oldest else None), True
+    if at < changes[0][0]:  # before the history, which may begin with deletions
+        return (next((price for _, price in changes if price is not None), None) if oldest else None), True
     return [price for start, price in changes if start <= at][-1], False
 
 

@@ -33,6 +33,10 @@ class Filter(PassesRecords):
     condition: str | DataFrameFunction
     keeps_partitioning: bool = False
 
+    @property
+    def promises_partitioning(self) -> bool:
+        return self.keeps_partitioning
+
     def summary(self) -> str:
         return self.condition if isinstance(self.condition, str) else called(self.condition)
 

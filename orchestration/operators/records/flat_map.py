@@ -116,6 +116,10 @@ class FlatMap(Spec):
     schema: Schema
     keeps_partitioning: bool = False
 
+    @property
+    def promises_partitioning(self) -> bool:
+        return self.keeps_partitioning
+
     def summary(self) -> str:
         return called(self.function)
 

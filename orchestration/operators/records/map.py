@@ -37,6 +37,10 @@ class Map(Spec):
     function: DataFrameFunction | None = None
     keeps_partitioning: bool = False
 
+    @property
+    def promises_partitioning(self) -> bool:
+        return self.keeps_partitioning
+
     def summary(self) -> str:
         return called(self.function) if self.function else ", ".join(self.expressions)
 

@@ -36,6 +36,10 @@ class Sink(Spec):
     keeps_partitioning: bool = False
 
     @property
+    def promises_partitioning(self) -> bool:
+        return self.keeps_partitioning
+
+    @property
     def writes(self) -> str:
         return called(self.function)
 

@@ -166,6 +166,11 @@ class Spec(ABC):
         return ()
 
     @property
+    def promises_partitioning(self) -> bool:
+        """Whether a function of the user's is trusted to leave records in the partitions where they are."""
+        return False
+
+    @property
     def leaves_out(self) -> bool:
         """Whether it hands over what it leaves out (`late_records.py`)."""
         return False

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.writing.runtime import Runtime
     from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode
     from dagster_adjunct.orchestration.planner import ExecutionPlan
     from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
     from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
@@ -32,7 +33,8 @@ class StepContext:
     by the next batch. `still_ours` raises where the run may not go on: before each batch, each output and each commit.
     It is None for who holds no lease: then another run's commit ends this one, even where it has committed nothing.
     `credits` are the step's own, as long as it runs: what its tables' rates are kept by. `open_tables` are those that
-    it looks records up in, open from batch to batch. `sensitive_of_streams` is what was asked of schemas already.
+    it looks records up in, open from batch to batch. `sensitive_of_streams` is what was asked of schemas already,
+    `declared_sensitive` what came of it, once it was asked for.
     `writes_as` is the name that outputs and tables of state know the application by, where it was renamed since.
     """
 
@@ -47,6 +49,7 @@ class StepContext:
     credits: RunCredits | None = None
     open_tables: OpenTables = field(default_factory=OpenTables)
     sensitive_of_streams: dict[str, frozenset[str]] = field(default_factory=dict)
+    declared_sensitive: list[set[tuple[LineageNode, str]]] = field(default_factory=list)
     writes_as: str | None = None
 
     @property

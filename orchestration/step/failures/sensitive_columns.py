@@ -45,6 +45,13 @@ def sensitive_entries(context: StepContext, name: str) -> frozenset[str]:
 
 
 def _declared(context: StepContext) -> set[tuple[LineageNode, str]]:
+    """Return what is declared as sensitive, looked for once a run: every operator of a batch asks."""
+    if not context.declared_sensitive:
+        context.declared_sensitive.append(_looked_for(context))
+    return context.declared_sensitive[0]
+
+
+def _looked_for(context: StepContext) -> set[tuple[LineageNode, str]]:
     app = context.app
     flagged = {
         (LineageNode("dataset", dataset.name), name)

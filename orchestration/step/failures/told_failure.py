@@ -72,7 +72,7 @@ def told_failure(batch: FailedBatch, operator: str, error: Exception) -> Operato
 
 def _broken_promise(batch: FailedBatch, operator: str, error: AdjunctError) -> OperatorFailedError | None:
     """Return the error that names the functions that promise to leave records where they are; None without one."""
-    promising = [one for one in operators_before(batch.app, operator) if getattr(one.spec, "keeps_partitioning", False)]
+    promising = [one for one in operators_before(batch.app, operator) if one.spec.promises_partitioning]
     if not promising:
         return None
     names, place = " or ".join(sorted(one.id for one in promising)), promising[0].declared_at
