@@ -241,7 +241,7 @@ def test_versions_over_time_at_the_edges(step_world: StepWorld) -> None:
     shown = {}
     for command in ("planes x", "planes nobody", "nothing x"):
         result = CliRunner().invoke(root, ["dataset", "history", *command.split(), "--lake", world.lake.url])
-        assert isinstance(result.exception, DatasetNotFoundError | None), result.exception
+        assert isinstance(result.exception, DatasetNotFoundError | SystemExit | None), result.exception
         shown[command] = result.output
     lines = [line for line in shown["planes x"].splitlines() if "2026" in line]
     assert [line.split()[-2] for line in lines] == ["3", "5"]

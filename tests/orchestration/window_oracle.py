@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from dagster_adjunct.orchestration.operators.windows.window_kinds import Kind, Session
+from dagster_adjunct.orchestration.operators.windows.window_kinds import Kind, Session, Sliding
 
 T0 = dt.datetime(2024, 1, 1)
 
@@ -75,7 +75,9 @@ def behind(clicks: Sequence[Click], delay: float) -> Iterator[float | None]:
 
 def starts_of(kind: Kind, time: float) -> list[float]:
     assert not isinstance(kind, Session)
-    size, every = kind.size.total_seconds(), kind.every.total_seconds()
+    assert kind.size is not None
+    size = kind.size.total_seconds()
+    every = kind.every.total_seconds() if isinstance(kind, Sliding) else size
     last = math.floor(time / every) * every
     return [last - n * every for n in range(math.ceil(size / every)) if last - n * every > time - size]
 

@@ -8,12 +8,13 @@ from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameErro
 from dagster_adjunct.resources.tables import MemoryTable
 
 
-def test_a_description_holds_a_registered_name_and_plain_values():
+def test_a_description_holds_a_registered_name_and_plain_values(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     store = SqliteTable("t.sqlite", "t", ["a", "b"], columns={"a": "int", "b": "date"}, create=True)
     description = describe(store)
     assert description == {
         "backend": "sqlite",
-        "path": "t.sqlite",
+        "path": str(tmp_path / "t.sqlite"),
         "table": "t",
         "key": ["a", "b"],
         "columns": {"a": "int", "b": "date"},
