@@ -28,13 +28,21 @@ def syntax_errors(texts: Sequence[tuple[str, bool]]) -> list[str]:
 
 
 def _error(parse: Any, text: str) -> str:
-    from py4j.protocol import Py4JJavaError
-
     try:
         parse(text)
-    except Py4JJavaError as error:
-        return _STATE.sub("", first_line(Exception(error.java_exception.getMessage()))).rstrip(".")
+    except Exception as error:  # noqa: BLE001 - PySpark's own, whichever it makes of it
+        return _STATE.sub("", first_line(Exception(_java_exception(error).getMessage()))).rstrip(".")
     return ""
+
+
+def _java_exception(error: BaseException) -> Any:
+    """Return what the JVM raised: once PySpark had a session, it replaces py4j's error in every JVM of the process."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if (java := getattr(cause, "java_exception", None)) is not None:
+            return java
+        cause = cause.__context__
+    raise error
 
 
 @contextlib.contextmanager

@@ -183,7 +183,9 @@ def test_what_a_schema_of_its_calls_sensitive_is_told_by_no_failure_whatever_the
     app = Application("app")
     answers = Schema.of(ssn="string", rank="int").with_sensitive("ssn")
     app.input_stream("lake.old").apply(Asked("miles", 2, (answers,)), name="who").filter("rank > 1")
-    context: Any = SimpleNamespace(app=app, plan=plan(app, catalog(FACTS[0])), sensitive_of_streams={"lake.old": set()})
+    context: Any = SimpleNamespace(
+        app=app, plan=plan(app, catalog(FACTS[0])), sensitive_of_streams={"lake.old": set()}, declared_sensitive=[]
+    )
     columns = ["tailnum", "miles", "ssn", "rank"]
     for operator in ("sample-2-who", "filter-3"):
         assert sensitive_columns(context, operator, columns) == {"ssn"}

@@ -11,9 +11,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
 from dagster_adjunct import Lake, LakeStreams, Schema, open_lake
 from dagster_adjunct.errors import PlanningError
+from dagster_adjunct.resources.spark.spark_parser import syntax_errors
 from tests.orchestration.cli.commands import document, invoke, printed, refused
 
 APP = """
@@ -235,6 +238,17 @@ def test_sql_of_a_dataset_that_spark_can_not_read_fails_the_plan(repository: Rep
     error = invoke(repository, "plan", "shop_app:app").exception
     assert isinstance(error, PlanningError), error
     assert error.dataset == "d"
+
+
+@pytest.mark.spark
+def test_mistakes_of_sql_are_the_same_beside_a_session_and_after_it(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [("n > 1", False), ("n >", False), ("select n from t", True), ("selec n from t", True)]
+    beside = syntax_errors(asked)
+    assert [bool(mistake) for mistake in beside] == [False, True, False, True]
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)  # what PySpark put over py4j stays
+    assert syntax_errors(asked) == beside
 
 
 def test_sql_that_only_spark_reads_passes_the_plan(repository: Repository) -> None:
