@@ -11,7 +11,6 @@ import click
 
 from dagster_adjunct.orchestration.application.load_application import load_application
 from dagster_adjunct.orchestration.cli.output import as_json, lake_url, show_line
-from dagster_adjunct.orchestration.cli.plan_of_revision import plan_of_revision
 from dagster_adjunct.orchestration.planner.plans.plan_differences import differences
 from dagster_adjunct.resources.errors import ConfigurationError
 
@@ -33,7 +32,12 @@ DIFFERS = 4
     "--format", "form", type=click.Choice(FORMATS), default="text", show_default=True, help="How it is shown."
 )
 @click.option("--output", metavar="FILE", type=click.Path(path_type=Path), help="Write it to this file.")
-@click.option("--against", metavar="FILE-OR-REV", help="Say what is other than in a stored plan or a git revision.")
+@click.option(
+    "--against",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Show what differs from the plan that --format json has written to this file.",
+)
 @click.option("--verify", is_flag=True, help="Ask Spark what it would do, over no records, and compare.")
 @click.option("--master", help="Spark master for --verify. Default: all cores here.")
 @as_json
@@ -42,14 +46,12 @@ def plan(
     lake_url: str | None,
     form: str,
     output: Path | None,
-    against: str | None,
+    against: Path | None,
     verify: bool,
     master: str | None,
     json_output: bool,
 ) -> None:
     """Prove an application's partition counts and show its plan; reads no data and starts no Spark.
-
-    Where there is a Java, Spark's own parser reads the SQL, without a session.
 
     Its SQL is read by Spark's own parser, in a JVM of a second or two, unless there is no Java.
 
@@ -95,9 +97,9 @@ def plan(
     if against is None:
         put(shown(planned, form), output, f"The plan of {planned.application}")
         return
-    lines = differences(older_plan(against, reference, lake.url), planned.to_json())
+    lines = differences(stored_plan(against), planned.to_json())
     if form == "json":
-        text = json.dumps({"against": against, "differences": lines}, indent=2, ensure_ascii=False) + "\n"
+        text = json.dumps({"against": str(against), "differences": lines}, indent=2, ensure_ascii=False) + "\n"
     else:
         text = "".join(f"{line}\n" for line in lines) or f"The plan is the one of {against}.\n"
     put(text, output, f"What is other than in {against}")
@@ -117,28 +119,23 @@ def proof_of(app: Application, lake: Lake, planned: ExecutionPlan, master: str |
         return verify_plan(Runtime(lake, systems_for(app, lake), starter_of(spark), by="verify"), app, planned)
 
 
-def older_plan(against: str, reference: str, lake: str) -> dict[str, Any]:
-    """Return the document of the plan that FILE-OR-REV names; a file goes before a revision of that name."""
-    path = Path(against)
-    if not path.is_file():
-        return plan_of_revision(reference, against, lake)
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            f"--against {against} is no JSON document: {error}.",
-            "Write it with adjunct plan MODULE:APP --format json --output FILE.",
-            setting="--against",
-        ) from error
-    return read_again(document)
+def stored_plan(path: Path) -> dict[str, Any]:
+    """Return the document of a plan in a file, as it was written.
 
-
-def read_again(document: object) -> dict[str, Any]:
-    """Return the document of a plan as it is, once it has been read. Raises MalformedDocumentError."""
+    Raises ConfigurationError where the file can't be read as JSON, MalformedDocumentError where it is no plan.
+    """
     from dagster_adjunct.orchestration.planner.plans.execution_plan import ExecutionPlan
 
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        problem = f"can't be read: {error.strerror}" if isinstance(error, OSError) else f"is no JSON document: {error}"
+        raise ConfigurationError(
+            f"--against {path} {problem}.",
+            "Write the plan to compare with: adjunct plan MODULE:APP --format json --output FILE.",
+            setting="--against",
+        ) from error
     ExecutionPlan.from_json(document)
-    assert isinstance(document, dict)
     return document
 
 
