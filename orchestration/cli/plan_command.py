@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.step.spark_proof.physical_proof import PhysicalProof
     from dagster_adjunct.resources.objects import Lake
 
-FORMATS = ("text", "json", "mermaid", "svg")
+FORMATS = ("text", "json", "mermaid")
 DIFFERS = 4
 """The exit code of a comparison that has found something, so that it is not taken for a failure."""
 
@@ -152,9 +152,7 @@ def shown(planned: ExecutionPlan, form: str) -> str:
     """Return a plan in one of the formats, as text that ends with a line's end."""
     if form == "json":
         return json.dumps(planned.to_json(), indent=2, ensure_ascii=False) + "\n"
-    if form == "mermaid":
-        return planned.to_mermaid()
-    return planned.to_svg() if form == "svg" else planned.render()
+    return planned.to_mermaid() if form == "mermaid" else planned.render()
 
 
 def write(path: Path, text: str) -> None:

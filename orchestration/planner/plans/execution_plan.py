@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dagster_adjunct.orchestration.drawing.graph import Graph
-from dagster_adjunct.orchestration.drawing.mermaid import mermaid
-from dagster_adjunct.orchestration.drawing.svg import svg
 from dagster_adjunct.orchestration.operators.spec.planning_values import Exchange, StreamEdge
 from dagster_adjunct.orchestration.planner.plans.plan_differences import differences
 from dagster_adjunct.orchestration.planner.plans.plan_document import document_of, read_document
-from dagster_adjunct.orchestration.planner.plans.plan_graph import plan_graph
+from dagster_adjunct.orchestration.planner.plans.plan_mermaid import mermaid
 from dagster_adjunct.orchestration.planner.plans.plan_parts import (
     FedDataset,
     FedJoin,
@@ -145,14 +142,7 @@ class ExecutionPlan:
 
     def to_mermaid(self) -> str:
         """Return the plan as a flowchart of Mermaid."""
-        return mermaid(self._graph())
-
-    def to_svg(self) -> str:
-        """Return the plan as a drawing, one SVG document that fetches nothing."""
-        return svg(self._graph())
-
-    def _graph(self) -> Graph:
-        return plan_graph(self.application, self.operators, self.streams, self.exchanges, self.tables, self.calls)
+        return mermaid(self.operators, self.streams, self.exchanges, self.tables, self.calls)
 
     def render(self) -> str:
         """Return the plan as plain text for people."""

@@ -92,5 +92,5 @@ def test_a_mistake_is_told_as_a_run_would(verify: Any) -> None:
 
 
 def test_a_drawing_of_what_spark_would_do_is_refused(tmp_path: Path) -> None:
-    result = plan("--lake", str(tmp_path / "lake"), "--verify", "--format", "svg")
+    result = plan("--lake", str(tmp_path / "lake"), "--verify", "--format", "mermaid")
     assert "choose --format text or json" in str(result.exception)

@@ -52,11 +52,8 @@ def stored(execution_plan: ExecutionPlan) -> dict[str, Any]:
 def test_a_plan_is_what_was_written_of_it(execution_plan: ExecutionPlan) -> None:
     again = ExecutionPlan.from_json(stored(execution_plan))
     assert again == execution_plan
-    assert (again.render(), again.to_svg(), again.to_mermaid()) == (
-        execution_plan.render(),
-        execution_plan.to_svg(),
-        execution_plan.to_mermaid(),
-    )
+    assert again.render() == execution_plan.render()
+    assert again.to_mermaid() == execution_plan.to_mermaid()
 
 
 def test_what_is_asked_and_remembered_is_drawn() -> None:

@@ -111,7 +111,7 @@ def test_a_join_meets_what_is_sent_before_it_in_this_batch_and_what_is_sent_afte
     assert "join-7-third   counts   this batch\n" in text
     assert f"local table counts, written at {first}, {second}. A startpoint that goes back" in text
     assert ExecutionPlan.from_json(planned.to_json()) == planned
-    assert "counts" in planned.to_svg()
+    assert "counts" in planned.to_mermaid()
 
 
 def test_a_dataset_that_the_application_feeds_by_its_stream_is_met_in_the_next_batch_wherever_the_join_stands() -> None:
