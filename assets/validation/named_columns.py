@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.validator import Validator
@@ -12,7 +12,7 @@ from dagster_adjunct.assets.validation.possible_values import impossible
 from dagster_adjunct.assets.validation.validators import Check
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.sql.checked_selects import check_select, leaves_to_spark, unproven_types_of_select
+from dagster_adjunct.resources.sql.checked_selects import check_select, leaves_to_spark
 from dagster_adjunct.resources.sql.checking import checked_expression
 from dagster_adjunct.resources.sql.nearest_names import did_you_mean
 from dagster_adjunct.resources.sql.parsing import beyond_a_record, parsed
@@ -58,11 +58,6 @@ def rules_in_sql(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]]:
 def left_to_spark(select: str) -> bool:
     """Whether something in a validator's SELECT is not judged here, even where all the dataset's columns are known."""
     return leaves_to_spark(select, checks.VERSION)
-
-
-def select_types(select: str, types: Mapping[str, str | None]) -> tuple[str, ...]:
-    """Return what of the types in a validator's SELECT is unproven, over a dataset with these."""
-    return unproven_types_of_select(select, checks.VERSION, types)
 
 
 def _check_values(what: str, dataset: AdjunctDataset, validator: Validator, types: dict[str, str | None]) -> None:

@@ -31,10 +31,6 @@ from dagster_adjunct.orchestration.planner.known_records.dataset_columns import 
 from dagster_adjunct.orchestration.planner.known_records.record_flows import Flows, follow
 from dagster_adjunct.orchestration.planner.known_records.stored_columns import check_types
 from dagster_adjunct.orchestration.planner.known_records.unproven_columns import unproven_columns, unproven_of_datasets
-from dagster_adjunct.orchestration.planner.known_records.unproven_operands import (
-    unproven_operands,
-    unproven_operands_of_datasets,
-)
 from dagster_adjunct.orchestration.planner.plans.execution_plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.plans.plan_parts import FedDataset, JoinGroup, PlannedCall, PlannedOperator
 from dagster_adjunct.orchestration.planner.refused_operators.repeated_results import results_that_change
@@ -99,9 +95,7 @@ def plan(app: Application, catalog: Catalog) -> ExecutionPlan:
             *results_that_change(app, types),
             *windows_of_batches(app),
             *unproven_columns(app, flows),
-            *unproven_operands(app, types),
             *unproven_of_datasets(app, catalog),
-            *unproven_operands_of_datasets(app, catalog),
             *unproven,
             *state_over_time(app),
         ),

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.sql.checking import check_name, checked
 from dagster_adjunct.resources.sql.expression import Expression
-from dagster_adjunct.resources.sql.expression_types import type_of
 from dagster_adjunct.resources.sql.parsing import selected
-from dagster_adjunct.resources.sql.unproven_types import unproven_of
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.sql.selects import SelectParts
@@ -56,23 +54,6 @@ def leaves_to_spark(text: str, table: str) -> bool:
     if select is None or not select.expressions or select.groups or _names_hidden(select.expressions):
         return True
     return any(expression.unread for expression in select.expressions)
-
-
-def unproven_types_of_select(text: str, table: str, types: Mapping[str, str | None]) -> tuple[str, ...]:
-    """Return what of the types in a SELECT is unproven; see `unproven_types.py`. () where it is left to Spark."""
-    select = selected(text, table)
-    if select is None or leaves_to_spark(text, table):
-        return ()
-    known, unproven = dict(types), list[str]()
-    for item in select.items:
-        unproven += unproven_of(item, known, frozenset()).words
-        if item.alias is not None:
-            known.setdefault(item.alias, type_of(item, known))
-    if select.where is not None:
-        unproven += unproven_of(select.where, types, frozenset(), condition=True).words
-    behind = known | _of_either(select, types)
-    unproven += [words for item in select.behind for words in unproven_of(item, behind, frozenset()).words]
-    return tuple(dict.fromkeys(unproven))
 
 
 def _of_either(select: SelectParts, types: Mapping[str, str | None]) -> dict[str, str | None]:

@@ -46,14 +46,14 @@ def wrong_operand(expression: Expression, types: Mapping[str, str | None]) -> st
         return None
     operands = Operands(types)
     for node in expression.tree.walk():
-        judge = None if bound_otherwise(node) else _JUDGES.get(type(node).__name__)
+        judge = None if _bound_otherwise(node) else _JUDGES.get(type(node).__name__)
         wrong = None if judge is None else judge(operands, node)
         if wrong is not None and not _in_lambda(node):  # where a name may be a variable's
             return wrong
     return None
 
 
-def bound_otherwise(node: exp.Expr) -> bool:
+def _bound_otherwise(node: exp.Expr) -> bool:
     """Whether the parser takes other operands than Spark: `a = b IN (c)` is `(a = b) IN (c)` there."""
     if type(node).__name__ in _COMPARISONS:
         return any(_predicate(side) for side in (node.this, node.args.get("expression")))

@@ -33,58 +33,17 @@ _UNIT = re.compile(
     r"(?:year|quarter|month|week|day|hour|minute|second|millisecond|microsecond)s?|dayofyear", re.IGNORECASE
 )
 _BEFORE_OVER = frozenset({")", "filter", "within", "group", "ignore", "respect", "nulls"})
-_GIVEN = "given"
-# Calls that may be written in forms of their own, `substring(a from 1)`, with the parts that are arguments.
-_FORMS = {
-    "Trim": ("trim", ("this", "expression")),
-    "Substring": ("substring", ("this", "start", "length")),
-    "StrPosition": ("position", ("substr", "this")),
-    "Ceil": ("ceil", ("this", "decimals")),
-    "Floor": ("floor", ("this", "decimals")),
-    "Transform": ("transform", ("this", "expression")),
-    "ArgMax": ("max_by", ("this", "expression")),
-    "ArgMin": ("min_by", ("this", "expression")),
-    "Initcap": ("initcap", ("this",)),
-    "Decode": ("decode", ("this", "charset")),
-}
+_IS_CALL = "is_call"
 _TAKES_UNIT = re.compile(r"(?:timestamp_?add|timestamp_?diff|date_?add|date_?diff)\s*\(", re.IGNORECASE)
 
 
-class GivenArguments:
-    """What stands between the parentheses of a call, as the user wrote it: the parser's own nodes hold it in other
-    orders and forms."""
-
-    __slots__ = ("nodes",)
-
-    def __init__(self, nodes: tuple[exp.Expr, ...]) -> None:
-        self.nodes = nodes
-
-    def __deepcopy__(self, memo: object) -> GivenArguments:
-        return self  # it is in the meta of a node, and copied with each node that the call stands in
-
-
 class _Parser(SparkParser):
-    """Spark's, which notes the arguments of each function that it makes a node of."""
+    """Spark's, which marks the nodes that it makes of function calls."""
 
     def validate_expression(self, expression: Any, args: list[Any] | None = None) -> Any:
         if args is not None:
-            expression.meta[_GIVEN] = GivenArguments(tuple(args))
+            expression.meta[_IS_CALL] = True
         return super().validate_expression(expression, args)
-
-
-def call_of(text: str, node: exp.Expr) -> tuple[str, tuple[exp.Expr, ...]] | None:
-    """Return the function that a node of this text calls by a plain name, in lower case, with its arguments as they
-    stand there; None where it is none, or is written in another form, such as "extract(year from at)"."""
-    if isinstance(node, exp.Anonymous):
-        return node.name.lower(), tuple(node.expressions)
-    form = _FORMS.get(type(node).__name__)
-    if form is not None:
-        return form[0], tuple(part for name in form[1] if (part := node.args.get(name)) is not None)
-    given, start = node.meta.get(_GIVEN), node.meta.get("start")
-    if given is None or start is None:
-        return None
-    name = text[start : int(node.meta["end"]) + 1].lower()
-    return (name, given.nodes) if name.isidentifier() else None
 
 
 def read(text: str) -> Expression:
@@ -253,7 +212,7 @@ def expression_of(text: str, tree: exp.Expr) -> Expression:
     nodes = list(tree.walk(bfs=False))
     if any(isinstance(node, exp.Query) for node in nodes):
         return _unread(text, "a subquery is not understood without Spark")
-    strange = next((node for node in nodes if not isinstance(node, _UNDERSTOOD) and _GIVEN not in node.meta), None)
+    strange = next((node for node in nodes if not isinstance(node, _UNDERSTOOD) and _IS_CALL not in node.meta), None)
     if strange is not None:
         return _unread(text, f"{strange.key} is not understood without Spark")
     columns = [node for node in nodes if isinstance(node, exp.Column)]

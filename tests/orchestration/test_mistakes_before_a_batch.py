@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_adjunct import Application, application_state
+from dagster_adjunct import Application, application_state, plan_application
 from dagster_adjunct.errors import (
     ConfigurationError,
     OperatorFailedError,
@@ -81,6 +81,28 @@ def test_a_mistake_is_told_with_its_operator_and_leaves_no_batch(
         step_world.run(app)
     assert "Relation" not in str(caught.value)
     assert "\n" not in caught.value.problem
+    assert application_state(step_world.lake, "app").open is None
+
+
+@pytest.mark.parametrize(
+    "describe",
+    [
+        lambda stream: stream.filter("coalesce(v, k) > array(v)"),
+        lambda stream: stream.filter("aggregate(array(v), 0, (a, e) -> a + e)"),
+        lambda stream: stream.with_columns(w="mask(array(v))"),
+        lambda stream: stream.with_columns(w="aggregate(array(v), 0, (a, e) -> a + e)").filter("w"),
+        lambda stream: stream.map(lambda frame: frame).filter("v > array(v)"),
+    ],
+)
+def test_types_that_planning_does_not_judge_are_refused_before_a_batch(
+    step_world: StepWorld, describe: Callable[[Any], Any]
+) -> None:
+    app = world_of(step_world)
+    describe(app.input_stream("lake.numbers")).send_to(app.output_stream("lake.out", partitions=2, key="k"))
+    assert not any("types" in note for note in plan_application(app, step_world.systems).notes)
+    with pytest.raises(PlanningError) as caught:
+        step_world.run(app)
+    assert caught.value.operator == app.operators[-2].id
     assert application_state(step_world.lake, "app").open is None
 
 

@@ -45,10 +45,6 @@ class Filter(PassesRecords):
         return (self.condition,) if isinstance(self.condition, str) else ()
 
     @property
-    def conditions(self) -> Sequence[str]:
-        return self.sql
-
-    @property
     def asks_final(self) -> bool:
         return isinstance(self.condition, str) and true_only_with(self.condition, FINAL)
 

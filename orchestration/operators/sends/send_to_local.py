@@ -43,10 +43,6 @@ class SendToLocal(PassesRecords):
         return () if self.deleted is None else (self.deleted,)
 
     @property
-    def conditions(self) -> Sequence[str]:
-        return self.sql
-
-    @property
     def writes(self) -> str:
         return self.table
 

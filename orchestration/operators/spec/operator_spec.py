@@ -115,11 +115,6 @@ class Spec(ABC):
         return ()
 
     @property
-    def conditions(self) -> Sequence[str]:
-        """Those of `sql` that have to be true or false."""
-        return ()
-
-    @property
     def reads(self) -> str | None:
         """The stream whose records enter here; None where records come from other operators only."""
         return None

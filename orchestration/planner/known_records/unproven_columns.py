@@ -31,7 +31,7 @@ def unproven_columns(app: Application, flows: Flows) -> tuple[str, ...]:
             nameless = [text for text in operator.spec.sql if _gives_unknown(text)]
             why = f"{_short(nameless[0])} has no name that can be read off" if nameless else operator.spec.summary()
             unproven.append(f"the columns after {operator.id} ({why})")
-    return note_of("Unproven, asked of Spark over no records before a batch begins", unproven)
+    return _note("Unproven, asked of Spark over no records before a batch begins", unproven)
 
 
 def unproven_of_datasets(app: Application, catalog: Catalog) -> tuple[str, ...]:
@@ -52,7 +52,7 @@ def unproven_of_datasets(app: Application, catalog: Catalog) -> tuple[str, ...]:
             unproven += _unread(f"the projection of dataset {dataset.name!r}", list(filter(None, texts)))
         if records is None and (rules or isinstance(projection, Projection)):
             unproven.append(f"the columns of dataset {dataset.name!r} ({dataset.input} declares none)")
-    return note_of("Unproven, asked of Spark when the dataset is advanced", unproven)
+    return _note("Unproven, asked of Spark when the dataset is advanced", unproven)
 
 
 def _unread(where: str, texts: Sequence[str], *, is_select: bool = False) -> list[str]:
@@ -66,7 +66,7 @@ def _unread(where: str, texts: Sequence[str], *, is_select: bool = False) -> lis
     return unread
 
 
-def note_of(what: str, unproven: Sequence[str]) -> tuple[str, ...]:
+def _note(what: str, unproven: Sequence[str]) -> tuple[str, ...]:
     """Return a note of what is unproven, () of nothing; of many things the first are named, and the others counted."""
     more = f"; and {len(unproven) - _MOST} more" if len(unproven) > _MOST else ""
     return (f"{what}: {'; '.join(unproven[:_MOST])}{more}.",) if unproven else ()

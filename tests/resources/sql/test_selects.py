@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_adjunct.resources.errors import PlanningError
-from dagster_adjunct.resources.sql.checked_selects import check_select, leaves_to_spark, unproven_types_of_select
+from dagster_adjunct.resources.sql.checked_selects import check_select, leaves_to_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,16 +52,7 @@ def test_what_is_refused_what_is_taken_and_what_is_left() -> None:
     assert [text for text in REFUSED if not told(text)] == []
     assert [text for text in (*TAKEN, *LEFT) if told(text)] == []
     assert [text for text in TAKEN if leaves_to_spark(text, "version")] == []
-    of_either = ("an operand of [] ('size')",)  # the column, or the item that is called alike
-    assert {text: words for text in TAKEN if (words := unproven_types_of_select(text, "version", TYPES))} == {
-        "select array(size) as size from version order by size[0] > 1": of_either
-    }
     assert [text for text in LEFT if not leaves_to_spark(text, "version")] == []
-
-
-def test_expressions_that_name_no_column_are_judged_each_by_itself() -> None:
-    for text in ("select upper('x'), mask('x') from version", "select mask('x') from version order by upper('x')"):
-        assert unproven_types_of_select(text, "version", TYPES) == ("what mask() takes",)
 
 
 @pytest.mark.spark
