@@ -28,8 +28,8 @@ from dagster_adjunct.resources.key_value_backends import ObjectSegments
 from dagster_adjunct.resources.key_value_backends.object_runs.run_blocks import read_block
 from dagster_adjunct.resources.key_value_backends.object_runs.run_format import read_footer
 from dagster_adjunct.resources.key_value_backends.object_runs.segment_pointer import read_pointer
-from dagster_adjunct.resources.lakes import open_lake
 from dagster_adjunct.resources.objects import ObjectStore
+from dagster_adjunct.resources.objects.lake import open_lake
 from tests.servers.s3 import serve_versitygw, versitygw_binary
 
 WRITERS, OUTSTANDING, SECONDS = 8, 8, 8.0

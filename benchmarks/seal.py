@@ -23,7 +23,7 @@ from dagster_adjunct import (
     open_lake,
     session_scope,
 )
-from dagster_adjunct.resources.lakes import lake_in
+from dagster_adjunct.resources.objects.lake import lake_in
 from tests.faulty_store import FaultyStore
 from tests.servers.s3 import serve_versitygw, versitygw_binary
 

@@ -21,7 +21,7 @@ from dagster_adjunct.assets.versions.sealed_version import SealedVersion, Versio
 from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
 from dagster_adjunct.resources.bucketing.bucket_files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
-from dagster_adjunct.resources.lakes import lake_in
+from dagster_adjunct.resources.objects.lake import lake_in
 from tests.faulty_store import FaultyStore
 
 if TYPE_CHECKING:

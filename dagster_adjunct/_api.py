@@ -33,8 +33,8 @@ from dagster_adjunct.orchestration.planner.lake_catalog import plan_application,
 from dagster_adjunct.orchestration.step.progress.step_report import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.run_application import RunReport, run_application
 from dagster_adjunct.orchestration.step.session_scope import session_scope
-from dagster_adjunct.resources.lakes import open_lake
 from dagster_adjunct.resources.objects import Lake, LakeSettings
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition

@@ -15,12 +15,6 @@ from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
 from dagster_adjunct.assets.unbounded.rewind_plan import RewindPlan, plan_rewind
 from dagster_adjunct.orchestration.upkeep.delete_unread import DeletionReport, delete_dataset, delete_stream
 from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard, discard_all
-from dagster_adjunct.orchestration.upkeep.metadata_moving import (
-    MetadataMove,
-    collect_metadata,
-    move_metadata,
-    move_metadata_back,
-)
 from dagster_adjunct.orchestration.upkeep.renaming import RenameReport, rename_application
 from dagster_adjunct.orchestration.upkeep.repartitioning import (
     RepartitionReport,
@@ -34,13 +28,11 @@ __all__ = [
     "DiscardReport",
     "ErasureReport",
     "KeySearch",
-    "MetadataMove",
     "RebucketReport",
     "RenameReport",
     "RepartitionReport",
     "RewindPlan",
     "abandon_version",
-    "collect_metadata",
     "compact_dataset",
     "delete_dataset",
     "delete_stream",
@@ -48,8 +40,6 @@ __all__ = [
     "discard_all",
     "find_keys",
     "forget",
-    "move_metadata",
-    "move_metadata_back",
     "plan_rewind",
     "rebuild_dataset",
     "rename_application",

@@ -15,7 +15,6 @@
     |   |-- CommitStateUnknownError    the store never said whether the commit happened
     |   |-- ProducerConflictError      one producer and sequence, two different contents
     |   |-- LakeNotFoundError          no lake is where one is to be read
-    |   |-- MetadataMovedError         a lake's metadata are kept elsewhere since it was opened
     |   |-- StreamNotFoundError, StreamExistsError, OffsetOutOfRangeError
     |   |-- StillReadError             something still reads what was to be deleted or rewritten
     |   |-- DatasetNotFoundError, NoSealedVersionError, MarkerConflictError, DatasetError
@@ -189,15 +188,6 @@ class LakeNotFoundError(PermanentError):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-@dataclass(eq=False, repr=False, kw_only=True)
-class MetadataMovedError(PermanentError):
-    """The lake keeps its metadata elsewhere since it was opened: in a key-value table, or not in it any more."""
-
-    url: str | None = None  # of the lake
-    moved_to: str | None = None  # where they are kept now
-    table: str | None = None  # where they were
-
-
 @dataclass(eq=False, repr=False, kw_only=True)
 class StreamNotFoundError(PermanentError):
     """No stream has this name."""

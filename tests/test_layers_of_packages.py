@@ -7,8 +7,6 @@ that of a folder inside a layer takes from beside it.
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,9 +64,12 @@ def test_what_a_folder_imports_when_any_of_its_files_is_imported_lies_in_it_or_b
 @pytest.mark.parametrize(
     ("code", "folder"),
     [
-        ("def later():\n    from dagster_adjunct.resources.metadata_tables.open_routed import x\n", ("resources",)),
+        (
+            "def later():\n    from dagster_adjunct.resources.key_value_backends.object_segments import x\n",
+            ("resources",),
+        ),
         ("import dagster_adjunct.resources.errors\n", ("resources",)),
-        ("import_module('dagster_adjunct.resources.lakes')\n", ("resources", "objects")),
+        ("import_module('dagster_adjunct.resources.metadata')\n", ("resources", "objects")),
         ("from dagster_adjunct.assets.versions.manifest import x\n", ("resources", "objects")),
         ("from dagster_adjunct.resources.streams.lake.lake_reads import x\n", ("resources", "streams", "kafka")),
         ("from dagster_adjunct.streams import x\n", ("orchestration", "cli")),
@@ -77,39 +78,3 @@ def test_what_a_folder_imports_when_any_of_its_files_is_imported_lies_in_it_or_b
 def test_an_import_from_above_or_beside_is_seen(code: str, folder: tuple[str, ...]) -> None:
     (module,) = imported_by(code)
     assert not is_at_or_below(module, folder)
-
-
-def test_a_lake_with_its_metadata_in_a_table_is_opened_by_who_imports_nothing_but_resources(tmp_path: Path) -> None:
-    program = (
-        "import pickle, sys\n"
-        "from dagster_adjunct.resources.lakes import open_lake\n"
-        "lake = open_lake(sys.argv[1], create=False)\n"
-        "print(lake.metadata_place.words(), [name for name in sys.modules if name.startswith('dagster_adjunct.')\n"
-        "    and name.split('.')[1] != 'resources'])\n"
-        "print(pickle.dumps(lake).hex())\n"
-    )
-    again = (
-        "import pickle, sys\n"
-        "lake = pickle.loads(bytes.fromhex(sys.argv[1]))\n"
-        "print(lake.metadata_place.words(), lake.store.get('applications/x/CURRENT').data.decode())\n"
-    )
-    lake_with_an_object_in_a_table(tmp_path / "lake")
-    opened, pickled = output_of(program, str(tmp_path / "lake")).splitlines()
-    assert opened == "the key-value table lake/metadata []"
-    assert output_of(again, pickled) == "the key-value table lake/metadata in the table\n"
-
-
-def lake_with_an_object_in_a_table(folder: Path) -> None:
-    from dagster_adjunct.orchestration.upkeep.metadata_moving import move_metadata
-    from dagster_adjunct.resources.lakes import open_lake
-
-    move_metadata(open_lake(folder), "lake", "metadata", partitions=1)
-    open_lake(folder).store.put("applications/x/CURRENT", b"in the table")
-    assert not (folder / "applications/x").exists()
-
-
-def output_of(program: str, argument: str) -> str:
-    command = [sys.executable, "-c", program, argument]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout

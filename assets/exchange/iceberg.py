@@ -36,8 +36,8 @@ from dagster_adjunct.resources.errors import (
     DatasetError,
     ManifestMismatchError,
 )
-from dagster_adjunct.resources.lakes import lake_in
 from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.spark.given_session import starter_of
 from dagster_adjunct.resources.streams.lake import file_holds as stream_holds
 from dagster_adjunct.resources.streams.lake.stream_manifest import HIDDEN

@@ -14,7 +14,7 @@ from dagster_adjunct.assets.reading.open_dataset import Dataset, open_dataset
 from dagster_adjunct.resources.backends import register_backend
 from dagster_adjunct.resources.checked_numbers import check_seconds
 from dagster_adjunct.resources.errors import ConfigurationError, NullKeyError, SchemaMismatchError
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.tables.key_columns import in_own_order
 from dagster_adjunct.resources.tables.layer import Capabilities
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries

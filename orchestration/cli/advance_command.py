@@ -55,7 +55,7 @@ def advance(
     from dagster_adjunct.orchestration.step.advancing import advance_together
     from dagster_adjunct.orchestration.step.run_application import apply_startpoints
     from dagster_adjunct.orchestration.step.session_scope import session_scope
-    from dagster_adjunct.resources.lakes import open_lake
+    from dagster_adjunct.resources.objects.lake import open_lake
 
     if make_current and partition is None:
         raise ConfigurationError(

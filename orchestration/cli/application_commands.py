@@ -25,7 +25,7 @@ def rename(old: str, new: str, reason: str, by: str | None, lake_url: str | None
     Its outputs go on to know it by the old name. Then deploy the code that calls it NEW.
     """
     from dagster_adjunct.orchestration.upkeep.renaming import rename_application
-    from dagster_adjunct.resources.lakes import open_lake
+    from dagster_adjunct.resources.objects.lake import open_lake
 
     report = rename_application(open_lake(lake_url, create=False), old, new, reason=reason, by=who(by))
     show_report(report, [], json_output=json_output)

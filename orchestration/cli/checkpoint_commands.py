@@ -46,7 +46,7 @@ def show(name: str, lake_url: str | None, json_output: bool) -> None:
     state there is. With MODULE:APP, also how far the streams have come, and which partitions hold back or are idle.
     """
     from dagster_adjunct.orchestration.batchlog.checkpoint_history import CheckpointManager
-    from dagster_adjunct.resources.lakes import open_lake
+    from dagster_adjunct.resources.objects.lake import open_lake
 
     lake = open_lake(lake_url, create=False)
     app = load_application(name) if ":" in name else None
@@ -86,7 +86,7 @@ def show(name: str, lake_url: str | None, json_output: bool) -> None:
 def history(name: str, partition: str | None, limit: int, lake_url: str | None, json_output: bool) -> None:
     """Show the newest changes to where application NAME goes on: who moved what, when, from where to where."""
     from dagster_adjunct.orchestration.batchlog.checkpoint_history import CheckpointManager
-    from dagster_adjunct.resources.lakes import open_lake
+    from dagster_adjunct.resources.objects.lake import open_lake
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
     lake = open_lake(lake_url, create=False)
@@ -125,7 +125,7 @@ def abandon(
     For a batch that can't end. Its records are read again in another batch; with --skip they are passed over.
     """
     from dagster_adjunct.orchestration.batchlog.checkpoint_history import CheckpointManager
-    from dagster_adjunct.resources.lakes import open_lake
+    from dagster_adjunct.resources.objects.lake import open_lake
 
     lake = open_lake(lake_url, create=False)
     checkpoints = CheckpointManager(lake, name)

@@ -54,7 +54,7 @@ def list_all(lake_url: str | None, json_output: bool) -> None:
     """List the datasets with the version that each serves."""
     from dagster_adjunct.assets.reading.dataset_names import list_datasets
     from dagster_adjunct.assets.reading.stored_versions import stored_versions
-    from dagster_adjunct.resources.lakes import open_lake
+    from dagster_adjunct.resources.objects.lake import open_lake
 
     lake = open_lake(lake_url, create=False)
     descriptions: list[dict[str, Any]] = []
@@ -96,7 +96,7 @@ def show(name: str, version: str | None, as_of: str | None, lake_url: str | None
     """Show a dataset: declaration, current version, retained versions, offsets. With VERSION: that version."""
     from dagster_adjunct.assets.reading.stored_versions import stored_versions
     from dagster_adjunct.assets.versions.manifest import follower
-    from dagster_adjunct.resources.lakes import open_lake
+    from dagster_adjunct.resources.objects.lake import open_lake
 
     lake = open_lake(lake_url, create=False)
     store = stored_versions(lake, name)
@@ -146,7 +146,7 @@ def get(
     The exit code is 6 where one of them is not there.
     """
     from dagster_adjunct.assets.reading.entry_keys import key_from_text
-    from dagster_adjunct.resources.lakes import open_lake
+    from dagster_adjunct.resources.objects.lake import open_lake
 
     with _opened(open_lake(lake_url, create=False), name, version, as_of) as opened:
         fields = [opened.schema.field(column) for column in opened.sealed.key]
@@ -186,7 +186,7 @@ def items(
     json_output: bool,
 ) -> None:
     """List entries in the order of their keys: all, those that begin with a prefix, or a range."""
-    from dagster_adjunct.resources.lakes import open_lake
+    from dagster_adjunct.resources.objects.lake import open_lake
 
     with _opened(open_lake(lake_url, create=False), name, version, as_of) as opened:
         fields = [opened.schema.field(column) for column in opened.sealed.key]

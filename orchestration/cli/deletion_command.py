@@ -41,7 +41,7 @@ def deletion_command(
         lake_url: str | None,
         json_output: bool,
     ) -> None:
-        from dagster_adjunct.resources.lakes import open_lake
+        from dagster_adjunct.resources.objects.lake import open_lake
 
         lake = open_lake(lake_url, create=False)
         act = partial(deletion(), lake, name_of(name), reason=reason, by=who(by), force=force)

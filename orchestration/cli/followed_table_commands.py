@@ -38,7 +38,7 @@ def lag(name: str, lake_url: str | None, json_output: bool) -> None:
     """Show how far an unbounded dataset is behind its stream, by partition, and how far its bootstrap is."""
     from dagster_adjunct.assets.reading.stored_versions import stored_versions
     from dagster_adjunct.assets.versions.manifest import follower
-    from dagster_adjunct.resources.lakes import open_lake
+    from dagster_adjunct.resources.objects.lake import open_lake
 
     lake = open_lake(lake_url, create=False)
     manifest = stored_versions(lake, name).require_manifest()
@@ -127,7 +127,7 @@ def compact(
     """
     from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
     from dagster_adjunct.orchestration.step.session_scope import session_scope
-    from dagster_adjunct.resources.lakes import open_lake
+    from dagster_adjunct.resources.objects.lake import open_lake
 
     lake, person = open_lake(lake_url, create=False), who(by)
     asked = cast(Literal["minor", "major"] | None, level)
@@ -156,7 +156,7 @@ def rebuild(
     from dagster_adjunct.assets.unbounded.rebuild import rebuild_dataset
     from dagster_adjunct.orchestration.planner.lake_catalog import systems_of
     from dagster_adjunct.orchestration.step.session_scope import session_scope
-    from dagster_adjunct.resources.lakes import open_lake
+    from dagster_adjunct.resources.objects.lake import open_lake
 
     spec = unit_of(load_application(reference), name)[0]
     lake = open_lake(lake_url, create=False)

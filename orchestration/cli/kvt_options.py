@@ -113,7 +113,7 @@ def manager_in(lake_url: str | None, *, create: bool = False) -> KeyValueTableMa
     """Return the manager of a lake's tables; one that is not there is made where `create` says so."""
     from dagster_adjunct.resources import key_value_backends as _registered  # noqa: F401
     from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
-    from dagster_adjunct.resources.lakes import open_lake
+    from dagster_adjunct.resources.objects.lake import open_lake
 
     return KeyValueTableManager(open_lake(lake_url, create=create))
 

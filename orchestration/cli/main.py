@@ -17,7 +17,6 @@ from dagster_adjunct.orchestration.cli import application_commands as applicatio
 from dagster_adjunct.orchestration.cli import checkpoint_commands as checkpoints
 from dagster_adjunct.orchestration.cli import dataset_commands as datasets
 from dagster_adjunct.orchestration.cli import kvt_commands as key_values
-from dagster_adjunct.orchestration.cli import metadata_commands as metadata
 from dagster_adjunct.orchestration.cli import startpoint_commands as startpoints
 from dagster_adjunct.orchestration.cli import stream_commands as streams
 from dagster_adjunct.orchestration.cli import table_commands as tables
@@ -61,7 +60,6 @@ root.add_command(tables.table)
 root.add_command(key_values.kvt)
 root.add_command(startpoints.startpoint)
 root.add_command(checkpoints.checkpoint)
-root.add_command(metadata.metadata)
 root.add_command(applications.app)
 
 
@@ -92,7 +90,7 @@ def run(
     from dagster_adjunct.orchestration.planner.lake_catalog import systems_for
     from dagster_adjunct.orchestration.step.run_application import run_application
     from dagster_adjunct.orchestration.step.session_scope import session_scope
-    from dagster_adjunct.resources.lakes import open_lake
+    from dagster_adjunct.resources.objects.lake import open_lake
 
     def say(event: StepEvent | AdvanceReport) -> None:
         # For whom it waits is a warning in the log, which is on stderr: with --json, too.

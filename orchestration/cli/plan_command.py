@@ -61,7 +61,7 @@ def plan(
     from dagster_adjunct.orchestration.planner.lake_catalog import plan_application, systems_for
     from dagster_adjunct.orchestration.planner.sql_syntax import check_syntax
     from dagster_adjunct.orchestration.startpoints.other_writers import told_in_plan
-    from dagster_adjunct.resources.lakes import open_lake
+    from dagster_adjunct.resources.objects.lake import open_lake
 
     form = "json" if json_output else form
     if against is not None and form not in ("text", "json"):

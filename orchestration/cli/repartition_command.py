@@ -40,7 +40,7 @@ def repartition_command(
         json_output: bool,
         **others: Any,
     ) -> None:
-        from dagster_adjunct.resources.lakes import open_lake
+        from dagster_adjunct.resources.objects.lake import open_lake
 
         lake = open_lake(lake_url, create=False)
         report = rewriting()(lake, name_of(name), partitions, reason=reason, by=who(by), **others)

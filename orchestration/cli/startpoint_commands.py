@@ -197,7 +197,7 @@ _TABLES = {
 
 def _startpoints(reference: str, lake_url: str | None, *, create: bool = False) -> Startpoints:
     from dagster_adjunct.orchestration.startpoints.application_startpoints import Startpoints
-    from dagster_adjunct.resources.lakes import open_lake
+    from dagster_adjunct.resources.objects.lake import open_lake
 
     return Startpoints(open_lake(lake_url, create=create), load_application(reference))
 

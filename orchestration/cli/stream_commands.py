@@ -160,7 +160,7 @@ def forget(name: str, reader: str, lake_url: str | None) -> None:
 
 
 def _streams(lake_url: str | None) -> LakeStreams:
-    from dagster_adjunct.resources.lakes import open_lake
+    from dagster_adjunct.resources.objects.lake import open_lake
     from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 
     return LakeStreams(open_lake(lake_url, create=False))

@@ -33,7 +33,7 @@ def table() -> None:
 def get(name: str, key: tuple[str, ...], lake_url: str | None, json_output: bool) -> None:
     """Look one record up by its key, one KEY for each key column. The exit code is 6 where there is none."""
     from dagster_adjunct.orchestration.application.remembered_tables import open_table
-    from dagster_adjunct.resources.lakes import open_lake
+    from dagster_adjunct.resources.objects.lake import open_lake
     from dagster_adjunct.resources.tables import BlockingTable
 
     remote = open_table(open_lake(lake_url, create=False), name)
@@ -55,7 +55,7 @@ def get(name: str, key: tuple[str, ...], lake_url: str | None, json_output: bool
 def forget(name: str, by: str | None, lake_url: str | None, json_output: bool) -> None:
     """Let a table whose file is gone begin anew with the next run that writes it. Deletes nothing."""
     from dagster_adjunct.orchestration.application.remembered_tables import forget_table
-    from dagster_adjunct.resources.lakes import open_lake
+    from dagster_adjunct.resources.objects.lake import open_lake
 
     forget_table(open_lake(lake_url, create=False), name, by=who(by))
     if json_output:

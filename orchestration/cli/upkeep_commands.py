@@ -41,7 +41,7 @@ def discard(
     from dagster_adjunct.assets.reading.dataset_names import list_datasets
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
     from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard as discard_one
-    from dagster_adjunct.resources.lakes import open_lake
+    from dagster_adjunct.resources.objects.lake import open_lake
 
     lake = open_lake(lake_url, create=False)
     there = list_datasets(lake)
@@ -90,7 +90,7 @@ def verify(name: str, version: str | None, deep: bool, lake_url: str | None, jso
     from dagster_adjunct.assets.reading.stored_versions import stored_versions
     from dagster_adjunct.assets.reading.verify_version import verify_version
     from dagster_adjunct.resources.errors import VersionDiscardedError
-    from dagster_adjunct.resources.lakes import open_lake
+    from dagster_adjunct.resources.objects.lake import open_lake
 
     store = stored_versions(open_lake(lake_url, create=False), name)
     if version is not None:
@@ -152,7 +152,7 @@ def forget(
     from dagster_adjunct.assets.reading.entry_keys import key_from_text
     from dagster_adjunct.assets.reading.stored_versions import stored_versions
     from dagster_adjunct.assets.retention.erasing.erasure import forget as erase
-    from dagster_adjunct.resources.lakes import open_lake
+    from dagster_adjunct.resources.objects.lake import open_lake
     from dagster_adjunct.resources.schemas.schema import Field
 
     person = who(by)

@@ -138,7 +138,7 @@ def _show_entry_over_time(name: str, key: tuple[str, ...], limit: int, lake_url:
     """Print what was valid of one key and when, newest last; where there was no entry, that it was deleted."""
     from dagster_adjunct.assets.reading.entry_keys import key_from_text
     from dagster_adjunct.assets.reading.open_dataset import open_dataset
-    from dagster_adjunct.resources.lakes import open_lake
+    from dagster_adjunct.resources.objects.lake import open_lake
 
     with open_dataset(open_lake(lake_url, create=False), name) as opened:
         texts = entry_keys(name, opened.sealed.key, key)
@@ -175,7 +175,7 @@ def _time(moment: datetime | None) -> str:
 
 def store_of(lake_url: str | None, name: str) -> StoredVersions:
     from dagster_adjunct.assets.reading.stored_versions import stored_versions
-    from dagster_adjunct.resources.lakes import open_lake
+    from dagster_adjunct.resources.objects.lake import open_lake
 
     return stored_versions(open_lake(lake_url, create=False), name)
 

@@ -31,8 +31,8 @@ from dagster_adjunct.resources.errors import (
     NoSealedVersionError,
     StreamNotFoundError,
 )
-from dagster_adjunct.resources.lakes import open_lake
 from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.streams.interface.stream_system import RECORD_META, TOMBSTONE, OffsetRange
 from dagster_adjunct.resources.tables.remote_table import RemoteTable
 

@@ -88,7 +88,7 @@ def open_tree(url: str) -> FileTree:
     check_address(url, "folder", ("s3", "s3a", "file"))
     scheme, _, rest = url.partition("://")
     if scheme in ("s3", "s3a"):
-        from dagster_adjunct.resources.objects.lake import LakeSettings
+        from dagster_adjunct.resources.objects.lake_address import LakeSettings
 
         bucket, _, prefix = rest.rstrip("/").partition("/")
         if not bucket:

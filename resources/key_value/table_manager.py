@@ -50,7 +50,6 @@ from dagster_adjunct.resources.key_value_errors import (
 )
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.objects.lake_document import read_lake_document
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.key_value.serializers import Serializer
@@ -195,16 +194,12 @@ class KeyValueTableManager:
         table = TableName.checked(scope, name)
         return self._change(table, lambda current: decide_update(current, configuration, table))
 
-    def seal(self, scope: str, name: str, *, with_metadata: bool = False) -> bool:
+    def seal(self, scope: str, name: str) -> bool:
         """Have all writes to a table refused from now on, for ever; return False where it is sealed already.
 
         When this returns, no write is applied any more. What the store refuses, to a user without the right, has not
-        begun, where it can be asked (`ChecksEndings`). Raises ScopeNotFoundError and KeyValueTableNotFoundError. The
-        table of the lake's own metadata is not sealed (ConfigurationError), for nothing in the lake could go on, unless
-        it is `with_metadata`, as moving these out of it begins.
+        begun, where it can be asked (`ChecksEndings`). Raises ScopeNotFoundError and KeyValueTableNotFoundError.
         """
-        if not with_metadata:
-            self._check_no_metadata(scope, name, "sealed")
         table = TableName.checked(scope, name)
         return self._end(table, lambda current: decide_seal(current, table))
 
@@ -212,10 +207,8 @@ class KeyValueTableManager:
         """Delete a table with all that it holds; return False where there is none. Raises ScopeNotFoundError.
 
         Handles that are open meet KeyValueTableNotFoundError, also after a table of this name is created anew. What the
-        store refuses has not begun, as with `seal`. The table of the lake's own metadata is not deleted
-        (ConfigurationError).
+        store refuses has not begun, as with `seal`.
         """
-        self._check_no_metadata(scope, name, "deleted")
         return self._end(TableName.checked(scope, name), decide_delete)
 
     def forget(self, scope: str, name: str) -> bool:
@@ -224,7 +217,6 @@ class KeyValueTableManager:
         For a backend that is gone for good, or never was, and for an entry that this release can't read. Handles that
         are open go on. Raises ScopeNotFoundError.
         """
-        self._check_no_metadata(scope, name, "deleted")
         table = TableName.checked(scope, name)
 
         def changes(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool]:
@@ -347,17 +339,6 @@ class KeyValueTableManager:
         if table.state is TableState.CREATING and is_gone(after, table):
             # It was deleted before we were done, so we may have made it after that.
             _patiently(lambda: backend.delete(table.id(name), table.partitions))
-
-    def _check_no_metadata(self, scope: str, name: str, done: str) -> None:
-        document = read_lake_document(self.lake.store)
-        place = None if document is None else document.metadata
-        if place is not None and (place.scope, place.table) == (scope, name):
-            raise ConfigurationError(
-                f"{place.words()} holds the metadata of the lake {self.lake.url}: it is not {done}.",
-                "Move them back first: adjunct metadata move --back.",
-                table=f"{scope}/{name}",
-                url=self.lake.url,
-            )
 
     def _entry(self, table: TableName) -> StoredTable | None:
         snapshot = self._namespace.read()

@@ -35,9 +35,8 @@ from dagster_adjunct.resources.key_value_backends.object_runs.segment_pointer im
 )
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.objects import Lake, LakeSettings, S3Options, StoreDescriptor
-from dagster_adjunct.resources.objects.lake import lake_of_objects
+from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.lake_address import store_at
-from dagster_adjunct.resources.objects.lake_document import read_lake_document
 
 _MEGABYTE = 1024 * 1024
 _AT_ONCE = 16  # segments of a table that are made, sealed or deleted
@@ -83,8 +82,7 @@ class ObjectSegments:
             store = StoreDescriptor(self._given, S3Options(**self._s3)).open()
         else:
             store = store_at(self._given, LakeSettings())
-        # Key-value tables are never among what a lake keeps in one.
-        return lake_of_objects(store, read_lake_document(store))
+        return lake_in(store)
 
     def __reduce__(self) -> tuple[Callable[[Lake, int], ObjectSegments], tuple[Lake, int]]:
         return _again, (self._lake, self._cache_bytes)

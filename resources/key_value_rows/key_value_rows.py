@@ -34,7 +34,7 @@ from dagster_adjunct.resources.key_value_rows.optimistic_writes import Optimisti
 from dagster_adjunct.resources.key_value_rows.planned_documents import decided, looks
 from dagster_adjunct.resources.key_value_rows.row_documents import RowDocuments, is_deleted
 from dagster_adjunct.resources.key_value_rows.row_keys import RowKeys
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.key_columns import key_columns
 from dagster_adjunct.resources.tables.layer import OF_A_STORE, Capabilities

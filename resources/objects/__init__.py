@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
-from dagster_adjunct.resources.objects.lake import Lake, LakeSettings
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.lake_address import LakeSettings
 from dagster_adjunct.resources.objects.local_store import LocalStore
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.objects.object_store import (

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal, Self, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import AwareDatetime, Field, ValidationError, model_validator
+from pydantic import AwareDatetime, Field, ValidationError
 
-from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError, MetadataMovedError
+from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
 from dagster_adjunct.resources.stored_documents import StoredDocument, first_problem
 
 FORMAT: Final = 1
-ROUTED_FORMAT: Final = 2
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -45,70 +44,12 @@ class Manifest(Document):
     body: dict[str, Any]
 
 
-class MetadataPlace(StoredDocument):
-    """The key-value table that the objects below `below` are in, but for those below `but`: beginnings of keys.
+class LakeDocument(Document):
+    """`_adjunct/lake.json`: that this is a lake, and when its store passed the probe."""
 
-    It is opened by what stands here, without asking anything else.
-    """
-
-    scope: Text
-    table: Text
-    incarnation: Text
-    partitions: int = Field(ge=1)
-    backend: dict[str, Any]
-    below: tuple[str, ...]
-    but: tuple[str, ...]
-
-    def words(self) -> str:
-        """Return where that is, for people."""
-        return f"the key-value table {self.scope}/{self.table}"
-
-
-class LakeDocument(StoredDocument):
-    """`_adjunct/lake.json`: that this is a lake, when its store passed the probe, and where its metadata are.
-
-    With these in a key-value table it has another format, so that a release that does not know of that refuses it.
-    """
-
-    format: Literal[1, 2] = FORMAT
     kind: Literal["lake"] = "lake"
     id: Text
     probed_at: AwareDatetime
-    metadata: MetadataPlace | None = None
-
-    @model_validator(mode="after")
-    def _format_says_it(self) -> Self:
-        if (self.format == ROUTED_FORMAT) != (self.metadata is not None):
-            raise ValueError(f"format {self.format} {'with' if self.metadata else 'without'} metadata")
-        return self
-
-    def to_bytes(self) -> bytes:
-        """Return what is stored."""
-        return self.model_dump_json(exclude_none=True).encode()
-
-
-class MovedDocument(StoredDocument):
-    """What stands in the place of a pointer that was moved: whoever opened the lake before can't go on from it.
-
-    `was` is what stood there. A release that does not know of such documents refuses their format.
-    """
-
-    format: Literal[2] = ROUTED_FORMAT
-    kind: Literal["moved"] = "moved"
-    to: Text
-    was: str
-
-    @classmethod
-    def parse(cls, data: bytes) -> MovedDocument | None:
-        """Return the document in `data`, None where it is something else."""
-        try:
-            return cls.model_validate_json(data)
-        except ValidationError:
-            return None
-
-    def to_bytes(self) -> bytes:
-        """Return what is stored."""
-        return self.model_dump_json().encode()
 
 
 D = TypeVar("D", bound=StoredDocument)
@@ -133,17 +74,9 @@ def decode(cls: type[D], data: bytes, where: str, next_step: str) -> D:
     try:
         return cls.model_validate_json(data)
     except ValidationError as error:
-        moved = MovedDocument.parse(data)
-        if moved is not None:
-            raise MetadataMovedError(
-                f"{where} was moved to {moved.to}.",
-                "Open the lake again, in a new process. Where the move has been interrupted, repeat it: adjunct "
-                "metadata move.",
-                moved_to=moved.to,
-            ) from None
-        format_found, newest = _format_of(data), ROUTED_FORMAT if cls is LakeDocument else FORMAT
-        if isinstance(format_found, int) and format_found > newest:
-            raise _of_newer_release(where, format_found, newest) from None
+        format_found = _format_of(data)
+        if isinstance(format_found, int) and format_found > FORMAT:
+            raise _of_newer_release(where, format_found) from None
         raise MalformedDocumentError(
             f"{where} is no {cls.__name__.lower()} of format {FORMAT}: {first_problem(error)} "
             f"({len(data)} bytes found).",
@@ -156,7 +89,7 @@ def decode_body(cls: type[D], body: object, where: str, problem: str, next_step:
     """Return the document that a commit holds as `body`, or raise `MalformedDocumentError`: it `problem`, and why."""
     stored_format = body.get("format") if isinstance(body, Mapping) else None
     if isinstance(stored_format, int) and stored_format > FORMAT:
-        raise _of_newer_release(where, stored_format, FORMAT)
+        raise _of_newer_release(where, stored_format)
     try:
         return cls.model_validate(body)
     except ValidationError as error:
@@ -165,9 +98,9 @@ def decode_body(cls: type[D], body: object, where: str, problem: str, next_step:
         ) from error
 
 
-def _of_newer_release(where: str, stored_format: int, newest: int) -> MalformedDocumentError:
+def _of_newer_release(where: str, stored_format: int) -> MalformedDocumentError:
     return MalformedDocumentError(
-        f"{where} has format {stored_format}; this release of Adjunct reads format {newest}.",
+        f"{where} has format {stored_format}; this release of Adjunct reads format {FORMAT}.",
         "Upgrade dagster-adjunct: a newer version wrote this.",
         document=where,
     )

@@ -2,62 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING
 
-from pydantic import Field, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
-
-from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.errors import ConfigurationError, LakeNotFoundError
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.objects.commit_log import CommitLog
-from dagster_adjunct.resources.objects.documents import LakeDocument, MetadataPlace
+from dagster_adjunct.resources.objects.lake_address import LakeSettings, store_at
 from dagster_adjunct.resources.objects.lake_document import read_lake_document
 from dagster_adjunct.resources.objects.lake_to_be_made import lake_to_be_made
-from dagster_adjunct.resources.objects.object_store import S3Options, StoreDescriptor
 from dagster_adjunct.resources.times import utc_now
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable
     from datetime import datetime
 
-    from dagster_adjunct.resources.objects.object_store import ObjectStore
-
-DEFAULT_LAKE = ".adjunct/lake"
-
-
-class LakeSettings(BaseSettings):
-    """How to reach the lake's store, from ADJUNCT_S3_… variables; credentials come from boto3's own chain.
-
-    boto3's variables (AWS_ENDPOINT_URL_S3, AWS_REGION, AWS_PROFILE, …) hold where these are not set.
-    Sizes in bytes, time-outs in seconds. `shared` (ADJUNCT_LAKE_SHARED) says that all machines see a local
-    lake under the same path.
-    """
-
-    model_config = SettingsConfigDict(
-        env_prefix="ADJUNCT_S3_", frozen=True, populate_by_name=True, hide_input_in_errors=True
-    )
-
-    endpoint: str | None = None
-    region: str | None = None
-    path_style: bool = False
-    sse: Literal["AES256", "aws:kms", "aws:kms:dsse"] | None = None
-    sse_kms_key_id: str | None = None
-    multipart_threshold: int = Field(default=64 * 1024 * 1024, ge=5 * 1024 * 1024)
-    part_size: int = Field(default=16 * 1024 * 1024, ge=5 * 1024 * 1024)
-    connect_timeout: float = Field(default=5.0, gt=0)
-    read_timeout: float = Field(default=60.0, gt=0)
-    attempts: int = Field(default=6, ge=1)
-    shared: bool = Field(default=False, validation_alias="ADJUNCT_LAKE_SHARED")
-
-    @model_validator(mode="after")
-    def _kms_key_needs_kms(self) -> Self:
-        if self.sse_kms_key_id and self.sse not in ("aws:kms", "aws:kms:dsse"):
-            raise ValueError('sse_kms_key_id needs sse "aws:kms" or "aws:kms:dsse"')
-        return self
-
-    def s3_options(self) -> S3Options:
-        """Return the part that a store needs, as a plain value."""
-        return S3Options(**self.model_dump(exclude={"shared"}))
+    from dagster_adjunct.resources.objects.object_store import ObjectStore, StoreDescriptor
 
 
 class Lake:
@@ -98,12 +58,6 @@ class Lake:
     def url(self) -> str:
         return self.store.url
 
-    @property
-    def metadata_place(self) -> MetadataPlace | None:
-        """The key-value table that its metadata are in; None where they are objects like all others."""
-        routed = self.store.descriptor.routed
-        return None if routed is None else MetadataPlace.model_validate_json(routed.place)
-
     def exists(self) -> bool:
         """Whether anything has ever been written to the lake. One request while there is none."""
         return bool(self.id)
@@ -128,11 +82,29 @@ class Lake:
         return f"Lake({self.url!r})"
 
 
-def lake_of_objects(store: ObjectStore, document: LakeDocument | None, *, shared: bool = False) -> Lake:
-    """Return the lake at a store's root, whose document this is; where there is none yet, the first write makes it.
+def open_lake(
+    url: str | os.PathLike[str] | None = None, *, settings: LakeSettings | None = None, create: bool = True
+) -> Lake:
+    """Return the lake at `url`: `s3://BUCKET/PREFIX`, a folder, `file:///…` or `memory://NAME`.
 
-    Nothing of it is looked for in a key-value table: for what is in none. `lakes/open_lake.py` opens all others.
+    Without a URL: ADJUNCT_LAKE, else `.adjunct/lake`. One GET, which creates nothing. Where there is no lake yet, the
+    first write makes one, and logs so: it probes the store's conditional writes (ConditionalWritesUnsupportedError) and
+    writes `_adjunct/lake.json`. With `create=False`, a lake that is not there is a LakeNotFoundError.
     """
+    settings = settings or LakeSettings()
+    lake = lake_in(store_at(url, settings), shared=settings.shared)
+    if not create and not lake.exists():
+        raise LakeNotFoundError(
+            f"there is no lake at {lake.url}.",
+            "Check --lake and ADJUNCT_LAKE; the first command or program that writes to a lake makes it.",
+            url=lake.url,
+        )
+    return lake
+
+
+def lake_in(store: ObjectStore, *, shared: bool = False) -> Lake:
+    """Return the lake at a store's root; where there is none yet, the first write makes it, after a probe."""
+    document = read_lake_document(store)
     if document is None:
         return Lake(lake_to_be_made(store), "", shared=shared)
     return Lake(store, document.id, shared=shared)

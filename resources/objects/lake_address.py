@@ -1,4 +1,5 @@
-"""Where a lake is, as users write it: `s3://BUCKET/PREFIX`, a folder, `file:///…` or `memory://NAME`."""
+"""Where a lake is, as users write it: `s3://BUCKET/PREFIX`, a folder, `file:///…` or `memory://NAME`, and how it is
+reached."""
 
 from __future__ import annotations
 
@@ -6,21 +7,59 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, Self
 from urllib.parse import unquote, urlsplit
 
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.objects.lake import DEFAULT_LAKE, LakeSettings
 from dagster_adjunct.resources.objects.object_store import S3Options, StoreDescriptor
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.object_store import ObjectStore
 
+DEFAULT_LAKE = ".adjunct/lake"
 _SCHEMES = ("s3", "s3a", "memory", "file")
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?P<slashes>/*)")
 _WINDOWS = re.compile(r"[A-Za-z]:([\\/]|$)|(?![/.~]).*\\|\.{1,2}\\")
 _NO_COLON = re.compile(rf"({'|'.join(_SCHEMES)}|https?|gs|gcs|abfss?|wasbs?|hdfs)//", re.IGNORECASE)
 _FORMS = {"s3": "s3://BUCKET/PREFIX", "file": "file:///FOLDER"}
+
+
+class LakeSettings(BaseSettings):
+    """How to reach the lake's store, from ADJUNCT_S3_… variables; credentials come from boto3's own chain.
+
+    boto3's variables (AWS_ENDPOINT_URL_S3, AWS_REGION, AWS_PROFILE, …) hold where these are not set.
+    Sizes in bytes, time-outs in seconds. `shared` (ADJUNCT_LAKE_SHARED) says that all machines see a local
+    lake under the same path.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="ADJUNCT_S3_", frozen=True, populate_by_name=True, hide_input_in_errors=True
+    )
+
+    endpoint: str | None = None
+    region: str | None = None
+    path_style: bool = False
+    sse: Literal["AES256", "aws:kms", "aws:kms:dsse"] | None = None
+    sse_kms_key_id: str | None = None
+    multipart_threshold: int = Field(default=64 * 1024 * 1024, ge=5 * 1024 * 1024)
+    part_size: int = Field(default=16 * 1024 * 1024, ge=5 * 1024 * 1024)
+    connect_timeout: float = Field(default=5.0, gt=0)
+    read_timeout: float = Field(default=60.0, gt=0)
+    attempts: int = Field(default=6, ge=1)
+    shared: bool = Field(default=False, validation_alias="ADJUNCT_LAKE_SHARED")
+
+    @model_validator(mode="after")
+    def _kms_key_needs_kms(self) -> Self:
+        if self.sse_kms_key_id and self.sse not in ("aws:kms", "aws:kms:dsse"):
+            raise ValueError('sse_kms_key_id needs sse "aws:kms" or "aws:kms:dsse"')
+        return self
+
+    def s3_options(self) -> S3Options:
+        """Return the part that a store needs, as a plain value."""
+        return S3Options(**self.model_dump(exclude={"shared"}))
 
 
 def store_at(url: str | os.PathLike[str] | None, settings: LakeSettings) -> ObjectStore:

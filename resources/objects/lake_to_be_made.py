@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
-from dagster_adjunct.resources.errors import MetadataMovedError, ObjectExistsError, StoreUnavailableError
+from dagster_adjunct.resources.errors import ObjectExistsError, StoreUnavailableError
 from dagster_adjunct.resources.objects.conditional_write_probe import probe_conditional_writes
+from dagster_adjunct.resources.objects.documents import encode
 from dagster_adjunct.resources.objects.lake_document import new_lake_document, read_lake_document
 from dagster_adjunct.resources.objects.object_store import LAKE_DOCUMENT, ObjectStore, StoreDescriptor
 
@@ -75,7 +76,7 @@ def _make(store: ObjectStore) -> None:
         return
     probe_conditional_writes(store)
     try:
-        store.put_if_absent(LAKE_DOCUMENT, new_lake_document().to_bytes())
+        store.put_if_absent(LAKE_DOCUMENT, encode(new_lake_document()))
     except (ObjectExistsError, StoreUnavailableError):
         if not _is_made(store):
             raise
@@ -86,11 +87,4 @@ def _make(store: ObjectStore) -> None:
 
 def _is_made(store: ObjectStore) -> bool:
     """Whether the lake is there by now: by another process, or by us with a reply that was lost."""
-    made = read_lake_document(store)
-    if made is not None and made.metadata is not None:
-        raise MetadataMovedError(
-            f"the lake at {store.url} was made meanwhile, with its metadata in a key-value table.",
-            "Open it again.",
-            url=store.url,
-        )
-    return made is not None
+    return read_lake_document(store) is not None

@@ -146,33 +146,16 @@ class S3Options:
         check_endpoint(self.endpoint)
 
 
-class RoutedObjects(Protocol):
-    """Some objects of a store are elsewhere, and this opens both as one. A value: hashable, picklable, without secrets.
-
-    Given as one, because where they are (in a key-value table) is made on top of object stores.
-    """
-
-    @property
-    def place(self) -> str:
-        """What the lake's document says of where they are, as JSON."""
-        ...
-
-    def over(self, store: ObjectStore) -> ObjectStore:
-        """Return `store`, with these objects where they are."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class StoreDescriptor:
-    """A store's address and options, picklable and free of secrets, and which of its objects are elsewhere."""
+    """A store's address and options, picklable and free of secrets."""
 
     url: str
     s3: S3Options | None = None
-    routed: RoutedObjects | None = None
 
     def open(self) -> ObjectStore:
         """Return the store that this describes; one per process, shared by its threads."""
-        if self.url.startswith("memory://") and self.routed is None:
+        if self.url.startswith("memory://"):
             from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 
             return InMemoryStore.named(self.url)
@@ -182,8 +165,6 @@ class StoreDescriptor:
         return cached
 
     def _open(self) -> ObjectStore:
-        if self.routed is not None:
-            return self.routed.over(StoreDescriptor(self.url, self.s3).open())
         if self.url.startswith("s3://"):
             from dagster_adjunct.resources.objects.s3_store import S3Store
 

@@ -205,7 +205,7 @@ def prepare_environment() -> None:
 
 def _check_reach(master: str, lake_url: str | None) -> None:
     """Refuse executors elsewhere for a lake in a folder, unless all machines see it."""
-    from dagster_adjunct.resources.objects.lake import DEFAULT_LAKE, LakeSettings
+    from dagster_adjunct.resources.objects.lake_address import DEFAULT_LAKE, LakeSettings
 
     url = lake_url or DEFAULT_LAKE
     if master.startswith("local") or url.startswith(("s3://", "s3a://")) or LakeSettings().shared:
@@ -220,7 +220,7 @@ def _check_reach(master: str, lake_url: str | None) -> None:
 
 def _s3a() -> dict[str, str]:
     """Return what S3A needs; credentials come from its own standard chain, never from this configuration."""
-    from dagster_adjunct.resources.objects.lake import LakeSettings
+    from dagster_adjunct.resources.objects.lake_address import LakeSettings
     from dagster_adjunct.resources.objects.object_store import check_endpoint
 
     lake = LakeSettings()

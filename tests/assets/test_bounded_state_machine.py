@@ -26,8 +26,8 @@ from dagster_adjunct.assets.versions.leases import Lease, all_leases
 from dagster_adjunct.assets.versions.sealed_version import Verdict
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
 from dagster_adjunct.resources.errors import DatasetError, ManifestMismatchError
-from dagster_adjunct.resources.lakes import lake_in
 from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from tests.assets.cycle import (
     WHY,

@@ -11,8 +11,8 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounde
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport
 from dagster_adjunct.resources.errors import CommitConflictError
-from dagster_adjunct.resources.lakes import open_lake
 from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.faulty_store import Crash, Fault, FaultyStore, deaths

@@ -39,7 +39,7 @@ def test_reading_by_key_imports_no_spark(sparkling: World) -> None:
     code = (
         "import sys\n"
         "from dagster_adjunct.assets.reading.open_dataset import open_dataset\n"
-        "from dagster_adjunct.resources.lakes import open_lake\n"
+        "from dagster_adjunct.resources.objects.lake import open_lake\n"
         f"view = open_dataset(open_lake({world.lake.url!r}), 'planes')\n"
         "assert view.get('N7') == {'tailnum': 'N7', 'seats': 7}, view.get('N7')\n"
         "assert sorted(view.get_all(['N1', 'N2', 'X'])) == ['N1', 'N2']\n"

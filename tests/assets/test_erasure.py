@@ -36,8 +36,8 @@ from dagster_adjunct.resources.errors import (
     NullKeyError,
     SchemaMismatchError,
 )
-from dagster_adjunct.resources.lakes import lake_in, open_lake
 from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.lake import lake_in, open_lake
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.objects.object_store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import Schema

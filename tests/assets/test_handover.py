@@ -18,8 +18,8 @@ from dagster_adjunct.assets.versions.sealed_version import POSITION, TOMBSTONE, 
 from dagster_adjunct.resources.bucketing.bucket_files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
-from dagster_adjunct.resources.lakes import open_lake
 from dagster_adjunct.resources.objects.arrow_fs import arrow_filesystem
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.objects.object_store import S3Options
 from dagster_adjunct.resources.objects.s3_store import S3Store

@@ -22,8 +22,8 @@ from dagster_adjunct.assets.reading.versions_over_time import micros
 from dagster_adjunct.assets.versions.kept_history import KeptHistory
 from dagster_adjunct.assets.versions.leases import all_leases
 from dagster_adjunct.resources.errors import DatasetError
-from dagster_adjunct.resources.lakes import open_lake
 from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.histories import BEGIN, LAYOUTS, Change, Interval, changes_of, day, intervals, joined, stored

@@ -32,8 +32,7 @@ from dagster_adjunct.resources.errors import (
     ManifestMismatchError,
     VersionDiscardedError,
 )
-from dagster_adjunct.resources.lakes import open_lake
-from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.sealing import Row, view_of
 

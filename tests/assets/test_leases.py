@@ -23,8 +23,8 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
     VersionDiscardedError,
 )
-from dagster_adjunct.resources.lakes import lake_in, open_lake
 from dagster_adjunct.resources.objects import renewed_object as renewal_module
+from dagster_adjunct.resources.objects.lake import lake_in, open_lake
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from tests.assets.conftest import World
 from tests.assets.cycle import AT_ONCE, NAME, content, faulty, make_older, objects, planes_in, publish, whole

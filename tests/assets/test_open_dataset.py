@@ -24,7 +24,7 @@ from dagster_adjunct.resources.errors import (
     NoSealedVersionError,
     VersionDiscardedError,
 )
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World

@@ -20,8 +20,8 @@ from dagster_adjunct.resources.errors import (
     DatasetError,
     StillReadError,
 )
-from dagster_adjunct.resources.lakes import lake_in
 from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS

@@ -15,8 +15,8 @@ from dagster_adjunct.assets.versions.kept_history import FIRST, VALID_FROM, VALI
 from dagster_adjunct.assets.versions.sealed_version import TOMBSTONE
 from dagster_adjunct.resources.bucketing.bucket_files import Generation
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
-from dagster_adjunct.resources.lakes import open_lake
 from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from tests.assets.histories import (
     BEGIN,
     LAYOUTS,

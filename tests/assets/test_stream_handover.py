@@ -14,8 +14,7 @@ from dagster_adjunct.assets.exchange.handover import duckdb_view, parquet_files,
 from dagster_adjunct.assets.exchange.iceberg import register_in_iceberg, release_from_iceberg
 from dagster_adjunct.assets.exchange.stream_view import StreamView, stream_view
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, OffsetOutOfRangeError
-from dagster_adjunct.resources.lakes import lake_in, open_lake
-from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.lake import Lake, lake_in, open_lake
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.source_ranges import SourceRange, Sources

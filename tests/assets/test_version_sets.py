@@ -20,7 +20,7 @@ from dagster_adjunct.resources.errors import (
     MarkerConflictError,
     NoSealedVersionError,
 )
-from dagster_adjunct.resources.lakes import lake_in
+from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World

@@ -24,8 +24,8 @@ from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.validation.validators import min_rows
 from dagster_adjunct.assets.versions.leases import all_leases
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, MarkerConflictError
-from dagster_adjunct.resources.lakes import open_lake
 from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams

@@ -15,7 +15,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.inputs_besides_streams import FileSource, QuerySource
 from dagster_adjunct.resources.bucketing.writer import check_values
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema, conform
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct.resources.streams.lake.arrow_read import _column

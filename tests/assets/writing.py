@@ -19,8 +19,8 @@ from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions.advance_report import StageEvent
 from dagster_adjunct.resources.errors import CommitConflictError
-from dagster_adjunct.resources.lakes import open_lake
 from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.cycle import AT_ONCE, NAME, PLANES

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.windows import Count, Session, Sum, Tumbling
 from tests.orchestration.step_world import StepWorld
 from tests.orchestration.window_oracle import Click, at, expected, random_clicks, watermark

@@ -20,7 +20,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.operators.spec.sink_context import SinkContext
 from dagster_adjunct.resources.backends import SqliteTable
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables import RemoteTable
 from tests.orchestration.step_world import StepWorld

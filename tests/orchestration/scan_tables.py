@@ -12,7 +12,7 @@ from typing import Any
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.resources.backends import PostgresTable, SqliteTable
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.tables import RateLimit, RemoteTable
 from tests.orchestration.step_world import StepWorld
 

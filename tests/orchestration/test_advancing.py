@@ -17,7 +17,7 @@ from dagster_adjunct.orchestration.planner.lake_catalog import systems_for
 from dagster_adjunct.orchestration.step.progress.input_progress import waiting_datasets
 from dagster_adjunct.orchestration.step.run_application import run_application
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World

@@ -21,7 +21,7 @@ from dagster_adjunct.orchestration.step.batch_compiler.compiling_batch import Co
 from dagster_adjunct.orchestration.step.batch_compiler.known_batch import KnownBatch, known_batch
 from dagster_adjunct.orchestration.step.context.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.context.step_context import StepContext
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 

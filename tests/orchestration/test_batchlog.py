@@ -21,16 +21,16 @@ from dagster_adjunct.orchestration.batchlog.batch_log import (
 from dagster_adjunct.orchestration.step.next_batch.plan_batch import spread
 from dagster_adjunct.resources.errors import CommitConflictError, MalformedDocumentError
 from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from tests.routed_lakes import PLACES, lake_with_metadata_in
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 TRIPS = [SystemStreamPartition("lake", "trips", partition) for partition in (0, 1)]
 
 
-@pytest.fixture(params=PLACES)
-def lake(tmp_path: Path, request: pytest.FixtureRequest) -> Lake:
-    return lake_with_metadata_in(request.param, tmp_path / "lake")
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return open_lake(tmp_path / "lake")
 
 
 def intent(batch: int, start: int, end: int, run: str = "one") -> Intent:

@@ -22,7 +22,7 @@ from dagster_adjunct.orchestration.step.context.step_context import StepContext
 from dagster_adjunct.orchestration.step.spark_proof import rehearsal as rehearsing
 from dagster_adjunct.orchestration.step.spark_proof.rehearsal import Rehearsal
 from dagster_adjunct.resources.backends import SqliteTable
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.tables import RemoteTable

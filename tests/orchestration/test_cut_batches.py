@@ -18,7 +18,7 @@ from dagster_adjunct.kafka import Json, KafkaTopic, KeyText
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
 from dagster_adjunct.windows import Count, Tumbling

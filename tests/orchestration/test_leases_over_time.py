@@ -19,8 +19,8 @@ from dagster_adjunct.orchestration.step.batch_compiler.batch_counts import Count
 from dagster_adjunct.orchestration.step.context.step_context import StepContext
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard_all
-from dagster_adjunct.resources.lakes import lake_in
 from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS

@@ -26,8 +26,8 @@ from dagster_adjunct.orchestration.upkeep.delete_unread import delete_dataset
 from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard, open_batches
 from dagster_adjunct.orchestration.upkeep.repartitioning import repartition_dataset
 from dagster_adjunct.resources.errors import DatasetError, StillReadError, VersionDiscardedError
-from dagster_adjunct.resources.lakes import open_lake
 from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.orchestration.cli.commands import document, printed, refused

@@ -18,8 +18,8 @@ from dagster_adjunct.orchestration.startpoints.requests.startpoint_request impor
 from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
 from dagster_adjunct.orchestration.step.run_application import run_application
 from dagster_adjunct.resources.errors import NullKeyError
-from dagster_adjunct.resources.lakes import open_lake
 from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.startpoint import StartpointSpecific
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition

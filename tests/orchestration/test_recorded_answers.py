@@ -12,7 +12,7 @@ from dagster_adjunct.orchestration.operators.spec.table_lookups import TableLook
 from dagster_adjunct.orchestration.step.answers.recorded_answers import RecordedAnswers, forget_answers
 from dagster_adjunct.orchestration.step.answers.table_answers import about
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from tests.orchestration.step_world import StepWorld
 
 

@@ -22,7 +22,7 @@ from dagster_adjunct.orchestration.step.run_application import run_application
 from dagster_adjunct.orchestration.upkeep.renaming import rename_application
 from dagster_adjunct.resources.backends import SqliteTable
 from dagster_adjunct.resources.errors import ApplicationBusyError, ConfigurationError
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointOldest,

@@ -10,8 +10,8 @@ import pytest
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.upkeep.repartitioning import repartition_dataset, repartition_stream
 from dagster_adjunct.resources.errors import StillReadError
-from dagster_adjunct.resources.lakes import lake_in
 from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from tests.assets.conftest import World
 from tests.assets.cycle import NAME, PLANES, deliver, planes_in, publish, served, whole

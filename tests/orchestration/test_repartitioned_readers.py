@@ -24,9 +24,9 @@ from dagster_adjunct.resources.errors import (
     PlanningError,
     StillReadError,
 )
-from dagster_adjunct.resources.lakes import open_lake
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.streams.interface.startpoint import StartpointSpecific
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams

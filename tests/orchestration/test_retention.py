@@ -21,8 +21,8 @@ from dagster_adjunct.orchestration.batchlog.batch_log import (
 from dagster_adjunct.orchestration.batchlog.known_applications import list_applications
 from dagster_adjunct.orchestration.upkeep.discard_with_roots import open_batches
 from dagster_adjunct.resources.errors import MalformedDocumentError
-from dagster_adjunct.resources.lakes import open_lake
 from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.upkeep import DiscardReport, discard, discard_all
 from tests.assets.conftest import World
 from tests.assets.cycle import NAME, PLANES, content, planes_in, publish, served, whole

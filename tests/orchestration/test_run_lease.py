@@ -27,8 +27,8 @@ from dagster_adjunct.orchestration.batchlog.run_lease import (
 )
 from dagster_adjunct.resources.errors import ApplicationBusyError, ConfigurationError, RunLeaseLostError
 from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from tests.faulty_store import Fault, FaultyStore
-from tests.routed_lakes import PLACES, lake_with_metadata_in, put_ago
 
 BEGAN = datetime(2026, 1, 2, tzinfo=UTC)
 AT_ONCE = Claim(wait=timedelta(0))
@@ -37,16 +37,16 @@ ELSEWHERE = Process(host="other", pid=7, boot="b", namespace="n", started="1")
 HOLD = """
 import sys, time
 from dagster_adjunct.orchestration.batchlog.run_lease import Claim, RunLease
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 with RunLease(open_lake(sys.argv[1]), "delays", "killed-run", Claim()):
     print("held", flush=True)
     time.sleep(600)
 """
 
 
-@pytest.fixture(params=PLACES)
-def lake(tmp_path: Path, request: pytest.FixtureRequest) -> Lake:
-    return lake_with_metadata_in(request.param, tmp_path / "lake")
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return open_lake(tmp_path / "lake")
 
 
 @pytest.fixture
@@ -197,7 +197,8 @@ def test_a_lease_of_another_host_is_taken_over_when_it_has_expired(lake: Lake) -
     lake.store.put(KEY, holder(ELSEWHERE).model_dump_json().encode())
     with pytest.raises(ApplicationBusyError, match=r"run r on host other \(pid 7\)"):
         lease(lake).__enter__()
-    put_ago(lake, KEY, holder(ELSEWHERE).model_dump_json().encode(), seconds=121)
+    old = time.time() - 121
+    os.utime(Path(lake.url) / KEY, (old, old))
     with lease(lake):
         assert "run mine" in who_runs(lake, "delays")
     assert who_runs(lake, "delays") == ""

@@ -14,8 +14,8 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.remembered_tables import forget_table, remembered_tables
 from dagster_adjunct.resources.backends import SqliteTable
 from dagster_adjunct.resources.errors import ConfigurationError, TableNotFoundError
-from dagster_adjunct.resources.lakes import open_lake
 from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.tables import BlockingTable, RemoteTable
 from tests.orchestration.cli.commands import document
 

@@ -17,8 +17,7 @@ from dagster_adjunct.assets.writing.generation_writer import ARROW
 from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog, Intent
 from dagster_adjunct.orchestration.step.next_batch.own_tables import tend_states
-from dagster_adjunct.resources.lakes import lake_in
-from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS

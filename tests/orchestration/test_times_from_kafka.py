@@ -17,7 +17,7 @@ import pytest
 
 from dagster_adjunct import Application, advance_dataset, bounded_dataset, open_dataset
 from dagster_adjunct.kafka import Json, KafkaTopic, KeyText
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.streams import ARRIVAL
 from dagster_adjunct.windows import Count, Sum, Tumbling
 from tests.orchestration.kafka_world import KafkaWorld, Produced

@@ -14,8 +14,8 @@ from dagster_adjunct.resources.errors import (
     ConfigurationError,
     StoreUnavailableError,
 )
-from dagster_adjunct.resources.lakes import open_lake
 from dagster_adjunct.resources.objects import LakeSettings
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.objects.object_store import S3Options
 from dagster_adjunct.resources.objects.s3_errors import S3Request, asking
 

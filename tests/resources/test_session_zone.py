@@ -9,7 +9,7 @@ import pytest
 
 from dagster_adjunct import Application, advance_dataset, run_application, unbounded_dataset
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import session_of, starter_of
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams

@@ -48,7 +48,7 @@ class KeyValueTableResource(ConfigurableResource):  # type: ignore[type-arg]
         from dagster_adjunct.resources import key_value_backends as _registered  # noqa: F401
         from dagster_adjunct.resources.key_value.backend_names import backend_from
         from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
-        from dagster_adjunct.resources.lakes import open_lake
+        from dagster_adjunct.resources.objects.lake import open_lake
 
         lake = open_lake(self.lake, create=self.partitions is not None)
         return KeyValueTableManager(lake, None if self.backend is None else backend_from(self.backend))

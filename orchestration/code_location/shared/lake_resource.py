@@ -24,7 +24,7 @@ class LakeResource(ConfigurableResource):  # type: ignore[type-arg]
     def open(self) -> Lake:
         """Return the lake; its first opening ever probes the store."""
         if self._lake is None:
-            from dagster_adjunct.resources.lakes import open_lake
+            from dagster_adjunct.resources.objects.lake import open_lake
 
             self._lake = open_lake(self.url)
         lake: Lake = self._lake

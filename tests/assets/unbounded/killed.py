@@ -15,8 +15,8 @@ import pyarrow.parquet  # noqa: F401
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.resources.errors import CommitConflictError
-from dagster_adjunct.resources.lakes import open_lake
 from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.unbounded.facts import NAME, table_of

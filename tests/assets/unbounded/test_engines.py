@@ -21,7 +21,7 @@ from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
 from dagster_adjunct.orchestration.step.session_scope import session_scope
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct.resources.spark.resource import SparkResource

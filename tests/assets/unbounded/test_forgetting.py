@@ -25,8 +25,8 @@ from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_unbounded
 from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.resources.errors import CommitConflictError, ManifestMismatchError, VersionDiscardedError
-from dagster_adjunct.resources.lakes import lake_in
 from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS

@@ -20,7 +20,7 @@ from dagster_adjunct.assets.reading.entries_in_arrow import read_entries
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.assets.versions.kept_history import moment_of, told
 from dagster_adjunct.resources.bucketing.write_over_time import OverTimeWrite, Timeline
-from dagster_adjunct.resources.lakes import lake_in, open_lake
+from dagster_adjunct.resources.objects.lake import lake_in, open_lake
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World

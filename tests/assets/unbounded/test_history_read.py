@@ -13,7 +13,7 @@ from dagster_adjunct.assets.exchange.handover import duckdb_view, polars_frame
 from dagster_adjunct.assets.exchange.iceberg import register_in_iceberg
 from dagster_adjunct.assets.reading.open_dataset import open_dataset
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.unbounded.over_time import KEYS, LAST, NAME, Change, Model, at, prices, prices_in, second_of, send

@@ -20,7 +20,7 @@ from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
 from dagster_adjunct.assets.versions.kept_history import moment_of, told
 from dagster_adjunct.resources.errors import BadChangeError, DatasetError, SchemaMismatchError
-from dagster_adjunct.resources.lakes import lake_in, open_lake
+from dagster_adjunct.resources.objects.lake import lake_in, open_lake
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct.resources.streams.interface.startpoint import StartpointSpecific

@@ -40,8 +40,8 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
     VersionDiscardedError,
 )
-from dagster_adjunct.resources.lakes import lake_in, open_lake
 from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.lake import lake_in, open_lake
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World

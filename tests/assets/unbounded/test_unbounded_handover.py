@@ -25,7 +25,7 @@ from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
 from dagster_adjunct.assets.writing.runtime import Runtime
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, NoSealedVersionError
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.unbounded.tables import Content, content, faulty, send, table

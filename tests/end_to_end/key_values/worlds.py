@@ -24,7 +24,7 @@ from dagster_adjunct.key_value import (
 )
 from dagster_adjunct.resources.key_value.table_segment import SegmentBackend
 from dagster_adjunct.resources.key_value_backends import PostgresSegments
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from tests.resources.key_value_backends.segment_stores import (
     SegmentStore,
     objects_in_a_folder,

@@ -19,7 +19,7 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.validation.validators import min_rows, row_count_within
 from dagster_adjunct.assets.versions.advance_report import StageEvent
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.resources.errors import StillReadError
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from tests.assets.conftest import World
 from tests.assets.cycle import NAME, planes_in, publish
 

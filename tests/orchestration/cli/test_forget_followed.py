@@ -8,7 +8,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from dagster_adjunct.orchestration.cli.main import root
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.unbounded.tables import entries, send, table

@@ -16,7 +16,7 @@ from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.orchestration.cli.output import NOT_FOUND, guarded
 from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from tests.orchestration.cli.commands import World, document, invoke, printed, refused
 from tests.servers.postgres import GUARDED_PASSWORD, GUARDED_USER, PostgresServer
 

@@ -18,7 +18,7 @@ from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.orchestration.cli.output import NOT_FOUND, guarded
 from dagster_adjunct.orchestration.cli.table_layout import in_minutes, shortened, told
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World

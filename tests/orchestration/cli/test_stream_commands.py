@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.lakes import open_lake
 from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.source_ranges import SourceRange, Sources
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams

@@ -13,7 +13,7 @@ from dagster_adjunct.code_location import KeyValueTableResource
 from dagster_adjunct.key_value import KeyValueTableConfiguration, KeyValueTableManager, TextSerializer
 from dagster_adjunct.resources.errors import ConfigurationError, LakeNotFoundError
 from dagster_adjunct.resources.key_value_errors import KeyValueTableExistsError
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from tests.servers.postgres import GUARDED_PASSWORD, GUARDED_USER, PostgresServer
 
 

@@ -23,9 +23,8 @@ from dagster_adjunct.orchestration.step.context.batch_inputs import BatchInputs
 from dagster_adjunct.orchestration.step.context.step_context import StepContext
 from dagster_adjunct.orchestration.step.progress.step_report import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.resources.lakes import lake_in
 from dagster_adjunct.resources.metadata import MetadataStore
-from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.startpoint import Startpoint

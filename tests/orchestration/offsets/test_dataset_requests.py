@@ -24,9 +24,9 @@ from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
 from dagster_adjunct.resources.errors import DatasetError, MalformedDocumentError
-from dagster_adjunct.resources.lakes import lake_in
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct.resources.streams.interface.startpoint import (

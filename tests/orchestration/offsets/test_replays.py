@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,17 +19,15 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from tests.faulty_store import Crash, Fault
 from tests.orchestration.offsets.offsets_world import Batch, OffsetsWorld
-from tests.routed_lakes import PLACES, lake_with_metadata_in
 
 S0, S1 = (SystemStreamPartition.parse(text) for text in ("fake.s.0", "fake.s.1"))
 UNTIL_UPCOMING = StartpointUpcoming()
 
 
-@pytest.fixture(params=PLACES)
-def world(tmp_path: Path, request: pytest.FixtureRequest) -> OffsetsWorld:
+@pytest.fixture
+def world() -> OffsetsWorld:
     """fake.s with two partitions, records 0 to 5 in each, at ms 1 to 6."""
-    in_table = request.param == "table"
-    world = OffsetsWorld(*([lake_with_metadata_in("table", tmp_path / "lake")] if in_table else []))
+    world = OffsetsWorld()
     fill(world)
     return world
 

@@ -19,11 +19,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
 from dagster_adjunct.resources.errors import CommitStateUnknownError, StoreUnavailableError
-from dagster_adjunct.resources.lakes import lake_in
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.metadata import namespace_document as document_module
 from dagster_adjunct.resources.objects import commit_log as commit_module
-from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition

@@ -18,9 +18,8 @@ from dagster_adjunct.orchestration.startpoints.requests.startpoint_listing impor
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.lakes import lake_in, open_lake
 from dagster_adjunct.resources.metadata import MetadataStore
-from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.lake import Lake, lake_in, open_lake
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.startpoint import (
@@ -34,7 +33,6 @@ from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from tests.clocks import Clock, on_clock
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.orchestration.offsets.stored_startpoints import handed_to, waiting_at, write_startpoint
-from tests.routed_lakes import PLACES_AT_LENGTH, lake_with_metadata_in
 
 S0, S1, S10 = (SystemStreamPartition("lake", "s", number) for number in (0, 1, 10))
 T0, T1 = "Partition 0", "Partition 1"
@@ -47,11 +45,9 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=PLACES_AT_LENGTH)
-def lake(tmp_path: Path, request: pytest.FixtureRequest) -> Lake:
-    if request.param == "objects":
-        return lake_in(InMemoryStore())
-    return lake_with_metadata_in(request.param, tmp_path / "lake")
+@pytest.fixture
+def lake() -> Lake:
+    return lake_in(InMemoryStore())
 
 
 @pytest.fixture

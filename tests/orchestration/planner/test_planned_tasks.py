@@ -7,8 +7,8 @@ import pytest
 from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
-from dagster_adjunct.resources.lakes import lake_in
 from dagster_adjunct.resources.metadata import MetadataStore
+from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition

@@ -8,8 +8,8 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner import ExecutionPlan
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, SchemaMismatchError
-from dagster_adjunct.resources.lakes import lake_in
 from dagster_adjunct.resources.objects import InMemoryStore, Lake
+from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.stream_system import NewStreams, StreamSystem
 from dagster_adjunct.resources.streams.kafka.declared_topics import DeclaredTopics

@@ -14,7 +14,7 @@ import pytest
 
 from dagster_adjunct.resources.backends import DynamoDbTable, PostgresTable, RedisTable, SqliteTable
 from dagster_adjunct.resources.key_value_rows import KeyValueRows
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.tables import MemoryTable, TableReadFunction, TableWriteFunction
 from dagster_adjunct.resources.tables.record_not_found import record_not_found
 from tests.resources.key_value_backends import segment_stores

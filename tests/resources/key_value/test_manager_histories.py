@@ -19,8 +19,8 @@ from dagster_adjunct.resources.key_value.serializers import TextSerializer
 from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
 from dagster_adjunct.resources.key_value_errors import KeyValueTableExistsError, KeyValueTableNotFoundError
-from dagster_adjunct.resources.lakes import lake_in
 from dagster_adjunct.resources.objects import InMemoryStore, Lake
+from dagster_adjunct.resources.objects.lake import lake_in
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.resources.key_value.control_plane_world import Died, RememberedTables
 

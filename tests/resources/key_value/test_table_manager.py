@@ -37,9 +37,9 @@ from dagster_adjunct.resources.key_value_errors import (
     ScopeNotFoundError,
     ValueTooLongError,
 )
-from dagster_adjunct.resources.lakes import lake_in, open_lake
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects import InMemoryStore, Lake
+from dagster_adjunct.resources.objects.lake import lake_in, open_lake
 from tests.resources.key_value.control_plane_world import Died, RememberedTables, dying
 
 FOUR = KeyValueTableConfiguration(4)
@@ -381,7 +381,7 @@ from tests.resources.key_value.control_plane_world import RememberedTables
 from dagster_adjunct.resources.key_value.serializers import IntegerSerializer, TextSerializer
 from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 
 manager = KeyValueTableManager(open_lake(sys.argv[1]), RememberedTables("of this process"))
 print("ready", flush=True)

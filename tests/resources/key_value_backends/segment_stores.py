@@ -21,7 +21,7 @@ from dagster_adjunct.resources.key_value_backends import (
     PostgresSegments,
     SqliteSegments,
 )
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from tests.servers.dynamodb import REGION, DynamoDbServer
 
 _numbers = count()

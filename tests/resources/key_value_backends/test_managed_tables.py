@@ -18,8 +18,8 @@ from dagster_adjunct.resources.key_value_errors import (
     KeyValueTableNotFoundError,
     KeyValueTableSealedError,
 )
-from dagster_adjunct.resources.lakes import lake_in
 from dagster_adjunct.resources.objects import InMemoryStore
+from dagster_adjunct.resources.objects.lake import lake_in
 
 TWO = KeyValueTableConfiguration(2)
 

@@ -13,8 +13,8 @@ from dagster_adjunct.resources.key_value.serializers import IntegerSerializer, T
 from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
 from dagster_adjunct.resources.key_value_backends import PostgresSegments
-from dagster_adjunct.resources.lakes import lake_in
 from dagster_adjunct.resources.objects import InMemoryStore, Lake
+from dagster_adjunct.resources.objects.lake import lake_in
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.resources.key_value_backends.segment_handle import Handle, Run, of, put
 from tests.resources.key_value_backends.segment_stores import new_table_id

@@ -18,8 +18,8 @@ from dagster_adjunct.resources.key_value.serializers import TextSerializer
 from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
 from dagster_adjunct.resources.key_value_backends import SqliteSegments
-from dagster_adjunct.resources.lakes import lake_in
 from dagster_adjunct.resources.objects import InMemoryStore
+from dagster_adjunct.resources.objects.lake import lake_in
 
 NOBODY = 65534
 ONE = KeyValueTableConfiguration(1)

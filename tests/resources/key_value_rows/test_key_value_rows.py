@@ -39,8 +39,8 @@ from dagster_adjunct.resources.key_value_errors import (
     ValueTooLongError,
 )
 from dagster_adjunct.resources.key_value_rows import KeyValueRows
-from dagster_adjunct.resources.lakes import open_lake
 from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.operation import (
     Conditions,

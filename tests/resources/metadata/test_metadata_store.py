@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,23 +16,19 @@ from dagster_adjunct.resources.errors import (
     MalformedDocumentError,
     ManifestMismatchError,
 )
-from dagster_adjunct.resources.lakes import lake_in
 from dagster_adjunct.resources.metadata import MetadataStore, Namespace, NamespaceSnapshot
 from dagster_adjunct.resources.metadata import namespace_document as document_module
-from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from tests.clocks import on_clock
 from tests.faulty_store import Crash, Fault, FaultyStore
-from tests.routed_lakes import PLACES_AT_LENGTH, lake_with_metadata_in
 
 Contents = dict[str, Any]
 
 
-@pytest.fixture(params=PLACES_AT_LENGTH)
-def lake(tmp_path: Path, request: pytest.FixtureRequest) -> Lake:
-    if request.param == "objects":
-        return lake_in(InMemoryStore())
-    return lake_with_metadata_in(request.param, tmp_path / "lake")
+@pytest.fixture
+def lake() -> Lake:
+    return lake_in(InMemoryStore())
 
 
 @pytest.fixture
@@ -229,8 +224,7 @@ def test_collecting_deletes_what_no_namespace_reaches_and_nothing_else(lake: Lak
         put(named(lake), {f"k{n}": [round_number, n] for n in range(50)})
     expected = contents(named(lake)), contents(others)
     pages = {item.key for item in lake.store.list("metadata/") if "/pages/" in item.key}
-    of_tables = MetadataStore(lake).namespace("key-value-tables", "all")  # where the table of the metadata is known
-    reached = {page.key for name in (named(lake), others, of_tables) for page in name.read().document.pages}
+    reached = {page.key for name in (named(lake), others) for page in name.read().document.pages}
     assert pages > reached
 
     assert MetadataStore(lake).collect() == 0  # it is all too young: somebody may be about to commit it

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.resources.errors import StoreUnavailableError
-from dagster_adjunct.resources.lakes import lake_in, open_lake
 from dagster_adjunct.resources.metadata.shared_value import SharedValue
-from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.lake import Lake, lake_in, open_lake
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.tables.credit_source import Budget
 from dagster_adjunct.resources.tables.credits import leases_of_budget

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from dagster_adjunct.resources.errors import AdjunctError, MalformedDocumentError, ManifestMismatchError
-from dagster_adjunct.resources.lakes import lake_in
 from dagster_adjunct.resources.objects import CommitLog, InMemoryStore, PageRef, read_page, write_page
+from dagster_adjunct.resources.objects.lake import lake_in
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ from dagster_adjunct.resources.errors import (
     ProducerConflictError,
     SchemaMismatchError,
 )
-from dagster_adjunct.resources.lakes import lake_in
-from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange

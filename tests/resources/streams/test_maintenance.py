@@ -7,8 +7,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
-from dagster_adjunct.resources.lakes import lake_in
-from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import arrow_type
 from dagster_adjunct.resources.streams.interface.source_ranges import SourceRange, Sources

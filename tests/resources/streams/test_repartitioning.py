@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError, ProducerConflictError
-from dagster_adjunct.resources.lakes import lake_in
-from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition

@@ -19,8 +19,7 @@ from dagster_adjunct.resources.errors import (
     OffsetOutOfRangeError,
     StreamNotFoundError,
 )
-from dagster_adjunct.resources.lakes import lake_in
-from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.streams.interface.startpoint import (
     Startpoint,

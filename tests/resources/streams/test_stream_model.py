@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
-from dagster_adjunct.resources.lakes import lake_in
+from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition

@@ -8,7 +8,7 @@ from threading import Thread
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy, Retention

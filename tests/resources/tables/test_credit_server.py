@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.resources.errors import MalformedDocumentError, StoreUnavailableError, TableError
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.tables.credit_source import Budget
 from dagster_adjunct.resources.tables.credits import credit_client, credit_server
 from dagster_adjunct.resources.tables.credits.credit_client import CreditClient
@@ -27,7 +27,6 @@ from dagster_adjunct.resources.tables.credits.credit_wire import CreditAddress
 from dagster_adjunct.resources.tables.credits.leases_of_budget import LeasesOfBudget
 from dagster_adjunct.resources.tables.credits.shared_timeline import Stretch, Wish
 from tests.resources.tables.credit_world import of_the_rate
-from tests.routed_lakes import PLACES_AT_LENGTH, lake_with_metadata_in
 
 BUDGET = Budget("orders", "write", 400.0)
 
@@ -93,11 +92,7 @@ class Spender:
             pipe.close()
 
 
-@pytest.mark.parametrize("place", PLACES_AT_LENGTH)
-def test_two_runs_and_tasks_that_come_and_are_killed_get_the_rate_in_every_ten_seconds(
-    place: str, tmp_path: Path
-) -> None:
-    lake_with_metadata_in(place, tmp_path)
+def test_two_runs_and_tasks_that_come_and_are_killed_get_the_rate_in_every_ten_seconds(tmp_path: Path) -> None:
     servers = [
         CreditServer(lambda budget, run=run: LeasesOfBudget(open_lake(str(tmp_path)), budget, run)) for run in "ab"
     ]

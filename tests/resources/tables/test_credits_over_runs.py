@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_adjunct.resources.lakes import open_lake
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.tables.credit_source import Budget
 from dagster_adjunct.resources.tables.credits.leases_of_budget import LeasesOfBudget
 from dagster_adjunct.resources.tables.credits.shared_timeline import SharedTimeline, Wish, fair_shares, lease

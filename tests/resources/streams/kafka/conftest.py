@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.resources.lakes import lake_in
-from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.streams.kafka import KafkaSettings, KafkaTopic
 from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams

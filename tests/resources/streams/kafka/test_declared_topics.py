@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, StreamExistsError
-from dagster_adjunct.resources.lakes import lake_in
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects import InMemoryStore, Lake
+from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.kafka.declared_topics import DeclaredTopics
 from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError, StreamUnavailableError
-from dagster_adjunct.resources.lakes import lake_in
+from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
