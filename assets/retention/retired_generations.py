@@ -71,7 +71,7 @@ def plan_retired(
 def oldest_kept(log: DatasetLog, manifest: UnboundedManifest, policy: DiscardPolicy) -> int:
     """Return the number of the oldest of the newest versions that the policy keeps; 0 where it keeps them all.
 
-    The manifest knows their numbers. Where an older one, or a very long history, leaves some of them out, commits are
+    The manifest knows their numbers. Where a very long history leaves some of them out, commits are
     read back from the newest, no further than anything is retired.
     """
     if policy.keep is None:

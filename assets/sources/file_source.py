@@ -136,7 +136,7 @@ class FileVersions(VersionsOfNoStream):
                 dataset=self._spec.name,
                 version=delivery.version,
             )
-        checksum = promised_checksum(promise.checksum, f"{what}: the completion object {self._marker(folder)}")
+        checksum = promised_checksum(promise.checksum)
         records = self._records(what, folder)
         rows = records.count(spark, must=promise.rows is not None)
         if promise.rows is not None and rows != promise.rows:

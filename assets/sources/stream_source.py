@@ -156,7 +156,7 @@ class StreamSource:
         complete: Complete = delivery.content
         records = self._stream.counts(_ranges(delivery))
         check_counts(self.spec.name, complete, records)
-        promised = {cut: self._promised(delivery.version, cut.marker) for cut in complete.segments}
+        promised = {cut: promised_checksum(cut.marker.checksum) for cut in complete.segments}
         if any(promised.values()):
             schema = self._stream.info.schema
             assert schema is not None
@@ -218,9 +218,6 @@ class StreamSource:
             refuse_in_process(self.spec, what_needs_spark(self._stream))
             return checksums_in_arrow(self._stream.read_arrow(_ranges(delivery)), schema)
         return checksums_by_partition(self._records(delivery, spark()), schema)
-
-    def _promised(self, version: str, marker: Marker) -> str | None:
-        return promised_checksum(marker.checksum, self._place_of(version, marker))
 
     def _place_of(self, version: str, marker: Marker) -> str:
         return f"dataset {self.spec.name!r}, version {version!r}: the marker at offset {marker.offset} of {marker.ssp}"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from dagster_adjunct.assets.declaration.changes.change_order import PositionType
 from dagster_adjunct.assets.declaration.dataset import Kind
@@ -59,14 +59,6 @@ class DatasetDeclaration(ManifestPart):
     compact_deltas: int = Field(default=8, ge=2)
     compact_fraction: float = Field(default=0.2, gt=0)
     compact_rows: int = Field(default=2_000_000, ge=1)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _computed_of_before(cls, fields: Any) -> Any:
-        # Declarations that were stored before the field say it in the input's name only.
-        if isinstance(fields, dict) and "computed" not in fields:
-            return {**fields, "computed": str(fields.get("input", "")).startswith("query ")}
-        return fields
 
     @property
     def discard(self) -> DiscardPolicy:

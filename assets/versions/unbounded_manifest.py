@@ -4,9 +4,9 @@ a version of it."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
-from pydantic import AwareDatetime, BeforeValidator, Field
+from pydantic import AwareDatetime, Field
 
 from dagster_adjunct.assets.declaration.dataset import Kind
 from dagster_adjunct.assets.versions.common_manifest import CommonManifest
@@ -20,10 +20,6 @@ from dagster_adjunct.resources.errors import VersionDiscardedError
 _RANGES = 200
 # Ids of startpoints: one is written again soon or in vain, so few others can have come between.
 _REMEMBERED = 20
-# One alone is how earlier manifests hold them.
-AppliedIds = Annotated[
-    tuple[str, ...], BeforeValidator(lambda stored: (stored,) if isinstance(stored, str) else stored)
-]
 
 
 class UnboundedManifest(CommonManifest):
@@ -45,7 +41,7 @@ class UnboundedManifest(CommonManifest):
     horizon: int | None = None
     first_ordered: tuple[str | None, ...] | None = None
     quarantining: dict[str, tuple[Offset, Offset]] | None = None
-    applied: dict[str, AppliedIds] = Field(default_factory=dict)
+    applied: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     decision: Decision | None = None
     numbers: tuple[tuple[int, int], ...] = ()
     written: Written | None = None

@@ -77,8 +77,7 @@ class AppliedStartpoint(StoredDocument):
 class Replay(StoredDocument):
     """A bounded replay of one partition: reads [`start`, `until`) again and has come to `next`.
 
-    `versions` says which versions its records meet (None: stored before that could be said); with "recorded" they are
-    in the plan of the id `recorded`.
+    `versions` says which versions its records meet; with "recorded" they are in the plan of the id `recorded`.
     """
 
     id: str
@@ -92,7 +91,7 @@ class Replay(StoredDocument):
     by: str
     reason: str
     began_at: datetime
-    versions: VersionsMet | None = None
+    versions: VersionsMet
     recorded: str | None = None
 
     def words(self) -> str:

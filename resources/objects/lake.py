@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import ConfigurationError, LakeNotFoundError
@@ -13,7 +14,6 @@ from dagster_adjunct.resources.objects.lake_to_be_made import lake_to_be_made
 from dagster_adjunct.resources.times import utc_now
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable
     from datetime import datetime
 

@@ -193,7 +193,7 @@ def test_a_checksum_does_not_depend_on_order_or_other_columns_and_sees_every_val
         return records_checksum(frame.selectExpr("rand() other", "seats", "tailnum"), SCHEMA)
 
     assert checksum(rows) == checksum(rows[::-1], 3)
-    assert promised_checksum(checksum(rows).upper(), "it") == checksum(rows)
+    assert promised_checksum(checksum(rows).upper()) == checksum(rows)
     assert len({checksum(rows), checksum(rows[1:]), checksum([*rows[1:], ("N1", 2)]), checksum([])}) == 4
     assert checksum([]) == NOTHING
     # By hand: each value that is there behind the number of its column.
@@ -209,12 +209,6 @@ def test_a_checksum_tells_where_nulls_stand_whatever_the_values(spark: SparkSess
     numbered = [(*row, number) for number, row in enumerate(rows)]
     frame = spark.createDataFrame(numbered, f"{schema.ddl()}, {PARTITION} int")
     assert len(set(checksums_by_partition(frame, schema).values())) == len(rows) == 9
-
-
-def test_a_checksum_of_the_first_form_is_refused_by_its_name_and_never_taken_for_the_producers_own() -> None:
-    with pytest.raises(MarkerConflictError, match="the marker gives the checksum 51d0bd7a9c5e0f6b, in the first form"):
-        promised_checksum("51d0bd7a9c5e0f6b", "the marker")
-    assert promised_checksum("crc64:51d0bd7a9c5e0f6b", "the marker") is None
 
 
 def marked(world: World, checksums: Mapping[int, str | None]) -> World:

@@ -130,7 +130,7 @@ class ExecutionPlan:
 
     @classmethod
     def from_json(cls, document: object) -> ExecutionPlan:
-        """Return the plan that `to_json` gave, also that of an earlier version.
+        """Return the plan that `to_json` gave.
 
         Raises MalformedDocumentError for what is none, and for a format of a later version.
         """

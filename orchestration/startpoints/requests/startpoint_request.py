@@ -122,12 +122,8 @@ class StartpointRequest:
 
     def to_json(self) -> dict[str, Any]:
         """Return the stored form, of JSON-able values."""
-        named = {field.name: getattr(self, field.name) for field in fields(self)}
-        for name in _LATER:  # left out where they say nothing, so that an earlier release reads it
-            if named[name] is None:
-                del named[name]
         return {
-            **named,
+            **{field.name: getattr(self, field.name) for field in fields(self)},
             "version": VERSION,
             "ssp": str(self.ssp),
             "startpoint": self.startpoint.to_json(),
@@ -140,7 +136,6 @@ class StartpointRequest:
         return request_from_json(value, "startpoint request")
 
 
-_LATER = {"versions", "recorded"}
 _NAMED = {field.name for field in fields(StartpointRequest)}
 _FIELDS = _NAMED | {"version"}
 
@@ -150,12 +145,12 @@ def request_from_json(value: object, where: str) -> StartpointRequest:
     if not isinstance(value, Mapping):
         raise _malformed(where, f"{value!r:.80} is no object")
     check_version(value, where)
-    if set(value) | {"id"} | _LATER != _FIELDS:
+    if set(value) != _FIELDS:
         raise _malformed(where, f"it has the fields {sorted(map(str, value))}, expected {sorted(_FIELDS)}")
     startpoint = startpoint_from_json(value["startpoint"], f"the startpoint of {where}")
     bounded = value["until"] is not None
     until = startpoint_from_json(value["until"], f"the end (until) of {where}") if bounded else None
-    given = {name: value[name] for name in _NAMED - {"ssp", "startpoint", "until"} if name in value}
+    given = {name: value[name] for name in _NAMED - {"ssp", "startpoint", "until"}}
     try:
         ssp = SystemStreamPartition.parse(value["ssp"])
         return StartpointRequest(ssp=ssp, startpoint=startpoint, until=until, **given)

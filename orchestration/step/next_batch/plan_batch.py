@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_adjunct.orchestration.batchlog.batch_log import Intent, Range
 from dagster_adjunct.orchestration.operators.spec.planning_values import BROADCAST
-from dagster_adjunct.orchestration.operators.spec.versions_met import AS_OF, RECORDED
+from dagster_adjunct.orchestration.operators.spec.versions_met import RECORDED
 from dagster_adjunct.orchestration.startpoints.positions.input_positions import input_positions, order_of_replay
 from dagster_adjunct.orchestration.startpoints.positions.refused_positions import check_positions
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
@@ -83,12 +83,8 @@ def _replay_batch(
     first = min(replays.values(), key=order_of_replay)
     if first.recorded is not None:
         return _recorded_batch(context, state, replays, plan_of(first))
-    reading = first.versions or AS_OF
-    replays = {
-        ssp: replay
-        for ssp, replay in replays.items()
-        if replay.recorded is None and (replay.versions or AS_OF) == reading
-    }
+    reading = first.versions
+    replays = {ssp: replay for ssp, replay in replays.items() if replay.recorded is None and replay.versions == reading}
     shared = _shared(context, {ssp: OffsetRange(replay.next, replay.until) for ssp, replay in replays.items()})
     read = {ssp: replay for ssp, replay in replays.items() if not _all_empty(systems, {ssp: shared[ssp]})}
     return _intent(

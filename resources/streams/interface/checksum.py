@@ -6,7 +6,6 @@ import re
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.bucketing.row_digest import row_digests
-from dagster_adjunct.resources.errors import MarkerConflictError
 from dagster_adjunct.resources.schemas.quoted_columns import row_hash
 from dagster_adjunct.resources.spark.spark_errors import unwrapped
 from dagster_adjunct.resources.streams.interface.stream_system import PARTITION
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.schemas.schema import Schema
 
 _FORM = re.compile(r"r2-[0-9a-f]{16}", re.IGNORECASE)
-_FIRST_FORM = re.compile(r"[0-9a-f]{16}", re.IGNORECASE)
 NOTHING = f"r2-{0:016x}"
 
 
@@ -56,23 +54,9 @@ def checksum_in_arrow(table: pa.Table, schema: Schema) -> str:
     return f"r2-{sum(row_digests(table, schema).to_pylist()) % 2**64:016x}"
 
 
-def promised_checksum(text: str | None, what: str) -> str | None:
-    """Return the checksum over records that `what` promises, None where it has none or one of its producer's own form.
-
-    Raises MarkerConflictError for bare 16 hex digits: so `records_checksum` looked before it told where nulls stand.
-    """
-    if text is None or not (_FORM.fullmatch(text) or _FIRST_FORM.fullmatch(text)):
-        return None
-    if _FIRST_FORM.fullmatch(text):
-        raise MarkerConflictError(
-            f"{what} gives the checksum {text}, in the first form of records_checksum, which does not tell where nulls "
-            f"stand: expected {NOTHING[:3]} before 16 hex digits.",
-            "The version is not published and what is served stays. Compute the checksum with records_checksum(df, "
-            "schema) of this release and deliver under a new version name. For a checksum of your own, that only you "
-            "compare, write its kind before it (crc64:…).",
-            expected=text,
-        )
-    return text.lower()
+def promised_checksum(text: str | None) -> str | None:
+    """Return the checksum over records in `text`, None where there is none or one of its producer's own form."""
+    return text.lower() if text is not None and _FORM.fullmatch(text) else None
 
 
 def _halves(schema: Schema) -> tuple[Column, Column]:

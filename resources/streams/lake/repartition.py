@@ -126,8 +126,7 @@ def _check_markers(stream: str, marked: Sequence[Sequence[MarkerEntry]]) -> None
                 stream=f"lake.{stream}",
             )
     for markers in zip(*marked, strict=True):
-        what = f"stream {stream!r}, version {markers[0].version!r}"
-        promised = [promised_checksum(marker.checksum, what) for marker in markers]
+        promised = [promised_checksum(marker.checksum) for marker in markers]
         if any(promised) or len({marker.checksum for marker in markers}) > 1:
             raise ConfigurationError(
                 f"stream {stream!r} can't be repartitioned now: the markers of version {markers[0].version!r} hold "

@@ -114,14 +114,14 @@ def _read_again(rewriting: Rewritten, stream: str, read: Mapping[str, Coverage])
     ]
     if not any(epochs):
         return "none"
-    return "all" if all(epochs) and rewriting.oldest else "part"
+    return "all" if all(epochs) else "part"
 
 
 def _lost_between(lineage: Lineage, at: int, later: int) -> bool:
     """Whether retention took records between two rewritings: which they had been before is not known."""
     for before, rewriting in zip(lineage.rewritings[at : later - 1], lineage.rewritings[at + 1 : later], strict=True):
         first = 1 if any(before.oldest) else 0
-        if not rewriting.oldest or any(oldest > first for oldest in rewriting.oldest):
+        if any(oldest > first for oldest in rewriting.oldest):
             return True
     return False
 

@@ -108,7 +108,7 @@ def info_of(name: str, state: StreamState) -> StreamInfo:
         NEW_STREAMS.partitioner,
         declaration.schema_,
         "oldest",
-        identity=state.id or None,
+        identity=state.id,
         repartitioned=repartitioned,
     )
 

@@ -125,8 +125,8 @@ class MarkerEntry(NamedTuple):
     version: str
     rows: Count | None
     checksum: str | None
-    counted: bool = False
-    valid_from: int | None = None
+    counted: bool
+    valid_from: int | None
 
 
 class Segment(StoredDocument):
@@ -220,7 +220,7 @@ class Sent(NamedTuple):
     first: tuple[int, ...]
     next: tuple[int, ...]
     rows: Count
-    columns: Count = 0
+    columns: Count
     partitions: Count = 0
 
 
@@ -234,21 +234,21 @@ class Dropped(NamedTuple):
 class Rewritten(StoredDocument):
     """How a stream came to its partitions: those of the stream `id` ended at `ended`, and these went on at `next`.
 
-    `oldest` is where those began then, () where that was not kept. `at` is when, in ms since the epoch.
+    `oldest` is where those began then. `at` is when, in ms since the epoch.
     """
 
     id: str
     ended: tuple[Count, ...]
     next: tuple[Count, ...]
     at: Count
-    reason: str = ""
-    oldest: tuple[Count, ...] = ()
+    reason: str
+    oldest: tuple[Count, ...]
 
 
 class StreamState(StoredDocument):
     """The body of a stream's manifest.
 
-    `id` tells the stream from another one that was made under its name later ("" for one made before ids were given).
+    `id` tells the stream from another one that was made under its name later.
     `earlier` are the columns that it had before those of the declaration, oldest first: files are still written with
     them by who knows no others. `horizon` (ms): attempts begun before it are lost unless the index lists them.
     `rewritten` is its last rewriting into other partitions, `rewritten_before` are the ones before it, oldest first.
@@ -257,7 +257,7 @@ class StreamState(StoredDocument):
     """
 
     declaration: Declaration
-    id: str = ""
+    id: str
     earlier: tuple[Any, ...] = ()
     rewritten: Rewritten | None = None
     rewritten_before: tuple[Rewritten, ...] = ()

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -288,9 +289,19 @@ def test_the_lag_counts_from_resolved_startpoints_and_replays_under_way(lake: La
     small.append(lake, "orders", 1, small.orders(0, 60))
     app, systems = copying(), {"lake": LakeStreams(lake)}
     ends = {str(ssp): int(end) for ssp, end in systems["lake"].upcoming(systems["lake"].partitions("orders")).items()}
-    start = {"ssp": "lake.orders.0", "position": "offset 4", "by": "ann", "reason": "why"}
+    start: dict[str, Any] = {"ssp": "lake.orders.0", "position": "offset 4", "by": "ann", "reason": "why"}
     resolved = ResolvedStartpoint(id="s", stream=None, offset="4", resolved_at=NOW, **start)
-    replay = Replay(id="s2@lake.orders.0", stream=None, epoch=2, start="1", next="5", until="8", began_at=NOW, **start)
+    replay = Replay(
+        id="s2@lake.orders.0",
+        stream=None,
+        epoch=2,
+        start="1",
+        next="5",
+        until="8",
+        began_at=NOW,
+        versions="current",
+        **start,
+    )
     at_end = {name: str(end) for name, end in ends.items()}
 
     def lag_of(offsets: OffsetState) -> tuple[int, tuple[str, ...]]:

@@ -26,6 +26,7 @@ REPLAY = Replay(
     by="ann",
     reason="wrong rates",
     began_at=datetime(2026, 1, 2, tzinfo=UTC),
+    versions="current",
 )
 SAID = "lake.orders.1: startpoint oldest (ann: wrong rates), epoch 1, applied in batch 7"
 

@@ -183,18 +183,6 @@ def test_any_order_of_changes_and_appends_reads_as_a_list_of_rows_would(steps: l
     assert sorted(repr([None if r[c] is None else str(r[c]) for c in order]) for r in records) == rows
 
 
-def test_a_manifest_of_before_has_one_set_of_columns(streams: LakeStreams) -> None:
-    streams.create("s", schema=SCHEMA, key=["k"], partitions=1)
-    streams.append("s", table(SCHEMA, ("a", 1)), producer="p", sequence=1)
-    commit, state = streams.state("s")
-    old = dict(commit.body)
-    del old["earlier"]
-    old["producers"] = {name: [sent[:5] for sent in window] for name, window in old["producers"].items()}
-    streams.log("s").commit(commit, old, by="a version of before")
-    assert streams.state("s")[1] == state
-    assert streams.append("s", table(SCHEMA, ("a", 1)), producer="p", sequence=1).duplicate
-
-
 def test_a_broken_declaration_is_no_silent_change(streams: LakeStreams) -> None:
     streams.create("s", schema=SCHEMA, key=["k"], partitions=1)
     with pytest.raises(AdjunctError, match="column 'x' has type 'int not null'"):
