@@ -15,7 +15,7 @@ from dagster_adjunct.orchestration.application.output_lineage import (
     unused_datasets,
 )
 from dagster_adjunct.orchestration.code_location.assets.dataset_assets import DatasetAsset, dataset_assets
-from dagster_adjunct.orchestration.code_location.assets.output_assets import StepRunner, by_spark, outputs_asset
+from dagster_adjunct.orchestration.code_location.assets.output_assets import outputs_asset
 from dagster_adjunct.orchestration.code_location.assets.partitioned_dataset_assets import partitioned_dataset_asset
 from dagster_adjunct.orchestration.code_location.nodes.nodes_by_kind import kind_of
 from dagster_adjunct.orchestration.code_location.nodes.translator import AdjunctTranslator
@@ -32,12 +32,9 @@ if TYPE_CHECKING:
 class AssetGraph:
     """The assets of several applications, each shared one once."""
 
-    def __init__(
-        self, names: AdjunctTranslator, preview_rows: int, link_code: bool, run_step: StepRunner = by_spark
-    ) -> None:
+    def __init__(self, names: AdjunctTranslator, preview_rows: int, link_code: bool) -> None:
         self._nodes: dict[AssetKey, LineageNode] = {}
         self._names, self._preview_rows, self._link_code = names, preview_rows, link_code
-        self._run_step = run_step
         self._datasets: dict[str, tuple[DatasetAsset, str]] = {}
         self._declared_by: dict[str, list[Application]] = {}
         self._writers: dict[AssetKey, str] = {}
@@ -75,9 +72,7 @@ class AssetGraph:
         if outputs:
             inputs = {stream: self._key(app, LineageNode("stream", stream)) for stream in app.inputs}
             tables = {node.name: self._key(app, node) for node in tables_read(app)}
-            self._outputs.append(
-                outputs_asset(app, outputs, inputs, datasets, tables, self._preview_rows, self._run_step)
-            )
+            self._outputs.append(outputs_asset(app, outputs, inputs, datasets, tables, self._preview_rows))
         self._made[app.name] = [*keys, *self._written[app.name]]
         return self._made[app.name]
 

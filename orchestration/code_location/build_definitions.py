@@ -20,7 +20,6 @@ from dagster_adjunct.orchestration.application.advance_units import (
 )
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.code_location.asset_graph import AssetGraph
-from dagster_adjunct.orchestration.code_location.assets.output_assets import StepRunner, by_spark
 from dagster_adjunct.orchestration.code_location.assets.partitioned_dataset_assets import (
     partition_job,
 )
@@ -93,31 +92,7 @@ def build_definitions(
     files where they are declared, which Dagster then stores. Raises ConfigurationError where two applications declare
     one dataset differently or write the same output, and for an Iceberg table of a dataset that nobody here stores.
     """
-    return definitions_of(
-        (app, *more),
-        translator=translator,
-        lake=lake,
-        spark=spark,
-        iceberg=iceberg,
-        launch_when=launch_when,
-        preview_rows=preview_rows,
-        link_code=link_code,
-    )
-
-
-def definitions_of(
-    apps: "Sequence[Application]",
-    *,
-    translator: AdjunctTranslator | None = None,
-    lake: str | None = None,
-    spark: SparkResource | None = None,
-    iceberg: "Mapping[str, IcebergTable] | None" = None,
-    launch_when: LaunchWhen | Mapping[str, LaunchWhen] | None = None,
-    preview_rows: int = 0,
-    link_code: bool = False,
-    run_step: StepRunner = by_spark,
-) -> Definitions:
-    """Return what `build_definitions` does, for these applications, whose batches `run_step` runs."""
+    apps = (app, *more)
     _refuse_one_name(apps)
     rules = launch_rules(launch_when, tuple(application.name for application in apps))
     names = translator or AdjunctTranslator()
@@ -127,7 +102,7 @@ def definitions_of(
             "Change it.",
             argument="preview_rows",
         )
-    graph = AssetGraph(names, preview_rows, link_code, run_step)
+    graph = AssetGraph(names, preview_rows, link_code)
     own = {application.name: graph.add(application) for application in apps}
     parts = [_LaunchedRuns.of_application(graph, one, own[one.name], rules[one.name]) for one in apps]
     parts.append(_LaunchedRuns.of_partitioned(graph))

@@ -14,7 +14,6 @@ from dagster_adjunct.resources.key_value.key_version import KeyVersion
 K = TypeVar("K")
 V = TypeVar("V")
 _flat = tuple.__new__
-_part = tuple.__getitem__
 
 
 class TableKey(NamedTuple, Generic[K]):

@@ -8,10 +8,8 @@ from dagster_adjunct.resources.objects.lake_address import LakeSettings
 from dagster_adjunct.resources.objects.local_store import LocalStore
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.objects.object_store import (
-    ObjectInfo,
     ObjectStore,
     S3Options,
-    Stored,
     StoreDescriptor,
 )
 from dagster_adjunct.resources.objects.paging import PageRef, read_page, write_page
@@ -23,12 +21,10 @@ __all__ = [
     "Lake",
     "LakeSettings",
     "LocalStore",
-    "ObjectInfo",
     "ObjectStore",
     "PageRef",
     "S3Options",
     "StoreDescriptor",
-    "Stored",
     "read_page",
     "write_page",
 ]

@@ -3,7 +3,6 @@
 from dagster_adjunct.resources.tables.batch import Batch, BatchProvider
 from dagster_adjunct.resources.tables.blocking_table import BlockingTable
 from dagster_adjunct.resources.tables.cache import Cache
-from dagster_adjunct.resources.tables.clock import Clock, SystemClock
 from dagster_adjunct.resources.tables.memory_table import MemoryTable
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.metrics_hooks import MetricsHook, report_tables_to
@@ -12,7 +11,7 @@ from dagster_adjunct.resources.tables.prometheus_metrics import PrometheusTables
 from dagster_adjunct.resources.tables.rate_limit import RateLimit, per_byte, per_capacity_unit
 from dagster_adjunct.resources.tables.remote_table import RemoteTable
 from dagster_adjunct.resources.tables.retry import Backoff, RetryPolicy
-from dagster_adjunct.resources.tables.table_functions import TableFunction, TableReadFunction, TableWriteFunction
+from dagster_adjunct.resources.tables.table_functions import TableReadFunction, TableWriteFunction
 
 __all__ = [
     "Backoff",
@@ -20,15 +19,12 @@ __all__ = [
     "BatchProvider",
     "BlockingTable",
     "Cache",
-    "Clock",
     "MemoryTable",
     "MetricsHook",
     "PrometheusTables",
     "RateLimit",
     "RemoteTable",
     "RetryPolicy",
-    "SystemClock",
-    "TableFunction",
     "TableMetrics",
     "TableReadFunction",
     "TableWriteFunction",

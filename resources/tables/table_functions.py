@@ -38,7 +38,6 @@ from dagster_adjunct.resources.tables.time_limits import limit_each_request
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 U = TypeVar("U")
-T = TypeVar("T")
 
 _AT_ONCE = 32  # requests in flight at a time when a *_all form is built on the single form
 

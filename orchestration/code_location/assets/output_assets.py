@@ -1,9 +1,9 @@
 """The assets of what applications write: materialising them runs the application's step."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from dagster import (
     AssetCheckResult,
@@ -54,7 +54,6 @@ from dagster_adjunct.resources.spark.resource import SparkResource
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.planner import ExecutionPlan
-    from dagster_adjunct.orchestration.step.context.step_context import StepContext
     from dagster_adjunct.orchestration.step.progress.step_report import StepReport
 
 _WAIT_SECONDS = 300.0
@@ -75,16 +74,6 @@ class StepConfig(Config):
     )
 
 
-StepRunner: TypeAlias = "Callable[[StepContext], StepReport]"
-
-
-def by_spark(context: "StepContext") -> "StepReport":
-    """Run the step on the run's session. What it needs is imported here: loading definitions is sooner done."""
-    from dagster_adjunct.orchestration.step.step import run_step
-
-    return run_step(context)
-
-
 def outputs_asset(
     app: "Application",
     outputs: Mapping[LineageNode, AssetSpec],
@@ -92,14 +81,13 @@ def outputs_asset(
     datasets: Mapping[str, AssetKey],
     tables: Mapping[str, AssetKey],
     preview_rows: int = 0,
-    run_step: StepRunner = by_spark,
 ) -> AssetsDefinition:
     """Return the multi-asset of all that an application writes: one run of its step materialises all.
 
     `inputs` are the assets of its input streams, `datasets` those of its datasets: where one serves another version
     than Dagster knows of, that is reported. Those that are not marked for bootstrap are followed between batches.
     `tables` are those of the tables that records are looked up in.
-    `preview_rows` is how many records of each output stream are shown. `run_step` runs the application's batches.
+    `preview_rows` is how many records of each output stream are shown.
     Before the first batch there is no output to materialise; outputs that no batch has changed are observed.
     """
 
@@ -129,7 +117,7 @@ def outputs_asset(
             waiting = tell_left_out(op, app)
             observe(op, inputs)
             _report_datasets(op, app, datasets)
-            report, planned = _run_batches(op, app, config, adjunct_spark, run_step)
+            report, planned = _run_batches(op, app, config, adjunct_spark)
             if report.batches > 1:
                 _report_datasets(op, app, datasets)
             written = Outputs(lake, op.systems, app, preview_rows, planned.tables)
@@ -161,7 +149,7 @@ def outputs_asset(
 
 
 def _run_batches(
-    op: OpRun, app: "Application", config: StepConfig, spark: SparkResource, run_step: StepRunner
+    op: OpRun, app: "Application", config: StepConfig, spark: SparkResource
 ) -> "tuple[StepReport, ExecutionPlan]":
     """Run the application's step while nobody else runs it; return what it did, and the plan that it had."""
     from dagster_adjunct.assets.writing.runtime import Runtime
@@ -174,6 +162,7 @@ def _run_batches(
     from dagster_adjunct.orchestration.step.advancing import advance_together, follow_meanwhile
     from dagster_adjunct.orchestration.step.context.step_context import StepContext
     from dagster_adjunct.orchestration.step.progress.step_report import planned_event
+    from dagster_adjunct.orchestration.step.step import run_step
 
     run, log = op.context.run.run_id, op.context.log
 

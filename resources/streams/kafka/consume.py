@@ -82,11 +82,6 @@ def read_ranges(settings: KafkaSettings, ranges: Sequence[TopicRange]) -> Iterat
         check_identity(settings, ranges[0])
 
 
-def messages(settings: KafkaSettings, wanted: TopicRange) -> Iterator[list[Message]]:
-    """Yield exactly the messages of one range; see `read_ranges`."""
-    return (got for _, got in read_ranges(settings, [wanted]))
-
-
 def count_records(settings: KafkaSettings, ranges: Sequence[TopicRange]) -> int:
     """Return how many records ranges of one topic hold; markers are none. Reads all of them."""
     return sum(not is_marker(message.headers()) for _, got in read_ranges(settings, ranges) for message in got)

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaTopic
 
 KEY, VALUE, HEADERS = "__key", "__value", "__headers"
-EPOCH_HEADER = "adjunct-epoch"
-KeyFormat = Format
 Batches = Callable[["pa.RecordBatch"], "pa.RecordBatch"]
 
 
@@ -171,7 +169,6 @@ __all__ = [
     "Avro",
     "Format",
     "Json",
-    "KeyFormat",
     "KeyText",
     "Protobuf",
     "Raw",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 from dagster import AssetCheckKey, AssetKey, DagsterInstance, Definitions, ExecuteInProcessResult, asset
@@ -18,16 +19,16 @@ from dagster_adjunct import (
     LakeStreams,
     Schema,
     SparkResource,
+    build_definitions,
     open_lake,
 )
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.orchestration.code_location.assets.output_assets import StepRunner, by_spark
-from dagster_adjunct.orchestration.code_location.build_definitions import definitions_of
+from dagster_adjunct.orchestration.step.context.step_context import StepContext
+from dagster_adjunct.orchestration.step.progress.step_report import StepReport
 
 SCHEMA = Schema.of(item="string", label="string", price="int")
 Row = tuple[str, str, int]
 APPLES: list[Row] = [("a", "Apple", 1), ("b", "Bread", 2)]
-
 
 NO_SPARK = SparkResource(master="none")
 
@@ -59,9 +60,7 @@ class Lab:
     def store(self, name: str) -> StoredVersions:
         return StoredVersions(self.lake, name)
 
-    def definitions(
-        self, *datasets: AdjunctDataset, names: str = "shop", run_step: StepRunner = by_spark
-    ) -> Definitions:
+    def definitions(self, *datasets: AdjunctDataset, names: str = "shop") -> Definitions:
         """Return the definitions of an application with these datasets, and an asset downstream of the first."""
         app = Application(names)
         app.input_stream("lake.orders").send_to(app.output_stream("lake.copy", partitions=1))
@@ -73,7 +72,7 @@ class Lab:
             """Something of the user's own, made from the dataset."""
 
         return Definitions.merge(
-            definitions_of([app], lake=self.lake.url, spark=NO_SPARK, run_step=run_step), Definitions(assets=[report])
+            build_definitions(app, lake=self.lake.url, spark=NO_SPARK), Definitions(assets=[report])
         )
 
     def run(self, defs: Definitions, *keys: AssetKey, **options: Any) -> FinishedRun:
@@ -86,6 +85,13 @@ class Lab:
 
     def advance(self, *datasets: AdjunctDataset, **options: Any) -> FinishedRun:
         return self.run(self.definitions(*datasets), *map(key_of, datasets), AssetKey("report"), **options)
+
+
+@contextmanager
+def steps_run_by(run_step: Callable[[StepContext], StepReport]) -> Iterator[None]:
+    """Have `run_step` run the steps of applications, instead of Spark."""
+    with patch("dagster_adjunct.orchestration.step.step.run_step", run_step):
+        yield
 
 
 @dataclass

@@ -19,12 +19,20 @@ from dagster_adjunct.assets.validation.validators import (
     values_in,
 )
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
-from dagster_adjunct.orchestration.code_location.assets.output_assets import StepRunner
-from dagster_adjunct.orchestration.code_location.build_definitions import definitions_of
 from dagster_adjunct.orchestration.step.context.step_context import StepContext
 from dagster_adjunct.orchestration.step.progress.step_report import StepReport
 from dagster_adjunct.resources.errors import ConfigurationError
-from tests.orchestration.dagster.lab import APPLES, NO_SPARK, SCHEMA, FinishedRun, Lab, key_of, plain, running_lab
+from tests.orchestration.dagster.lab import (
+    APPLES,
+    NO_SPARK,
+    SCHEMA,
+    FinishedRun,
+    Lab,
+    key_of,
+    plain,
+    running_lab,
+    steps_run_by,
+)
 
 ITEMS = bounded_dataset(
     "items",
@@ -64,11 +72,12 @@ def run(lab: Lab, counters: dict[str, dict[str, int]]) -> FinishedRun:
     report = StepReport(1, True, counters, {}, {"work": 1.25}, ApplicationState(batch=len(counters)))
     for name in ("items", "other"):
         lab.deliver(name, APPLES, f"v{len(counters)}")
-    return lab.run(defined(lab, lambda context: report), COPY, AssetKey(["lake", "late"]))
+    with steps_run_by(lambda context: report):
+        return lab.run(defined(lab), COPY, AssetKey(["lake", "late"]))
 
 
-def defined(lab: Lab, run_step: StepRunner) -> Definitions:
-    return definitions_of([application()], lake=lab.lake.url, spark=NO_SPARK, run_step=run_step)
+def defined(lab: Lab) -> Definitions:
+    return build_definitions(application(), lake=lab.lake.url, spark=NO_SPARK)
 
 
 def no_batches(context: StepContext) -> StepReport:
@@ -101,13 +110,14 @@ def test_a_join_has_a_check_of_its_match_rate_which_fails_below_what_is_declared
 def test_outputs_can_be_asked_for_without_their_checks_and_checks_without_a_batch(lab: Lab) -> None:
     assert run(lab, {"join-2-items": {"rows": 2, "unmatched": 0}}).success
     one = StepReport(1, True, {}, {}, {}, ApplicationState(batch=1))
-    job = defined(lab, lambda context: one).resolve_implicit_global_asset_job_def()
+    job = defined(lab).resolve_implicit_global_asset_job_def()
     bare = job.get_subset(asset_selection={COPY}, asset_check_selection=set())
-    finished = FinishedRun(bare.execute_in_process(instance=lab.instance), lab.instance)
+    with steps_run_by(lambda context: one):
+        finished = FinishedRun(bare.execute_in_process(instance=lab.instance), lab.instance)
     assert (finished.success, finished.checks) == (True, {})
-    job = defined(lab, no_batches).resolve_implicit_global_asset_job_def()
     alone = job.get_subset(asset_selection=set(), asset_check_selection={AssetCheckKey(COPY, "match_rate_items")})
-    finished = FinishedRun(alone.execute_in_process(instance=lab.instance), lab.instance)
+    with steps_run_by(no_batches):
+        finished = FinishedRun(alone.execute_in_process(instance=lab.instance), lab.instance)
     assert (finished.success, finished.made) == (True, {})
 
 

@@ -8,12 +8,11 @@ from dagster import AssetKey
 
 from dagster_adjunct import Application, build_definitions
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
-from dagster_adjunct.orchestration.code_location.build_definitions import definitions_of
 from dagster_adjunct.orchestration.step.progress.step_report import StepReport
 from dagster_adjunct.resources.tables.histogram import Histogram
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.tables import RemoteTable, SqliteTable
-from tests.orchestration.dagster.lab import NO_SPARK, SCHEMA, plain, running_lab
+from tests.orchestration.dagster.lab import NO_SPARK, SCHEMA, plain, running_lab, steps_run_by
 
 COPY, TABLE = AssetKey(["lake", "copy"]), AssetKey(["tables", "labels"])
 
@@ -48,8 +47,9 @@ def test_what_asking_took_and_the_columns_that_came_of_it_are_on_the_output(tmp_
     with running_lab(tmp_path) as lab:
         lab.streams.create("orders", schema=SCHEMA, key=["item"], partitions=2)
         app = application(tmp_path)
-        defs = definitions_of([app], lake=lab.lake.url, spark=NO_SPARK, run_step=lambda context: report)
-        finished = lab.run(defs, COPY)
+        defs = build_definitions(app, lake=lab.lake.url, spark=NO_SPARK)
+        with steps_run_by(lambda context: report):
+            finished = lab.run(defs, COPY)
         made = finished.made["copy"]
         assert (made["adjunct/lookups/labels/reads"], made["adjunct/lookups/labels/found"]) == (9, 4)
         assert (made["adjunct/lookups/labels/cache_hits"], made["adjunct/lookups/labels/requests"]) == (3, 2)

@@ -25,7 +25,7 @@ from dagster_adjunct.assets.validation.validators import min_rows
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
 from dagster_adjunct.orchestration.step.progress.step_report import StepReport
 from dagster_adjunct.resources.errors import StoreUnavailableError
-from tests.orchestration.dagster.lab import APPLES, SCHEMA, FinishedRun, Lab, key_of, running_lab
+from tests.orchestration.dagster.lab import APPLES, SCHEMA, FinishedRun, Lab, key_of, running_lab, steps_run_by
 
 DAYS = [f"2026-01-{day:02d}" for day in range(1, 6)]
 START, END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
@@ -228,15 +228,17 @@ def test_versions_on_a_stream_become_partitions_as_they_are_delivered(lab: Lab) 
 
 def test_the_applications_job_says_loudly_which_delivered_version_it_leaves_out(lab: Lab) -> None:
     ran = StepReport(1, True, {}, {}, {}, ApplicationState(batch=1))
-    defs = lab.definitions(ON_STREAM, run_step=lambda context: ran)
+    defs = lab.definitions(ON_STREAM)
     lab.instance.add_dynamic_partitions("adjunct/items", ["v1"])
     lab.deliver("items", APPLES, "v1")
     build(lab, "v1", ON_STREAM)
-    quiet = FinishedRun(defs.resolve_job_def("shop").execute_in_process(instance=lab.instance), lab.instance)
+    with steps_run_by(lambda context: ran):
+        quiet = FinishedRun(defs.resolve_job_def("shop").execute_in_process(instance=lab.instance), lab.instance)
     assert quiet.made["copy"]["adjunct/left_out"] == {"items": "the next one waits for lake.items.0, lake.items.1"}
     assert "leaves it out" not in quiet.log
     lab.deliver("items", [*APPLES, ("c", "Cheese", 3)], "v2")
-    finished = FinishedRun(defs.resolve_job_def("shop").execute_in_process(instance=lab.instance), lab.instance)
+    with steps_run_by(lambda context: ran):
+        finished = FinishedRun(defs.resolve_job_def("shop").execute_in_process(instance=lab.instance), lab.instance)
     assert (
         "30 Version v2 of items is delivered, and this run leaves it out. Dataset items has its versions"
         in finished.log

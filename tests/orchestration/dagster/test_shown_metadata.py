@@ -22,7 +22,6 @@ from dagster_adjunct import (
 )
 from dagster_adjunct.changes import Projection
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
-from dagster_adjunct.orchestration.code_location.build_definitions import definitions_of
 from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage import (
     dataset_columns,
     origins,
@@ -33,7 +32,7 @@ from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.step.progress.step_report import StepReport
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.tables import RemoteTable, SqliteTable
-from tests.orchestration.dagster.lab import APPLES, NO_SPARK, SCHEMA, Lab, key_of, running_lab
+from tests.orchestration.dagster.lab import APPLES, NO_SPARK, SCHEMA, Lab, key_of, running_lab, steps_run_by
 
 ITEMS = bounded_dataset(
     "items",
@@ -120,8 +119,9 @@ def run(lab: Lab, folder: Path, **options: Any) -> dict[str, Any]:
     lab.streams.create("copy", schema=Schema.from_arrow(table.schema), key=["item"], partitions=2)
     lab.streams.append("copy", table, producer="shop", sequence=1)
     app = application(folder)
-    defs = definitions_of([app], lake=lab.lake.url, spark=NO_SPARK, run_step=lambda context: report, **options)
-    finished = lab.run(defs, key_of(ITEMS), AssetKey(["lake", "copy"]), AssetKey(["tables", "state"]))
+    defs = build_definitions(app, lake=lab.lake.url, spark=NO_SPARK, **options)
+    with steps_run_by(lambda context: report):
+        finished = lab.run(defs, key_of(ITEMS), AssetKey(["lake", "copy"]), AssetKey(["tables", "state"]))
     materializations = [
         event.step_materialization_data.materialization for event in finished.events if event.is_step_materialization
     ]

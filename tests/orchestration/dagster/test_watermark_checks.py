@@ -7,14 +7,13 @@ from pathlib import Path
 
 from dagster import AssetKey
 
-from dagster_adjunct import Application
+from dagster_adjunct import Application, build_definitions
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
 from dagster_adjunct.orchestration.batchlog.stored_times import PartitionTimes, TimeState
-from dagster_adjunct.orchestration.code_location.build_definitions import definitions_of
 from dagster_adjunct.orchestration.step.progress.step_report import StepReport
 from dagster_adjunct.orchestration.step.progress.time_progress import StateSize, input_times
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from tests.orchestration.dagster.lab import NO_SPARK, SCHEMA, FinishedRun, running_lab
+from tests.orchestration.dagster.lab import NO_SPARK, SCHEMA, FinishedRun, running_lab, steps_run_by
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -44,9 +43,9 @@ def test_a_watermark_that_is_too_far_behind_is_warned_of(tmp_path: Path) -> None
         lab.streams.create("orders", schema=SCHEMA, key=["item"], partitions=2)
 
         def run(slowest: timedelta) -> FinishedRun:
-            lake = lab.lake.url
-            defs = definitions_of([app], lake=lake, spark=NO_SPARK, run_step=lambda context: report(slowest))
-            return lab.run(defs, AssetKey(["lake", "copy"]))
+            defs = build_definitions(app, lake=lab.lake.url, spark=NO_SPARK)
+            with steps_run_by(lambda context: report(slowest)):
+                return lab.run(defs, AssetKey(["lake", "copy"]))
 
         fine = run(timedelta(minutes=10))
         assert fine.passed == {"copy watermark_lag_lake_orders": True}

@@ -21,7 +21,7 @@ from dagster_adjunct.resources.spark.spark_errors import unwrapped
 from dagster_adjunct.resources.streams.interface.stream_system import RECORD_META, OffsetRange
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.kafka import KafkaSettings, KafkaTopic
-from dagster_adjunct.resources.streams.kafka.consume import TopicRange, messages
+from dagster_adjunct.resources.streams.kafka.consume import TopicRange, read_ranges
 from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams
 from dagster_adjunct.resources.streams.kafka.source import LEAST, SPLIT, shares
 from tests.resources.streams.kafka.conftest import NewLog, SystemOf
@@ -41,7 +41,7 @@ def whole(system: KafkaStreams, stream: str) -> dict[SystemStreamPartition, Offs
 def offsets_in(system: KafkaStreams, stream: str, start: int, end: int, partition: int = 0) -> list[int | None]:
     facts = system.topic(stream)
     wanted = TopicRange(facts.topic, facts.identity, partition, start, end, f"kafka.{stream}")
-    return [message.offset() for got in messages(system.settings, wanted) for message in got]
+    return [message.offset() for _, got in read_ranges(system.settings, [wanted]) for message in got]
 
 
 # -- exact ranges
@@ -268,7 +268,7 @@ def test_a_topic_that_is_shorter_since_it_was_created_again_fails_at_once(
     TopicLog(kafka, log.name).write(b"new")
     wanted = TopicRange(facts.topic, facts.identity, 0, 0, 5, f"kafka.{log.name}")
     with pytest.raises(OffsetOutOfRangeError, match="created again"):
-        list(messages(system.settings, wanted))
+        list(read_ranges(system.settings, [wanted]))
 
 
 def _create_again(kafka: KafkaServer, log: TopicLog) -> None:
@@ -338,7 +338,7 @@ def test_brokers_that_do_not_answer_are_a_transient_error_for_driver_and_tasks(l
         KafkaStreams(lake, nobody).info("s")
     assert isinstance(error.value, TransientError)
     with pytest.raises(StreamUnavailableError, match=r"kafka\.s\.0 from offset 5"):
-        list(messages(nobody, TopicRange("s", "id", 0, 5, 9, "kafka.s")))
+        list(read_ranges(nobody, [TopicRange("s", "id", 0, 5, 9, "kafka.s")]))
 
 
 def _collect(frame: object) -> None:

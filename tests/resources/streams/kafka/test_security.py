@@ -20,7 +20,7 @@ from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.kafka import KafkaSettings
-from dagster_adjunct.resources.streams.kafka.consume import TopicRange, messages
+from dagster_adjunct.resources.streams.kafka.consume import TopicRange, read_ranges
 from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams
 from dagster_adjunct.resources.streams.kafka.security import BrokerRefusals, Kind, new_client, resolved
 from tests.resources.streams.kafka import guarded
@@ -33,8 +33,9 @@ SECRET = "hunter2-hunter2"
 # Reads a range in a process of its own, from pickled settings, as a task does.
 _TASK = """
 import base64, pickle, sys
-from dagster_adjunct.resources.streams.kafka.consume import messages
-print([message.value() for got in messages(*pickle.loads(base64.b64decode(sys.argv[1]))) for message in got])
+from dagster_adjunct.resources.streams.kafka.consume import read_ranges
+settings, wanted = pickle.loads(base64.b64decode(sys.argv[1]))
+print([message.value() for _, got in read_ranges(settings, [wanted]) for message in got])
 """
 
 
@@ -95,7 +96,7 @@ def test_a_wrong_password_is_a_permanent_error_at_once(
     asked: dict[str, Callable[[], object]] = {
         "topics": streams.list_streams,
         "describe": lambda: streams.info(topic),
-        "read": lambda: list(messages(streams.settings, TopicRange(topic, identity, 0, 0, 5, f"kafka.{topic}"))),
+        "read": lambda: list(read_ranges(streams.settings, [TopicRange(topic, identity, 0, 0, 5, f"kafka.{topic}")])),
         "append": lambda: _sent(streams.settings, topic, identity),
     }
     with pytest.raises(ConfigurationError, match=r"Kafka system 'kafka' .* refused the connection") as caught:
@@ -148,8 +149,8 @@ def test_a_callback_gives_tokens_to_every_kind_of_client(broker: KafkaServer) ->
     identity = streams.info(topic).identity
     assert identity is not None
     there = pickle.loads(pickle.dumps(settings))
-    read = messages(there, TopicRange(topic, identity, 0, 0, 1, f"kafka.{topic}"))
-    assert [message.value() for got in read for message in got] == [b"\0"]
+    read = read_ranges(there, [TopicRange(topic, identity, 0, 0, 1, f"kafka.{topic}")])
+    assert [message.value() for _, got in read for message in got] == [b"\0"]
 
 
 @server
