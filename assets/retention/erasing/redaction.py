@@ -1,6 +1,6 @@
 """Takes keys out of stored documents: out of manifests of the past, verdicts, and reasons that operators gave.
 
-Works on the documents' JSON, so that it also reads what an older or newer version of this package wrote.
+Works on the documents' JSON, so that it also reads what a newer version of this package wrote.
 """
 
 from __future__ import annotations

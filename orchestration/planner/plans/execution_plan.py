@@ -37,12 +37,12 @@ class ExecutionPlan:
     exchanges: tuple[Exchange, ...]
     tasks: tuple[Task, ...]
     notes: tuple[str, ...]
-    tables: tuple[PlannedTable, ...] = ()
-    fed: tuple[FedDataset, ...] = ()
-    calls: tuple[PlannedCall, ...] = ()
-    state: tuple[PlannedState, ...] = ()
-    fed_joins: tuple[FedJoin, ...] = ()
-    by_time: tuple[JoinByTime, ...] = ()
+    tables: tuple[PlannedTable, ...]
+    fed: tuple[FedDataset, ...]
+    calls: tuple[PlannedCall, ...]
+    state: tuple[PlannedState, ...]
+    fed_joins: tuple[FedJoin, ...]
+    by_time: tuple[JoinByTime, ...]
 
     def stream(self, name: str) -> StreamEdge:
         """Return the edge of an input, output or intermediate stream, else of a side input."""

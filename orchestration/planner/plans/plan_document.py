@@ -1,9 +1,8 @@
-"""A plan as JSON, which later versions read too.
+"""A plan as JSON.
 
 The document is one object: `format`, the number of its format, and a member for each field of `ExecutionPlan`, whose
-items have members for their fields. A field that is added later has a default and leaves the format as it is: a
-reader ignores members that it doesn't know, and takes the default for one that is missing. Whatever changes the meaning
-of what is there gets the next number.
+items have members for their fields. A reader ignores members that it doesn't know. Whatever changes the meaning of what
+is there gets the next number.
 """
 
 from __future__ import annotations

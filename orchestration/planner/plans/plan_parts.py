@@ -50,9 +50,9 @@ class PlannedOperator:
     partitions: int
     partitioned_by: tuple[str, ...]
     columns: tuple[str, ...] | None
-    reads: str | None = None
-    looks_up: str | None = None
-    writes: str | None = None
+    reads: str | None
+    looks_up: str | None
+    writes: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,10 +210,8 @@ def test_old_requests_are_forgotten_and_recent_ones_are_not(segment_store, table
 
 
 def test_old_requests_are_forgotten_by_blocks_in_a_large_table(segment_store, table, run, monkeypatch, postgres_server):
-    """Tables of earlier releases have an index of the times besides."""
     monkeypatch.setattr(postgres_segment, "WRITES_BETWEEN_FORGETTING", 1)
     tokens = f"{rows_of(table)}_tokens"
-    postgres_server.execute(f"CREATE INDEX ON {tokens} USING brin (at) WITH (autosummarize = on)")
     postgres_server.execute(
         f"INSERT INTO {tokens} (token, at) SELECT sha224(n::text::bytea), now() - interval '1 day' * (n / 30000) "
         "FROM generate_series(1, 60000) AS n"
