@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog
-from dagster_adjunct.orchestration.batchlog.known_applications import check_known
+from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog, LoggedState
+from dagster_adjunct.orchestration.batchlog.known_applications import check_known, check_not_renamed
 from dagster_adjunct.orchestration.batchlog.stored_times import TimeState
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
@@ -109,7 +109,8 @@ class CheckpointChange:
 class CheckpointManager:
     """The checkpoint of one application, or of that of a name, in one lake. It is moved by startpoints.
 
-    A name that the lake does not know, where it knows others, raises ConfigurationError, which says what is near.
+    A name that the lake does not know, where it knows others, raises ConfigurationError, which says what is near. So
+    does the old name of an application that was renamed.
     """
 
     def __init__(self, lake: Lake, application: Application | str) -> None:
@@ -119,9 +120,8 @@ class CheckpointManager:
 
     def read_last_checkpoint(self) -> Checkpoint | None:
         """Return where the application goes on, or None where it never ran. Raises MalformedDocumentError."""
-        commit, state = self._log.read()
+        commit, state = self._read()
         if commit is None:
-            self._check_name()
             return None
         last = next(self.history(1), None)
         number, at, by = (last.number, last.at, last.by) if last else (commit.number, commit.created_at, commit.by)
@@ -148,8 +148,7 @@ class CheckpointManager:
         Reads one commit after the other, as far as it has to. Raises MalformedDocumentError.
         """
         count = 0
-        if self._log.read()[0] is None:
-            self._check_name()
+        self._read()
         for (commit, after), before in _steps(self._log.history(None)):
             change = _change(commit, before, after)
             if change is None or (partition is not None and not change.concerns(partition)):
@@ -166,13 +165,16 @@ class CheckpointManager:
         `skip`, its ranges count as read, and what no output has yet is passed over. Raises ConfigurationError where no
         batch is open, and CommitConflictError.
         """
-        if self._log.read()[0] is None:
-            self._check_name()
+        self._read()
         return self._log.abandon(reason=reason, by=by, skip=skip)
 
-    def _check_name(self) -> None:
-        if not self._is_known:
+    def _read(self) -> LoggedState:
+        """Return what is logged; raise ConfigurationError where the name can't be meant."""
+        logged = self._log.read()
+        if logged.commit is None and not self._is_known:
             check_known(self._lake, self._name)
+        check_not_renamed(self._name, logged.state)
+        return logged
 
 
 def _steps(

@@ -10,6 +10,7 @@ from dagster_adjunct.orchestration.batchlog.batch_log import NAMES
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
     from dagster_adjunct.resources.objects.lake import Lake
 
 _SHOWN = 5
@@ -27,6 +28,16 @@ def check_known(lake: Lake, name: str) -> None:
         raise ConfigurationError(
             f"application {name!r} has never run in {lake.url}; {nearest(name, known)}.",
             "Correct the name; for an application that has not run yet, pass the Application itself.",
+            application=name,
+        )
+
+
+def check_not_renamed(name: str, state: ApplicationState) -> None:
+    """Raise ConfigurationError for the name of before of an application that was renamed."""
+    if state.renamed_to is not None:
+        raise ConfigurationError(
+            f"application {name!r} was renamed {state.renamed_to!r}.",
+            f"Say {state.renamed_to!r} here and in the code; give another application another name.",
             application=name,
         )
 

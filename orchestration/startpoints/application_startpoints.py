@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import application_state
-from dagster_adjunct.orchestration.batchlog.known_applications import list_applications, nearest
+from dagster_adjunct.orchestration.batchlog.known_applications import check_not_renamed, list_applications, nearest
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application, systems_for
-from dagster_adjunct.orchestration.startpoints.other_writers import check_not_renamed
 from dagster_adjunct.orchestration.startpoints.positions.stream_snapshots import look_at_stream
 from dagster_adjunct.orchestration.startpoints.previews.plan_recorded import plan_recorded
 from dagster_adjunct.orchestration.startpoints.previews.preview_requests import (

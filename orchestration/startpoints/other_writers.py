@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog
-from dagster_adjunct.orchestration.batchlog.known_applications import list_applications
+from dagster_adjunct.orchestration.batchlog.known_applications import check_not_renamed, list_applications
 from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
 from dagster_adjunct.resources.errors import ConfigurationError
 
@@ -84,16 +84,6 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> Non
                 application=app.name,
                 stream=stream,
             )
-
-
-def check_not_renamed(name: str, state: ApplicationState) -> None:
-    """Raise ConfigurationError for the name of before of an application that was renamed."""
-    if state.renamed_to is not None:
-        raise ConfigurationError(
-            f"application {name!r} was renamed {state.renamed_to!r}.",
-            f"Run it as {state.renamed_to!r}; give another application another name.",
-            application=name,
-        )
 
 
 def _others(lake: Lake, app: Application) -> dict[str, ApplicationState]:

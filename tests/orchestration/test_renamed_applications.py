@@ -230,6 +230,25 @@ def test_checkpoints_history_startpoints_and_epochs_are_carried_over() -> None:
     assert world.state(new).offsets.epochs == {S0: 2, S1: 1}
 
 
+def test_the_checkpoint_of_the_name_of_before_is_refused_with_the_name_of_now() -> None:
+    world, old = two_partitions(), reader(name="old")
+    world.run(old)
+    rename_application(world.lake, "old", "new", **WHO)
+    for named in ("old", old):
+        manager = CheckpointManager(world.lake, named)
+        asked: tuple[Callable[[], object], ...] = (
+            manager.read_last_checkpoint,
+            lambda manager=manager: [*manager.history()],
+            lambda manager=manager: manager.abandon(**WHO),
+        )
+        for ask in asked:
+            with pytest.raises(ConfigurationError, match="'new'"):
+                ask()
+    last = CheckpointManager(world.lake, "new").read_last_checkpoint()
+    assert last is not None
+    assert last.offsets == {S0: "@3", S1: "@3"}
+
+
 def test_a_renaming_that_dies_at_any_request_is_repeated_and_nobody_begins_anew_meanwhile() -> None:
     def prepared() -> OffsetsWorld:
         world, old = two_partitions(), reader(name="old")
