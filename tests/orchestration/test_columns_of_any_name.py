@@ -33,10 +33,6 @@ def own(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if not name.startswith("__")}
 
 
-def as_records(rows: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
-    return sorted((dict(zip(COLUMNS, row, strict=True)) for row in rows), key=str)
-
-
 def test_they_reach_a_remote_table_whole(world: StepWorld) -> None:
     store = SqliteTable(world.folder / "t.sqlite", "things", "the.key", columns=COLUMNS, create=True)
     table = RemoteTable("things", key="the.key", read_function=store, write_function=store)

@@ -177,13 +177,6 @@ def keep_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_module, "_YOUNG", timedelta(0))
 
 
-def ask_for_all(trips: Trips) -> None:
-    """Ask for both partitions from their beginning to where they are read, in one request."""
-    trips.startpoints.request(
-        "lake.trips", StartpointOldest(), until=at(min(trips.ends().values())), versions="recorded", **WHO
-    )
-
-
 def test_each_record_meets_the_version_that_it_met_first_wherever_the_range_is_cut(trips: Trips) -> None:
     first = trips.first_run()
     assert len(set(first.values())) == 3

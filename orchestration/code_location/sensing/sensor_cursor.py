@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from dagster_adjunct.resources.stored_documents import StoredDocument
 
 # A layout that an older release can't read gets another one.
-VERSION = 2
+VERSION = 1
 
 C = TypeVar("C", bound=StoredDocument)
 
