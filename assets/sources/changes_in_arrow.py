@@ -34,6 +34,7 @@ from dagster_adjunct.assets.sources.decode_changes import (
     DELETION_OF_NOTHING,
     RAW,
     bad_change,
+    looked_at,
     schema_of_rows,
     timeless,
     unknown_key,
@@ -130,7 +131,7 @@ def decode_in_arrow(
     what = f"dataset {spec.name!r} (input {spec.input})"
     assert source.info.schema is not None, "raw records are refused when the input is opened"
     assert isinstance(following.changes, ArrowChangeFormat), "other formats are refused"
-    columns = schema_of_rows(spec, source.info.schema)
+    columns = looked_at(spec, schema_of_rows(spec, source.info.schema))
     records = _with(records, TIMESTAMP, without(records.column(TIMESTAMP), unreadable(records.column(TIMESTAMP))))
     if following.on_bad_change != "fail":
         records = _with(records, RAW, json_of_records(records, source.info.schema))

@@ -80,6 +80,14 @@ def schema_of_rows(spec: AdjunctDataset, stream_schema: Schema) -> Schema:
     return rows
 
 
+def looked_at(spec: AdjunctDataset, rows: Schema) -> Schema:
+    """Return the columns of rows that the dataset stores or goes by: a value of another one makes no bad change."""
+    if spec.columns is None or spec.extractor is not None:
+        return rows
+    used = {*spec.columns, *(spec.following.order_by or ()), spec.following.valid_from}
+    return Schema(tuple(field for field in rows.fields if field.name in used))
+
+
 def _check_ordering(spec: AdjunctDataset, rows: Schema, name: str, what: str) -> None:
     following = spec.following
     order = following.order_by or ()
@@ -139,7 +147,7 @@ def decode_changes(
     from pyspark.sql import functions as F
 
     what, following = _what(spec), spec.following
-    rows_schema = schema_of_rows(spec, stream_schema)
+    rows_schema = looked_at(spec, schema_of_rows(spec, stream_schema))
     outside = F.expr(unreadable_in_sql(TIMESTAMP, "timestamp"))
     records = records.withColumn(TIMESTAMP, F.when(~outside, F.col(TIMESTAMP)))
     if following.on_bad_change != "fail":

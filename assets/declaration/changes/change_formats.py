@@ -22,6 +22,7 @@ from dagster_adjunct.assets.declaration.changes.unavailable import (
     check_placeholder,
     held_in_arrow,
     holds_unavailable,
+    inserted_text,
     is_unavailable,
     nested_text,
     unavailable_in_arrow,
@@ -237,15 +238,25 @@ class OperationColumn(_RecordIsRow):
         if self.missing is not None:
             marks = self._marks(_names_of(records.columns))
             missing = F.array_compact(F.array(*[F.when(column(mark), F.lit(name)) for name, mark in marks.items()]))
-            records = records.withColumn(KEPT, F.when(~operation.isin(*_INSERT), missing))
+            inserts = F.coalesce(operation.isin(*_INSERT), F.lit(False))
+            named = {
+                name: F.when(~F.coalesce(inserts & column(mark), F.lit(False)), column(name))
+                for name, mark in marks.items()
+            }
+            records = records.withColumns({**named, KEPT: F.when(~inserts, missing)})
         return changed(records, schema, tombstone, problem)
 
     def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
+        import pyarrow as pa
         import pyarrow.compute as pc
 
         if self.missing is not None:
             marked = {name: records.column(mark) for name, mark in self._marks(_names_of(records.column_names)).items()}
             inserts = pc.is_in(pc.ascii_lower(records.column(self.column)), value_set=_texts(_INSERT))
+            for name, mark in marked.items():
+                values, nothing = records.column(name), pc.fill_null(pc.and_(inserts, mark), False)
+                named = pc.if_else(nothing, pa.scalar(None, values.type), values)
+                records = records.set_column(records.column_names.index(name), name, named)
             records = records.append_column(KEPT, kept_names(marked, pc.invert(inserts)))
         texts, marks = (readable_values(records.column(name), "replace") for name in (self.column, TOMBSTONE))
         words = [None if text is None else text.lower() for text in texts]
@@ -339,6 +350,8 @@ class DebeziumUnwrapped(_RecordIsRow):
             kept = is_unavailable(self.unavailable, value, field.type)
             if self.completes:
                 unknown.append(F.when(kept, F.lit(field.name)))
+                if self.op is not None:
+                    reasons.append(F.when(written & kept & (op == "c"), F.lit(inserted_text(field.name))))
             else:
                 reasons.append(F.when(written & kept, F.lit(unavailable_text(self.unavailable, field.name))))
             if field.type == "string":
@@ -387,6 +400,9 @@ class DebeziumUnwrapped(_RecordIsRow):
             unknown = pc.and_(written, unavailable_in_arrow(self.unavailable, values, field.type))
             if self.completes:
                 marked[field.name] = unknown
+                if self.op is not None:
+                    inserts = pc.equal(pc.ascii_lower(records.column(self.op)), "c")
+                    reasons[inserted_text(field.name)] = pc.and_(unknown, pc.fill_null(inserts, False))
             else:
                 reasons[unavailable_text(self.unavailable, field.name)] = unknown
             if field.type == "string":

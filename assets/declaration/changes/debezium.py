@@ -78,6 +78,14 @@ class DebeziumEnvelope:
             )
         for number, text in self.schemas.items():
             _check_avro(text, "" if number is None else f" {number}")
+        if self.on_missing == "keep" and (self.documents or self.format == "avro"):
+            what = "documents=True" if self.documents else "format='avro'"
+            raise ConfigurationError(
+                f"{_ENVELOPE} has {what} and on_missing='keep': such rows come as a whole, so a column that a row does "
+                "not have is not one that was left out.",
+                "Leave on_missing out: then a column that is not there is null.",
+                argument="on_missing",
+            )
         if self.documents and self.timestamps is None:
             object.__setattr__(self, "timestamps", "millis")
         decimal = next((field.name for field in declared.fields if field.type.startswith("decimal")), None)

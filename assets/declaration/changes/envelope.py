@@ -32,6 +32,7 @@ from dagster_adjunct.assets.declaration.changes.problem_texts import (
 )
 from dagster_adjunct.assets.declaration.changes.unavailable import (
     holds_unavailable,
+    inserted_text,
     is_unavailable,
     may_be_unavailable,
     nested_text,
@@ -382,6 +383,8 @@ def _unknown_reasons(declared: Envelope, schema: Schema, key: tuple[str, ...]) -
         unknown, raw = F.array_contains(_UNAVAILABLE, field.name), F.col(_RAW)[field.name]
         if may_be_unavailable(field.type) and declared.on_unavailable == "refuse":
             reasons.append(F.when(unknown, F.lit(unavailable_text(placeholder, field.name))))
+        elif may_be_unavailable(field.type):
+            reasons.append(F.when(unknown & (F.col(_OP) == "c"), F.lit(inserted_text(field.name))))
         if field.type == "string":
             within = F.col(_OP).isin("c", "u") & ~unknown & holds_unavailable(placeholder, raw)
             reasons.append(F.when(within, F.lit(nested_text(placeholder, field.name))))

@@ -119,6 +119,11 @@ def nested_text(placeholder: str, name: str) -> str:
     )
 
 
+def inserted_text(name: str) -> str:
+    """Return the reason for an inserted row whose value of this column is not known."""
+    return f"column {name!r} is not known, and an insert has no row before it to keep that of"
+
+
 def _bytes(placeholder: str) -> bytes:
     return bytes.fromhex(placeholder[len(_HEX) :]) if placeholder.startswith(_HEX) else placeholder.encode()
 

@@ -126,6 +126,26 @@ def test_unwrapped_rows_have_the_placeholder_in_the_same_forms(either: World) ->
     assert problems(either, dataset(changes=replace(form, unavailable=None))) == {}
 
 
+def test_an_insert_keeps_no_unknown_value_of_a_row_with_its_key(either: World) -> None:
+    stream(either, UNWRAPPED, [(1, PLACEHOLDER, DATA, "false", "c"), (1, "x", DATA, "false", "C")])
+    form = DebeziumUnwrapped("deleted", "op", on_unavailable="keep")
+    assert list(problems(either, dataset(changes=form))) == [0, 1]
+
+
+def test_a_value_that_is_not_known_matters_only_where_it_is_stored(either: World) -> None:
+    stream(either, UNWRAPPED, [(1, PLACEHOLDER, b"x", "false", "u"), (2, PLACEHOLDER, DATA, "false", "c")])
+    form = DebeziumUnwrapped("deleted", "op")
+    assert problems(either, dataset(changes=form, columns=["id"])) == {}
+    assert list(problems(either, dataset(changes=form, columns=["id", "raw"]))) == [1]
+    keeping = replace(form, on_unavailable="keep")
+    assert problems(either, dataset(changes=keeping, columns=["id"])) == {}
+
+
+def test_an_inserted_envelope_keeps_no_unknown_value(sparkling: World) -> None:
+    envelopes(sparkling, update([PLACEHOLDER], "c"), update([PLACEHOLDER]), update("x", "c"))
+    assert list(problems(sparkling, dataset(changes=replace(FORM, on_unavailable="keep")))) == [0]
+
+
 def test_unwrapped_rows_may_have_tombstones_alone_for_deletions(either: World) -> None:
     stream(either, Schema.of(id="bigint", v="string"), [(1, PLACEHOLDER), (1, "x"), (1, None, True)])
     form = DebeziumUnwrapped(deleted=None, on_unavailable="keep")
@@ -179,6 +199,13 @@ def test_rules_for_unknown_values_are_checked(form: Any, given: dict[str, Any], 
     with pytest.raises(ConfigurationError) as told:
         form(**given)
     assert told.value.argument == argument
+
+
+@pytest.mark.parametrize("whole", [{"documents": True}, {"format": "avro", "avro_schema": "{}"}])
+def test_columns_are_not_kept_where_rows_always_come_as_a_whole(whole: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError) as told:
+        DebeziumEnvelope("id BIGINT, a STRING", on_missing="keep", **whole)
+    assert told.value.argument == "on_missing"
 
 
 def test_the_arrow_type_of_kept_names_is_a_list_also_without_any(world: World) -> None:

@@ -204,6 +204,14 @@ def test_what_nothing_can_be_kept_of_is_a_bad_change(either: World) -> None:
     assert StoredVersions(either.lake, spec).current() is None
 
 
+def test_what_is_marked_as_missing_of_an_insert_is_null(either: World) -> None:
+    spec = declared(either)
+    send(either, ("k", "i", WHOLE))
+    either.send(NAME, [("k", "I", "a", 1, "c", True, None, False), ("l", "i", "a", 1, "c", False, True, None)])
+    either.advance(spec)
+    assert content(either, spec) == {"k": {"a": None, "b": 1, "c": "c"}, "l": {"a": "a", "b": None, "c": "c"}}
+
+
 def test_incomplete_changes_go_to_the_dead_letters_once_each(either: World) -> None:
     spec = declared(either, on_bad_change=DeadLetters("lake.dead"))
     send(either, ("k", "u", {"b": 2}), ("k", "?", {}), ("l", "i", WHOLE), ("m", "u", {"a": "x"}))
