@@ -213,7 +213,7 @@ def _misfit(called: str, name: str, value: object, hint: Any, *, optional: bool)
     shown = " ".join(repr(value).split())
     shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
     kind = "" if value is None else f" ({type(value).__name__})"
-    such = ".collect() of it" if type(value).__name__ == "LazyFrame" else "such a value"
+    such = {"LazyFrame": ".collect() of it", "Series": ".to_frame() of it"}.get(type(value).__name__, "such a value")
     return ConfigurationError(
         f"{called}: {name} is {shown}{kind}: expected {expected(hint)}.",
         f"Give {name}= {such}{', or leave it out' if optional else ''}.",

@@ -292,12 +292,12 @@ def _exponent_of(number: Decimal) -> int:
 def _timestamp(value: Any) -> datetime:
     if type(value) is datetime and value.tzinfo is UTC:
         return value
-    if isinstance(value, datetime) and value.utcoffset() is not None:
+    if isinstance(value, datetime) and value.tzinfo is not None and value.utcoffset() is not None:
         try:
             return value.astimezone(UTC)
         except OverflowError:
             raise TypeError("out of range, expected years 1 to 9999 in UTC") from None
-    raise TypeError("expected a datetime with a time zone")
+    raise TypeError("expected a datetime with a time zone, or None")
 
 
 def _date(value: Any) -> date:

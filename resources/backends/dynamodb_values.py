@@ -190,8 +190,8 @@ def _whole_or_float(text: str) -> int | float:
 
 
 def _timestamp(value: datetime) -> AttributeValue:
-    if value.utcoffset() is None:
-        raise TypeError("expected a datetime with a time zone")
+    if value.tzinfo is None or value.utcoffset() is None:  # pandas' NaT has no offset to ask for
+        raise TypeError("expected a datetime with a time zone, or None")
     return {"S": f"{value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"}
 
 

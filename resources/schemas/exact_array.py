@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date, datetime, time
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,48 @@ def exact_array(values: Sequence[object], kind: pa.DataType) -> pa.Array:
 
     Arrow makes 2 of 2.5 where whole numbers are asked for, a day of a time of that day, a time in UTC of one without a
     zone or with nanoseconds, days and times of numbers, and infinity of a number that is too large for 32 bits. That a
-    float has fewer digits than a double is what its type says.
+    float has fewer digits than a double is what its type says. What pandas and NumPy have for a missing value (NaT, NA)
+    is null.
     """
+    return made_of_present(lambda present: _exact(present, kind), values)
+
+
+def made_of_present(make: Callable[[Sequence[Any]], pa.Array], values: Sequence[Any]) -> pa.Array:
+    """Return what `make` makes of the values; where it fails, of the values with None for NaT and NA, in lists too."""
+    import pyarrow as pa
+
+    try:
+        return make(values)
+    except (pa.ArrowException, TypeError, ValueError):
+        present = _without_missing(values)
+        if present is None:
+            raise
+    return make(present)
+
+
+def _without_missing(values: Sequence[object]) -> list[object] | None:
+    """Return the values with None for what is missing; None where nothing is."""
+    found = False
+
+    def present(value: object) -> object:
+        nonlocal found
+        if isinstance(value, list | tuple):
+            return [present(item) for item in value]
+        missing = is_missing(value)
+        found = found or missing
+        return None if missing else value
+
+    made = [present(value) for value in values]
+    return made if found else None
+
+
+def is_missing(value: object) -> bool:
+    """Whether it is NaT or NA, as pandas and NumPy have it; neither is imported to tell."""
+    name = type(value).__name__
+    return name in ("NaTType", "NAType") or (name == "datetime64" and value != value)  # noqa: PLR0124
+
+
+def _exact(values: Sequence[object], kind: pa.DataType) -> pa.Array:
     import pyarrow as pa
     import pyarrow.types as t
 
@@ -64,7 +104,7 @@ def _small(values: Sequence[object], array: pa.Array) -> None:
 
 def _items(values: Sequence[object], array: pa.Array) -> None:
     lists: Any = [value for value in values if value is not None]
-    exact_array([item for items in lists for item in items], array.type.value_type)
+    _exact([item for items in lists for item in items], array.type.value_type)
 
 
 def _as_python(value: object) -> object:

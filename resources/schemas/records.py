@@ -7,6 +7,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.exact_array import made_of_present
 from dagster_adjunct.resources.schemas.schema import Schema, repeated
 
 if TYPE_CHECKING:
@@ -43,6 +44,12 @@ def table_of(records: Any, what: str, schema: Schema | None = None) -> pa.Table:
     try:
         table = pa.Table.from_pandas(records) if _is_pandas(records) else _without_views(pa.table(records))
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:  # pandas' columns are named in it
+        if _is_one_column(records):
+            raise SchemaMismatchError(
+                f"{what}: a {type(records).__name__} is one column without its records: expected columns with names.",
+                "Make it a frame or a table first, such as series.to_frame() or pyarrow.table({'name': column}).",
+                argument="data",
+            ) from error
         raise SchemaMismatchError(
             f"{what}: the {type(records).__name__} can't be made an Arrow table: {_in_words(error)}.",
             "Give each column values of one type, and a name of its own.",
@@ -50,6 +57,16 @@ def table_of(records: Any, what: str, schema: Schema | None = None) -> pa.Table:
         ) from error
     unnamed = [name for name in table.column_names if name.startswith("__index_level_")]
     return _each_once(table.drop_columns(unnamed).replace_schema_metadata(None), what)
+
+
+def _is_one_column(frame: ArrowFrame) -> bool:
+    """Whether it is a Polars Series or an Arrow array, which Arrow takes as well."""
+    import pyarrow as pa
+
+    try:
+        return not pa.types.is_struct(pa.chunked_array(frame).type)
+    except (pa.ArrowException, TypeError, ValueError):
+        return False
 
 
 def spark_frame_of(answer: Any, spark: SparkSession, what: str) -> DataFrame | None:
@@ -66,11 +83,8 @@ def _table_of_rows(rows: Sequence[Mapping[str, Any]], what: str, schema: Schema 
     columns: dict[str, Any] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row.get(name) for row in rows]
-        moments = {(type(value), getattr(value, "tzinfo", None) is None) for value in values if isinstance(value, date)}
         try:
-            if len(moments) > 1:
-                raise TypeError("dates, times with a zone and times without one are mixed")
-            columns[name] = pa.array(values)
+            columns[name] = made_of_present(_array, values)  # df.to_dict("records") has NaT and NA
         except UnicodeEncodeError as error:  # json.loads makes it of "\\ud83d" alone
             row = next(row for row, value in enumerate(values) if _is_half_a_character(value))
             raise SchemaMismatchError(
@@ -87,6 +101,15 @@ def _table_of_rows(rows: Sequence[Mapping[str, Any]], what: str, schema: Schema 
             ) from error
     absent = {} if schema is None else {field.name: field.type for field in schema.to_arrow()}
     return pa.table({name: pa.nulls(len(rows), kind) for name, kind in absent.items()} | columns)
+
+
+def _array(values: Sequence[Any]) -> pa.Array:
+    import pyarrow as pa
+
+    moments = {(type(value), getattr(value, "tzinfo", None) is None) for value in values if isinstance(value, date)}
+    if len(moments) > 1:
+        raise TypeError("dates, times with a zone and times without one are mixed")
+    return pa.array(values)
 
 
 def _is_half_a_character(value: Any) -> bool:

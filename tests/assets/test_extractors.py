@@ -205,6 +205,12 @@ def test_a_python_function_gives_none_one_or_several_entries_with_the_place_of_t
     assert run(BY_SEAT, rows[1]) == []
 
 
+def test_what_pandas_calls_missing_is_null_in_an_entry() -> None:
+    pandas = "__import__('pandas')"
+    returned = f"[dict(tailnum='x', at={pandas}.NaT, seats={pandas}.NA, day={pandas}.NaT)]"
+    assert run(WHATEVER, ("N1", 1, returned, 3, 11, False)) == [("x", None, None, None, 3, 11, None, False)]
+
+
 @pytest.mark.parametrize(
     ("returned", "problem"),
     [

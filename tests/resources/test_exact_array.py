@@ -38,6 +38,14 @@ class Nowhere(tzinfo):
         (NOON.astimezone(timezone(timedelta(hours=5))), TIME, NOON),
         (pa.scalar(NOON), TIME, NOON),
         ([NOON, None], pa.list_(TIME), [NOON, None]),
+        (pd.NaT, TIME, None),
+        (pd.NaT, pa.date32(), None),
+        (pd.NaT, pa.string(), None),
+        (pd.NA, pa.int64(), None),
+        (pd.NA, pa.bool_(), None),
+        (np.datetime64("NaT", "us"), TIME, None),
+        ([NOON, pd.NaT], pa.list_(TIME), [NOON, None]),
+        ((1, pd.NA), pa.list_(pa.int64()), [1, None]),
     ],
 )
 def test_what_a_type_holds_is_kept(value: Any, kind: pa.DataType, kept: Any) -> None:
@@ -65,6 +73,8 @@ def test_what_a_type_holds_is_kept(value: Any, kind: pa.DataType, kept: Any) -> 
         (pa.scalar(253_402_300_800_000_000, TIME), TIME, "."),
         (pa.scalar(2_932_897, pa.int32()).cast(pa.date32()), pa.date32(), "."),
         ([NOON, datetime(2026, 1, 1)], pa.list_(TIME), "is no time with a zone"),
+        (float("nan"), pa.int64(), "nan"),
+        (float("nan"), TIME, "NaN"),
     ],
 )
 def test_what_it_would_cut_is_refused(value: Any, kind: pa.DataType, why: str) -> None:

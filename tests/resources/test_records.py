@@ -80,6 +80,13 @@ def test_rows_that_are_none_or_name_fewer_columns_are_taken(streams: LakeStreams
     assert stored(streams) == [A, NOTHING, NOTHING]
 
 
+def test_what_pandas_calls_missing_is_null_in_rows(streams: LakeStreams) -> None:
+    rows = pd.DataFrame({"k": ["a", "c"], "at": [AT, None]}).to_dict("records")
+    assert rows[1]["at"] is pd.NaT
+    streams.append("s", [*rows, {"k": "c", "day": pd.NaT, "n": pd.NA}, {"n": 1}], producer="p", sequence=1)
+    assert stored(streams) == [{**NOTHING, "k": "a", "at": AT}, NOTHING, NOTHING, {**NOTHING, "k": None, "n": 1}]
+
+
 @pytest.mark.parametrize(
     ("data", "column"),
     [
@@ -113,6 +120,26 @@ def test_records_that_lose_something_as_columns_are_refused(streams: LakeStreams
 def test_a_frame_that_arrow_can_not_hold_is_refused(streams: LakeStreams, data: Any) -> None:
     with pytest.raises(SchemaMismatchError):
         streams.append("s", data, producer="p", sequence=1)
+
+
+@pytest.mark.parametrize("data", [pl.Series("k", ["a"]), pl.Series("n", [1]), pa.chunked_array([["a"]])])
+def test_one_column_alone_is_no_frame(streams: LakeStreams, data: Any) -> None:
+    with pytest.raises(SchemaMismatchError, match="one column") as refused:
+        streams.append("s", data, producer="p", sequence=1)
+    assert refused.value.argument == "data"
+    streams.append("s", pl.DataFrame([A]).to_struct("whole"), producer="p", sequence=1)  # a column of whole records
+    assert stored(streams) == [A]
+
+
+@pytest.mark.parametrize(
+    ("form", "step"), [(pd.Series(["a"], name="k"), "to_frame"), (pl.DataFrame([A]).lazy(), "collect")]
+)
+def test_what_can_be_made_a_frame_says_how(streams: LakeStreams, form: Any, step: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        streams.append("s", form, producer="p", sequence=1)
+    frame = getattr(form, step)()
+    assert refused.value.next_step == f"Give data= .{step}() of it."
+    assert len(table_of(frame, "s")) == 1
 
 
 @pytest.mark.parametrize("data", [None, "abc", 5, [1], pd.Series(["a"]), pl.DataFrame([A]).lazy()])

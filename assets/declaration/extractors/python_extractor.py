@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
-from dagster_adjunct.resources.schemas.exact_array import exact_array
+from dagster_adjunct.resources.schemas.exact_array import exact_array, is_missing
 from dagster_adjunct.resources.schemas.readable_values import first_unreadable
 from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type
 from dagster_adjunct.resources.spark.spark_errors import wrapped
@@ -222,7 +222,7 @@ def _column(values: list[Any], field: Field, extractor: PythonExtractor, places:
 
     kind = arrow_type(field.type)
     for value, place in zip(values, places, strict=True):
-        if value is not None and not _is(field.type, value):
+        if value is not None and not _is(field.type, value) and not is_missing(value):
             raise _unfit(place, field, extractor, value)
     try:
         return exact_array(values, kind)
@@ -240,7 +240,7 @@ def _is(kind: str, value: Any) -> bool:
     if not isinstance(value, classes) or (isinstance(value, bool) and kind != "boolean"):
         return False
     if isinstance(value, dt.datetime):
-        return kind == "timestamp" and value.utcoffset() is not None
+        return kind == "timestamp" and value.tzinfo is not None and value.utcoffset() is not None
     return True
 
 
@@ -263,7 +263,11 @@ def _mistaken(factory: str, where: str, what_it_does: str, declared: str) -> Dat
 
 
 def _told(value: Any, hidden: bool) -> str:
-    zone = " without a zone" if isinstance(value, dt.datetime) and value.utcoffset() is None else ""
+    zone = (
+        " without a zone"
+        if isinstance(value, dt.datetime) and not is_missing(value) and value.utcoffset() is None
+        else ""
+    )
     text = "that is not told, because it is sensitive" if hidden else repr(str(value)[:100])
     return f"the {type(value).__name__}{zone} {text}"
 

@@ -5,6 +5,7 @@ import pickle
 import sqlite3
 from datetime import UTC, datetime, timedelta, timezone
 
+import pandas as pd
 import pytest
 
 from dagster_adjunct.resources.backends import SqliteTable
@@ -58,6 +59,7 @@ def test_times_are_stored_as_text_in_utc(tmp_path):
         ({"f": float("nan")}, "expected a finite float"),
         ({"ok": 1}, "expected a bool"),
         ({"at": datetime(2013, 7, 1)}, "expected a datetime with a time zone"),
+        ({"at": pd.NaT}, "got NaT .NaTType.; expected a datetime with a time zone, or None"),
         ({"day": datetime(2013, 7, 1, tzinfo=UTC)}, "expected a date without a time"),
         ({"price": 1.5}, "expected a Decimal"),
         ({"raw": "text"}, "expected bytes"),
