@@ -378,9 +378,14 @@ def check_values(
     """
     found = first_unreadable(rows)
     if found is not None:
-        record = {name: readable_value(rows.column(name)[found.row]) for name in key or schema.names}
-        place = f"the record {told_record(record, schema.sensitive)}"
+        place = record_place(rows, found.row, schema, key)
         raise found.error(what, place, hidden=found.column in schema.sensitive, **about)
+
+
+def record_place(rows: pa.Table | pa.RecordBatch, row: int, schema: Schema, key: Sequence[str] = ()) -> str:
+    """Return how errors call a record: by its key, or by all of its columns."""
+    record = {name: readable_value(rows.column(name)[row]) for name in key or schema.names}
+    return f"the record {told_record(record, schema.sensitive)}"
 
 
 def _repetitive(rows: pa.Table) -> list[str]:

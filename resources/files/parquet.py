@@ -38,12 +38,17 @@ def parquet_tables(
             at = number
             try:
                 for batch in parquet.iter_batches(_BATCH, row_groups=[group]):
-                    table = conform(_zoned(pa.Table.from_batches([batch]), int96), schema, where)
+                    table = conform(_zoned(pa.Table.from_batches([batch]), int96), schema, where, partial(_place, at))
                     yield at, table
                     at += table.num_rows
             except (pa.ArrowException, OSError) as error:
                 raise damaged(where, error) from error
         number += rows
+
+
+def _place(first: int, row: int) -> tuple[str, dict[str, int]]:
+    line = first + row + 1
+    return f"row {line}", {"line": line}
 
 
 def count_parquet(tree: FileTree, file: FoundFile, schema: Schema, where: str) -> int:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as declared
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dagster_adjunct.resources.errors import MalformedDocumentError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.quoted_columns import quoted
+from dagster_adjunct.resources.schemas.readable_values import first_unreadable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -269,8 +270,16 @@ def _type_from_arrow(field: pa.Field) -> str:
     return str(kind)
 
 
-def conform(table: pa.Table, schema: Schema, what: str) -> pa.Table:
-    """Return `table` with exactly the schema's columns and Arrow types, or say what does not fit.
+Place: TypeAlias = Callable[[int], tuple[str, dict[str, Any]]]
+"""How errors call a row, in words and in their fields."""
+
+
+def _row(row: int) -> tuple[str, dict[str, Any]]:
+    return f"row {row}", {"row": row}
+
+
+def conform(table: pa.Table, schema: Schema, what: str, place: Place = _row) -> pa.Table:
+    """Return `table` with exactly the schema's columns and Arrow types, or say what does not fit, and in which row.
 
     Widening and dictionary decoding are done; anything that would lose a value is refused, and so is text where
     numbers belong (Arrow would parse it) and a timestamp without a zone (Arrow would take it for UTC).
@@ -304,15 +313,34 @@ def conform(table: pa.Table, schema: Schema, what: str) -> pa.Table:
         try:
             columns.append(column.cast(arrow_type(field.type), safe=True))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise SchemaMismatchError(
-                f"{what}: column {field.name!r} holds {column.type} where the schema says {field.type} "
-                f"({str(error).splitlines()[0]}).",
-                _coarser(field.name)
-                if _is_ns(column.type)
-                else "Cast the column, or mend the record that does not fit.",
-                column=field.name,
-            ) from error
+            raise _misfit(column, field, what, place, error) from (None if field.sensitive else error)
     return pa.table(columns, schema=schema.to_arrow())
+
+
+def _misfit(column: pa.ChunkedArray, field: Field, what: str, place: Place, error: Exception) -> SchemaMismatchError:
+    """Return the error for a column of which a value does not fit into the declared type."""
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(column.type) and (found := first_unreadable(pa.table([column], [field.name]))) is not None:
+        words, about = place(found.row)
+        return found.error(what, words, hidden=field.sensitive, **about)
+    start, count = 0, len(column)
+    while count > 1:  # the first half that does not fit, and so on
+        half = count // 2
+        try:
+            column.slice(start, half).cast(arrow_type(field.type), safe=True)
+            start, count = start + half, count - half
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            count = half
+    words, about = place(start)
+    said = "" if field.sensitive else f" ({str(error).splitlines()[0]})"
+    return SchemaMismatchError(
+        f"{what}: column {field.name!r} holds {column.type} where the schema says {field.type}, and its value of "
+        f"{words} does not fit{said}.",
+        _coarser(field.name) if _is_ns(column.type) else "Cast the column, or mend the record that does not fit.",
+        column=field.name,
+        **about,
+    )
 
 
 def same_family(given: pa.DataType, expected: pa.DataType) -> bool:

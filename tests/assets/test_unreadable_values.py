@@ -78,6 +78,28 @@ def test_a_delivered_file_with_such_a_value_is_rejected_and_the_next_one_served(
 
 
 @pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.timestamp("ms", "UTC"), [0] * 70_000 + [10**17]),  # in no count of microseconds
+        (pa.timestamp("s", "UTC"), [0] * 70_000 + [-(10**14)]),
+        (pa.timestamp("ns", "UTC"), [0] * 70_000 + [1]),
+    ],
+)
+def test_a_time_in_a_file_that_microseconds_do_not_hold_is_rejected_by_row(
+    world: World, tmp_path: Path, kind: pa.DataType, values: list[int]
+) -> None:
+    world.spark = IN_PROCESS
+    schema = Schema.of(k="int", at="timestamp")
+    spec = bounded_dataset("kinds", input=FileSource(str(tmp_path / "in"), "parquet", schema), key="k", partitions=2)
+    (tmp_path / "in" / "v1").mkdir(parents=True)
+    table = pa.table({"k": pa.array(range(len(values)), pa.int32()), "at": pa.array(values, kind)})
+    pq.write_table(table, tmp_path / "in" / "v1" / "part.parquet", row_group_size=40_000)
+    (tmp_path / "in" / "v1" / "_SUCCESS").touch()
+    report = world.advance(spec)
+    assert (report.action, "row 70001 " in report.note) == ("rejected", True), report.note
+
+
+@pytest.mark.parametrize(
     ("format", "text", "place"),
     [
         ("csv", "k,day,at,name\na,0000-01-01,,\n", "column 'day' of line 2"),

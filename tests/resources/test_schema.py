@@ -111,6 +111,28 @@ def test_conform_refuses_what_would_lose_or_invent_a_value(values: pa.Array, kin
         conform(pa.table({"a": values}), Schema.of(a=kind), "stream 's'")
 
 
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (pa.array([0, None, 10**13, 0], pa.timestamp("s", "UTC")), "timestamp"),
+        (pa.array([0, None, -(10**17), 0], pa.timestamp("ms", "UTC")), "timestamp"),
+        (pa.array([0, None, 1, 2], pa.timestamp("ns", "UTC")), "timestamp"),
+        (pa.array([1, None, 300, 301]), "tinyint"),
+        (pa.array([Decimal("1.00"), None, Decimal("1.23"), Decimal("1.24")]), "decimal(10,1)"),
+        (pa.array([0, None, 1, 86_400_000], pa.date64()), "date"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_told_by_its_row(values: pa.Array, kind: str) -> None:
+    """However the column is cut; and a sensitive one is not told at all."""
+    cut = pa.chunked_array([values.slice(0, 1), values.slice(1)])
+    for schema in (Schema.of(k="int", a=kind), Schema.of(k="int", a=kind).with_sensitive("a")):
+        with pytest.raises(SchemaMismatchError, match="row 2") as refused:
+            conform(pa.table({"k": pa.array([1] * 4), "a": cut}), schema, "stream 's'")
+        assert (refused.value.column, refused.value.row) == ("a", 2)
+    shown = f"{refused.value.problem}{refused.value.__cause__}"
+    assert not any(text in shown for text in ("1000", "-1000", "300", "1.23")), shown
+
+
 def test_conform_wants_exactly_the_columns() -> None:
     with pytest.raises(SchemaMismatchError, match=r"columns \['b'\] are missing and \['c'\] are not expected"):
         conform(pa.table({"a": [1], "c": [1]}), Schema.of(a="bigint", b="int"), "stream 's'")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.bucketing.writer import check_values
+from dagster_adjunct.resources.bucketing.writer import check_values, record_place
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.quoted_columns import column
@@ -85,7 +86,7 @@ def encoder(topic: KafkaTopic, stream: str) -> Batches:
         names = batch.schema.names
         around = {name: batch.column(name) for name in names if name.startswith("__")}
         table = pa.table({name: batch.column(name) for name in names if name not in around})
-        records = conform(table, written, stream).combine_chunks()
+        records = conform(table, written, stream, partial(_place, table, written, stream)).combine_chunks()
         check_values(records, written, stream, stream=stream)
         flat = {name: _chunk(records.column(name)) for name in written.names}
         gone = around[TOMBSTONE].fill_null(False) if TOMBSTONE in around else pa.array(np.zeros(batch.num_rows, bool))
@@ -101,6 +102,10 @@ def encoder(topic: KafkaTopic, stream: str) -> Batches:
         return pa.RecordBatch.from_pydict(out | {k: v for k, v in around.items() if k not in out})
 
     return run
+
+
+def _place(table: pa.Table, written: Schema, stream: str, row: int) -> tuple[str, dict[str, Any]]:
+    return record_place(table, row, written), {"stream": stream}
 
 
 def _empty(table: pa.Table) -> pa.RecordBatch:

@@ -455,6 +455,7 @@ def test_a_local_time_is_not_taken_for_one_of_a_zone() -> None:
     [
         ("day", pa.array([2_932_897], pa.int32()).cast(pa.date32())),
         ("at", pa.array([253_402_300_800_000_000], pa.int64()).cast(pa.timestamp("us", "UTC"))),
+        ("at", pa.array([10**13], pa.timestamp("s", "UTC"))),
         ("k", pa.array([b"\xff"], pa.binary()).view(pa.string())),
     ],
 )
