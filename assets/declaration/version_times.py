@@ -26,7 +26,7 @@ def check_valid_from(dataset: str, valid_from: str) -> None:
     raise ConfigurationError(
         f'dataset {dataset!r} has valid_from={valid_from!r}: expected "name", "marker", or a pattern of dates '
         "with their year.",
-        'Write a pattern as strptime reads it, such as "%Y-%m-%d" or "date=%Y-%m-%d".',
+        'Write a pattern as strptime reads it, such as "%Y-%m-%d", or "date=%Y-%m-%d" for folders.',
         argument="valid_from",
         dataset=dataset,
     )
