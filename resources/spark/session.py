@@ -72,6 +72,14 @@ _PLANS = {
 }
 
 
+_HOST = r"(\[[^]]+\]|[^\s:/,]+):\d+"
+_MASTER = re.compile(
+    rf"local(\[(0*[1-9]\d*|\*)(\s*,\s*\d+)?\])?|local-cluster\[(\s*\d+\s*,){{2}}\s*\d+\s*\]"
+    rf"|spark://{_HOST}(,{_HOST})*|yarn|k8s://\S+"
+)
+_MASTER_STEP = "Give a master such as local[*], local[4] or spark://HOST:PORT (--master, ADJUNCT_SPARK_MASTER)."
+
+
 def check_java() -> str:
     """Return the path of a Java that Spark can use; say in one line what to install, or to unset, otherwise."""
     home, on_path = os.environ.get("JAVA_HOME"), shutil.which("java")
@@ -121,6 +129,7 @@ def session_config(
     """
     user = {key: str(value) for key, value in (config or {}).items()}
     master = master or user.get("spark.master") or os.environ.get("ADJUNCT_SPARK_MASTER") or "local[*]"
+    _check_master(master)
     _check_reach(master, lake_url or os.environ.get("ADJUNCT_LAKE"))
     settings = {**_PLANS, "spark.master": master, "spark.app.name": "adjunct"}
     # Spark makes this folder in the working directory otherwise, though nothing is ever put there.
@@ -172,8 +181,7 @@ def new_session(
         reason = first_line(Exception(java.getMessage()) if java is not None and java.getMessage() else error)
         raise ConfigurationError(
             f"Spark could not be started with the master {settings['spark.master']!r}: {reason.rstrip('.')}.",
-            "Give a master such as local[*], local[4] or spark://HOST:PORT (--master, ADJUNCT_SPARK_MASTER), and check "
-            "your own Spark settings.",
+            f"{_MASTER_STEP[:-1]}, and check your own Spark settings.",
             setting="spark.master",
         ) from error
     remember_functions(session)
@@ -201,6 +209,20 @@ def prepare_environment() -> None:
     os.environ.setdefault("SPARK_LOCAL_HOSTNAME", "localhost")
     # Of the small JVM that only puts together how to start Spark's.
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+
+def _check_master(master: str) -> None:
+    """Refuse a master that Spark does not know, or that lacks what it needs: Spark's launcher dies of it."""
+    if not _MASTER.fullmatch(master):
+        problem, step = "Spark knows no such master", _MASTER_STEP
+    elif master == "yarn" and not {"HADOOP_CONF_DIR", "YARN_CONF_DIR"} & os.environ.keys():
+        problem = "neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set"
+        step = "Set one of them to the folder with the configuration of your YARN cluster."
+    else:
+        return
+    raise ConfigurationError(
+        f"Spark could not be started with the master {master!r}: {problem}.", step, setting="spark.master"
+    )
 
 
 def _check_reach(master: str, lake_url: str | None) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.spark.session import session_config
 from tests.kept_processes import without_kept_processes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,10 +19,10 @@ from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.spark.session import new_session
 
 try:
-    new_session(master="local[x]")
+    new_session({"spark.driver.port": "x"}, master="local[1]")
 except ConfigurationError as error:
     print(error.setting, error.problem)
-session = new_session(master="local[1]")
+session = new_session({"spark.driver.port": "0"}, master="local[1]")
 try:
     session.sql("select cast(id * 3000000000 as int) as n from range(1, 9)").write.format("noop").mode("append").save()
 except Exception as error:
@@ -31,14 +33,48 @@ session.sparkContext._jvm.org.slf4j.LoggerFactory.getLogger("x").error(
 """
 
 
+@pytest.mark.parametrize(
+    "master",
+    [
+        "locl", "local[x]", "local[0]", "local[]", "local[2", "LOCAL[2]", "localhost", "none",
+        "yarn-client", "mesos://h:1", "spark://h", "spark:/h:7077", "spark://h:7077/",
+    ],
+)  # fmt: skip
+def test_a_master_that_spark_does_not_know_is_refused_before_it_starts(master: str) -> None:
+    with pytest.raises(ConfigurationError, match="knows no such master") as refused:
+        session_config(master=master)
+    assert refused.value.setting == "spark.master"
+
+
+@pytest.mark.parametrize(
+    "master",
+    [
+        "local", "local[2]", "local[*]", "local[2,3]", "local[*, 3]", "local-cluster[2,1,1024]",
+        "spark://h:7077", "spark://a:1,b:2", "spark://[::1]:7077", "k8s://https://h:443",
+    ],
+)  # fmt: skip
+def test_a_master_that_spark_knows_is_taken(master: str) -> None:
+    assert session_config(master=master, lake_url="s3://b/lake")["spark.master"] == master
+
+
+def test_yarn_needs_its_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigurationError, match="neither HADOOP_CONF_DIR nor YARN_CONF_DIR") as refused:
+        session_config(master="yarn", lake_url="s3://b/lake")
+    assert refused.value.setting == "spark.master"
+    monkeypatch.setenv("YARN_CONF_DIR", "/etc/hadoop")
+    assert session_config(master="yarn", lake_url="s3://b/lake")["spark.master"] == "yarn"
+
+
 @pytest.mark.spark
-def test_a_master_that_can_not_be_is_told_and_no_java_frame_is_printed(tmp_path: Path) -> None:
+def test_a_session_that_can_not_start_says_why_and_no_java_frame_is_printed(tmp_path: Path) -> None:
     own = without_kept_processes(os.environ)  # what a JVM prints that is kept goes elsewhere
     done = subprocess.run(
         [sys.executable, "-c", START], cwd=tmp_path, env={**own, "PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert "spark.master Spark could not be started with the master 'local[x]'" in done.stdout
+    assert "spark.master Spark could not be started with the master 'local[1]': " in done.stdout
     assert "ArithmeticException" in done.stdout
     assert "said (why)" in done.stderr
     assert "\tat " not in done.stderr
