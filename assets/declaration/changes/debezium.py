@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 from dagster_adjunct.assets.declaration.changes.change_order import PATH
 from dagster_adjunct.assets.declaration.changes.unavailable import PLACEHOLDER, check_placeholder
@@ -16,12 +16,64 @@ from dagster_adjunct.resources.schemas.schema import Schema
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from dagster_adjunct.assets.declaration.changes.envelope_texts import Envelope
+
 _ENVELOPE = "a Debezium envelope"
 AvroSchemas = str | Mapping[int, str] | tuple[tuple[int, str], ...]
 
 
+class EnvelopeFormat:
+    """What the formats of envelopes have in common: `columns` of rows in a column `value`, read by envelope.py."""
+
+    __slots__ = ()
+
+    tells_snapshots: ClassVar[bool] = True
+
+    def schema(self, records: Schema, what: str) -> Schema:
+        envelope = cast("Envelope", self)
+        value, kind = envelope.value, "string" if envelope.format == "json" else "binary"
+        field = records.field(value, f"{what}: the record")
+        if field.type != kind:
+            raise SchemaMismatchError(
+                f"{what}: the record has column {value!r} as {field.type}, and envelopes in {envelope.format} are "
+                f"{kind}.",
+                "Name the column with the envelope in value=, or declare the right format=.",
+                column=value,
+            )
+        declared = Schema.from_ddl(envelope.columns, what)
+        for field in declared.fields:
+            if field.name in records.names and records.field(field.name).type != field.type:
+                raise SchemaMismatchError(
+                    f"{what}: the rows in {value!r} have column {field.name!r} declared as {field.type}, and the "
+                    f"record's own column of this name is {records.field(field.name).type}.",
+                    "Declare both alike: rows are checked to have the key of their record.",
+                    column=field.name,
+                )
+        return declared
+
+    def keeps(self, columns: Sequence[str]) -> bool:
+        """Never: an update that changes the key deletes a row of another partition."""
+        return False
+
+    def decode(
+        self,
+        records: DataFrame,
+        schema: Schema,
+        what: str,
+        *,
+        key: tuple[str, ...],
+        order_by: tuple[str, ...],
+        comparable: bool,
+    ) -> DataFrame:
+        from dagster_adjunct.assets.declaration.changes.envelope import changes_of
+
+        return changes_of(
+            cast("Envelope", self), records, schema, what, key=key, order_by=order_by, comparable=comparable
+        )
+
+
 @dataclass(frozen=True, slots=True)
-class DebeziumEnvelope:
+class DebeziumEnvelope(EnvelopeFormat):
     """Envelopes in the column `value`: the row before a change and after it, the operation, the source's position.
 
     `columns` are those of the rows ("id BIGINT, name STRING"); what else a row has is left out. `format` is "json" (a
@@ -105,7 +157,6 @@ class DebeziumEnvelope:
         if self.transactions is not None:
             split_stream_name(self.transactions)
 
-    tells_snapshots: ClassVar[bool] = True
     name: ClassVar[str] = _ENVELOPE
     table: ClassVar[None] = None
 
@@ -127,30 +178,8 @@ class DebeziumEnvelope:
         assert not isinstance(self.avro_schema, Mapping)
         return dict(self.avro_schema or ())
 
-    def schema(self, records: Schema, what: str) -> Schema:
-        kind = "string" if self.format == "json" else "binary"
-        return rows_in(self.columns, self.value, kind, self.format, records, what)
-
-    def keeps(self, columns: Sequence[str]) -> bool:
-        """Never: an update that changes the key deletes a row of another partition."""
-        return False
-
     def orders(self, path: str) -> bool:
         return PATH.fullmatch(path) is not None
-
-    def decode(
-        self,
-        records: DataFrame,
-        schema: Schema,
-        what: str,
-        *,
-        key: tuple[str, ...],
-        order_by: tuple[str, ...],
-        comparable: bool,
-    ) -> DataFrame:
-        from dagster_adjunct.assets.declaration.changes.envelope import changes_of
-
-        return changes_of(self, records, schema, what, key=key, order_by=order_by, comparable=comparable)
 
     def describe(self) -> str:
         keeps = [name for name in ("on_unavailable", "on_missing") if getattr(self, name) == "keep"]
@@ -166,30 +195,6 @@ def check_choice(whose: str, argument: str, given: object, choices: Sequence[obj
             "Choose one.",
             argument=argument,
         )
-
-
-def rows_in(columns: str, value: str, kind: str, format: str, records: Schema, what: str) -> Schema:
-    """Return the columns of the rows in envelopes, which stand in the column `value` of this kind.
-
-    Raises SchemaMismatchError for records that can't hold them.
-    """
-    field = records.field(value, f"{what}: the record")
-    if field.type != kind:
-        raise SchemaMismatchError(
-            f"{what}: the record has column {value!r} as {field.type}, and envelopes in {format} are {kind}.",
-            "Name the column with the envelope in value=, or declare the right format=.",
-            column=value,
-        )
-    declared = Schema.from_ddl(columns, what)
-    for field in declared.fields:
-        if field.name in records.names and records.field(field.name).type != field.type:
-            raise SchemaMismatchError(
-                f"{what}: the rows in {value!r} have column {field.name!r} declared as {field.type}, and the "
-                f"record's own column of this name is {records.field(field.name).type}.",
-                "Declare both alike: rows are checked to have the key of their record.",
-                column=field.name,
-            )
-    return declared
 
 
 def _check_avro(text: str, which: str) -> None:

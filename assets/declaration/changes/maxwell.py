@@ -5,21 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from dagster_adjunct.assets.declaration.changes.debezium import check_choice, rows_in
+from dagster_adjunct.assets.declaration.changes.debezium import EnvelopeFormat, check_choice
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.schema import Schema
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pyspark.sql import DataFrame
+    from collections.abc import Mapping
 
 _ENVELOPE = "a Maxwell envelope"
 _PATHS = ("source.position", "source.gtid", "source.ts")
 
 
 @dataclass(frozen=True, slots=True)
-class MaxwellEnvelope:
+class MaxwellEnvelope(EnvelopeFormat):
     """Maxwell's JSON in the STRING column `value`: the row as `data`, and in `old` what an update has changed.
 
     `columns` are those of the rows ("id BIGINT, name STRING"); what else a row has is left out. `table` is the one that
@@ -35,7 +33,6 @@ class MaxwellEnvelope:
     timestamps: Literal["millis", "micros"] | None = None
     on_missing: Literal["null", "keep"] = "null"
 
-    tells_snapshots: ClassVar[bool] = True
     layout: ClassVar[Literal["maxwell"]] = "maxwell"
     format: ClassVar[Literal["json"]] = "json"
     decimals: ClassVar[Literal["string"]] = "string"
@@ -60,29 +57,8 @@ class MaxwellEnvelope:
         """Whether changes may leave out columns, which keep what the dataset has."""
         return self.on_missing == "keep"
 
-    def schema(self, records: Schema, what: str) -> Schema:
-        return rows_in(self.columns, self.value, "string", "json", records, what)
-
-    def keeps(self, columns: Sequence[str]) -> bool:
-        """Never: an update that changes the key deletes a row of another partition."""
-        return False
-
     def orders(self, path: str) -> bool:
         return path in _PATHS
-
-    def decode(
-        self,
-        records: DataFrame,
-        schema: Schema,
-        what: str,
-        *,
-        key: tuple[str, ...],
-        order_by: tuple[str, ...],
-        comparable: bool,
-    ) -> DataFrame:
-        from dagster_adjunct.assets.declaration.changes.envelope import changes_of
-
-        return changes_of(self, records, schema, what, key=key, order_by=order_by, comparable=comparable)
 
     def describe(self) -> str:
         table = "" if self.table is None else f" of {self.table}"
