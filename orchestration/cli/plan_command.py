@@ -79,8 +79,9 @@ def plan(
     app = load_application(reference)
     lake = open_lake(lake_url)
     planned = plan_application(app, systems_for(app, lake))
+    told = told_in_plan(lake, app)
     if against is None:
-        planned = replace(planned, notes=(*planned.notes, *told_in_plan(lake, app)))
+        planned = replace(planned, notes=(*planned.notes, *told))
     if not verify:  # else Spark itself reads it all
         check_syntax(app)
     if verify:
@@ -97,11 +98,16 @@ def plan(
     if against is None:
         put(shown(planned, form), output, f"The plan of {planned.application}")
         return
-    lines = differences(stored_plan(against), planned.to_json())
+    older = stored_plan(against)
+    # What the lake says of the application is no difference between its plans, of which a stored one says it, too.
+    older["notes"] = [note for note in older.get("notes", ()) if note not in told]
+    lines = differences(older, planned.to_json())
     if form == "json":
-        text = json.dumps({"against": str(against), "differences": lines}, indent=2, ensure_ascii=False) + "\n"
+        found = {"against": str(against), "differences": lines, "notes": told}
+        text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
     else:
         text = "".join(f"{line}\n" for line in lines) or f"The plan is the one of {against}.\n"
+        text += "".join(f"Note: {note}\n" for note in told)
     put(text, output, f"What is other than in {against}")
     if lines:
         raise click.exceptions.Exit(DIFFERS)

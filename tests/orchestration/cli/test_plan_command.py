@@ -14,7 +14,9 @@ from pyspark.sql import SparkSession
 
 from dagster_adjunct import Lake, LakeStreams, Schema, open_lake
 from dagster_adjunct.errors import ConfigurationError, PlanningError
+from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.resources.spark.spark_parser import syntax_errors
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from tests.orchestration.cli.commands import document, invoke, printed, refused
 
 APP = """
@@ -92,6 +94,29 @@ def test_a_stored_plan_is_compared_in_words(project: Project, tmp_path: Path) ->
     assert result.output.splitlines()[0] == "operator filter-2 is new: n > 0"
     told = json.loads(invoke(project, "plan", "shop_app:app", "--against", file, "--json").output)
     assert told["differences"] == result.output.splitlines()
+
+
+def test_a_comparison_notes_who_has_written_the_outputs_as_no_difference(project: Project, tmp_path: Path) -> None:
+    """As where the application was renamed since."""
+    plain, noted = str(tmp_path / "plain.json"), str(tmp_path / "noted.json")
+    printed(project, "plan", "shop_app:app", "--format", "json", "--output", plain)
+    log = BatchLog(project.lake, "before")
+    logged = log.read()
+    read = {SystemStreamPartition("lake", "orders", 0): "5"}
+    wrote = logged.state.model_copy(update={"batch": 3, "totals": {"lake.out": {"rows": 5}}, "checkpoint": read})
+    log.move(logged, wrote, by="a test")
+    (note,) = document(project, "plan", "shop_app:app")["notes"]
+    assert "'before' has written lake.out" in note
+    printed(project, "plan", "shop_app:app", "--format", "json", "--output", noted)
+    for against in (plain, noted):
+        told = printed(project, "plan", "shop_app:app", "--against", against)
+        assert told == f"The plan is the one of {against}.\nNote: {note}\n"
+        assert document(project, "plan", "shop_app:app", "--against", against)["notes"] == [note]
+    project.write('.filter("n > 0")')
+    result = invoke(project, "plan", "shop_app:app", "--against", noted)
+    assert result.exit_code == 4
+    assert result.output.splitlines()[-1] == f"Note: {note}"
+    assert "note is" not in result.output
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 99}', "\x00"])
