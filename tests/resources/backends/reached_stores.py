@@ -16,6 +16,8 @@ from dagster_adjunct.resources.tables import MemoryTable
 from tests.servers.dynamodb import REGION
 
 COLUMNS = {"id": "string", "total": "bigint", "seen": "bigint", "origin": "string", "number": "bigint"}
+HANGS = 60.0
+"""Seconds that only a request that hangs takes, on a busy machine too: those that are lost end their connection."""
 _numbers = count()
 
 
@@ -69,7 +71,7 @@ def redis(request: pytest.FixtureRequest, folder: Path) -> Reached:
     server = request.getfixturevalue("redis_server")
 
     def store(name: str, port: int = server.port) -> RedisTable:
-        return RedisTable(name, "id", columns=COLUMNS, url=f"redis://127.0.0.1:{port}/0", timeout=1.0)
+        return RedisTable(name, "id", columns=COLUMNS, url=f"redis://127.0.0.1:{port}/0", timeout=HANGS)
 
     return Reached(store, server.port, (b"EVALSHA",), lambda: server.stop(kill=True), server.start)
 
@@ -79,7 +81,8 @@ def dynamodb(request: pytest.FixtureRequest, folder: Path) -> Reached:
 
     def store(name: str, port: int = server.port) -> DynamoDbTable:
         where = {**server.session(), "endpoint_url": f"http://127.0.0.1:{port}"}
-        return DynamoDbTable(name, "id", columns=COLUMNS, create=True, connect_timeout=1.0, read_timeout=3.0, **where)
+        times = {"connect_timeout": HANGS, "read_timeout": HANGS}
+        return DynamoDbTable(name, "id", columns=COLUMNS, create=True, **times, **where)
 
     def declared(name: str) -> dict[str, Any]:
         where = {"region": REGION, "endpoint_url": server.endpoint}
