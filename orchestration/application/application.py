@@ -54,7 +54,8 @@ class Application:
     more. With `startpoints=False` there are none: requests are refused, runs leave those alone that are stored, and
     say so.
     A `strict` application is not planned where something is not proven that else is only said in the plan: where the
-    order of a remote table's records holds per source partition only, and where the type of a join's key is not known.
+    order of a remote table's records holds per source partition only, where a table that keeps what is newest skips
+    columns that only a late record brings, and where the type of a join's key is not known.
     Records move only where it says so itself.
     """
 

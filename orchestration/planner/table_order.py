@@ -60,7 +60,7 @@ def planned_tables(app: Application, catalog: Catalog, types: Mapping[str, Types
     """Return each send to a remote table with the order that it keeps; refuses marks where offsets are no numbers.
 
     `types` are those of the records after each operator. With `strict`, PlanningError for a table whose order holds per
-    source partition only.
+    source partition only, or that keeps what is newest and so loses what a late record brings.
     """
     read: dict[str, _Read] = {}
     tables = []
@@ -75,7 +75,7 @@ def planned_tables(app: Application, catalog: Catalog, types: Mapping[str, Types
         planned = _planned(operator, app, send, before, sent[operator.id])
         _check_offsets(planned, app, catalog, before)
         _check_recognised(planned, app, before)
-        if app.strict and planned.order == "per source partition":
+        if app.strict and planned.harm:
             raise PlanningError(
                 f"{operator.id}: table {planned.table}: {planned.why}: {planned.harm}, and application {app.name!r} is "
                 "strict.",
@@ -223,7 +223,8 @@ def _lost_as_late(sent: _Sent) -> tuple[str, str]:
         return (
             f"one time stands for a whole record, so what it sets is skipped where {' or '.join(sent.apart)} has "
             "brought a newer one, with other columns",
-            "Give each a table of its own; or partition the input by the table's key, and leave newest_by out.",
+            "Give each a table of its own; or partition the input by the table's key, leave newest_by out, and let "
+            "each set columns of its own.",
         )
     if sent.changed is not None and sent.changed.merged:
         merged = ", ".join(sorted(sent.changed.merged))

@@ -230,14 +230,25 @@ def test_where_two_sends_meet_in_a_column_partitioning_is_no_advice(updates: Any
     [
         (({"set": ["place", "at"]}, {"set": ["at"]}), 2),
         ((None, {"set": ["at"]}), 2),
+        (({"set": {"n": "cast(n as bigint)", "at": "at"}}, {"set": ["at"], "add": {"n": "n"}}), 2),
         (({"set": ["place", "at"]}, {"set": ["place", "at"], "add": {"n": "1"}}), 0),
         (({"set": ["at"], "add": {"facts": "named_struct('n', n)"}},), 1),
         (({"set": ["at"], "add": {"n": "n"}, "append": {"seen": "place"}},), 0),
     ],
 )
 def test_the_plan_says_what_a_table_that_keeps_the_newest_would_lose(updates: Any, harmed: int) -> None:
-    app = two_ways(*updates, newest_by="at", idempotent=True)
-    assert len([note for note in planned(app).notes if " skipped " in note]) == harmed
+    """And a strict application is refused there."""
+    declared = {"newest_by": "at", "idempotent": True}
+    for facts in (scans(), scans(("tag",))):
+        execution_plan = planned(two_ways(*updates, **declared), facts)
+        assert len([note for note in execution_plan.notes if " skipped " in note]) == harmed
+        strict = two_ways(*updates, strict=True, **declared)
+        if harmed:
+            with pytest.raises(PlanningError, match=r"table tags: .* skipped .* is strict") as refused:
+                planned(strict, facts)
+            assert refused.value.operator == execution_plan.tables[0].operator
+        else:
+            assert [table.order for table in planned(strict, facts).tables] == ["newest"] * len(updates)
 
 
 def test_sums_that_another_send_replaces_depend_on_the_order() -> None:
