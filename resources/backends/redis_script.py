@@ -345,10 +345,14 @@ _KEEP_MARKS = r"""
   fields[#fields + 1], fields[#fields + 2] = "adjunct_marks", marks
 """
 
-# What is passed over has its mark, so that it is passed over when it comes again after the record has begun anew.
+# What would add is passed over with its mark, so that it is when it comes again after the record has begun anew.
 _LATE_NEEDS_A_RECORD = f"""
   if late and not there(known) then
-    local fields = {{}}
+    local default, fields = tonumber(args[from]), {{}}
+    local set_to = from + default + 1 + tonumber(args[from + default + 1])
+    change(set_to + 1, to, function() return false end, fields, true)
+    if not fields[1] then return 2 end
+    fields = {{}}
     {_KEEP_MARKS}
     set(fields)
     return 2

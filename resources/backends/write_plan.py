@@ -161,8 +161,10 @@ def planned(codec: RowCodec, operation: Operation[Any], asked: Checked, stored: 
             if applied.has_had(conditions, mark) or (late and not operation.adds_late):
                 plan.problems[entry.place] = Problem(State.SKIPPED)
                 continue
-            problem = (updates.add_late if late else step)(plan, stored, entry)
-            passed_over = late and problem is not None and problem.state is State.SKIPPED  # and so when it comes again
+            to_do = updates.late(entry) if late else entry
+            problem = (updates.add_late if late else step)(plan, stored, to_do)
+            # What it would add where there is no record is passed over, and so when it comes again.
+            passed_over = late and any(to_do.value) and problem is not None and problem.state is State.SKIPPED
             if problem is None or passed_over:
                 applied.remember(conditions, mark, entry.time, late=late)
                 plan.applied[entry.key] = applied
@@ -230,13 +232,16 @@ class _Updates:
         plan.defaults_put += 1
         return None
 
-    def add_late(self, plan: Plan, stored: Found, entry: Entry) -> Problem | None:
-        """Do what a late update adds and appends to a record that is there (`Operation.adds_late`)."""
+    def late(self, entry: Entry) -> Entry:
+        """Return what of an update is done to a record that is newer (`Operation.adds_late`)."""
         numbers = {n: value for n, value in entry.value.add.items() if self._codec.columns[n].kind is not Kind.JSON}
-        changes = CheckedChanges({}, numbers, entry.value.append)
-        if not any(changes) or (entry.key not in stored.records and entry.key not in plan.begins):
+        return entry._replace(value=CheckedChanges({}, numbers, entry.value.append))
+
+    def add_late(self, plan: Plan, stored: Found, entry: Entry) -> Problem | None:
+        """Do what is late to a record that is there."""
+        if not any(entry.value) or (entry.key not in stored.records and entry.key not in plan.begins):
             return Problem(State.SKIPPED)
-        return self.update(plan, stored, entry._replace(value=changes))
+        return self.update(plan, stored, entry)
 
 
 def _apply(

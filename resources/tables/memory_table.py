@@ -90,11 +90,14 @@ class MemoryTable(StoreFunction[Hashable, Record, Record | Changes]):
             if self._had(operation, place, key):
                 problems[place] = Problem(State.SKIPPED)
                 continue
-            late = self._is_late(operation, place, key)
-            began, problem = (0, self._add_late(operation, place, key)) if late else self._write(operation, place, key)
+            late = self._late_changes(operation, place) if self._is_late(operation, place, key) else None
+            if late is None:
+                began, problem = self._write(operation, place, key)
+            else:
+                began, problem = 0, self._add_late(key, late)
             begun += began
-            if problem is None or (late and operation.adds_late):
-                self._remember(operation, place, key, late=late)
+            if problem is None or (late is not None and not late.repeatable):  # through, also without a record
+                self._remember(operation, place, key, late=late is not None)
             if problem is not None:
                 problems[place] = problem
         return Outcomes(len(entries), problems=problems, defaults_put=begun)
@@ -136,14 +139,18 @@ class MemoryTable(StoreFunction[Hashable, Record, Record | Changes]):
         apply_changes(records[key], changes_of(entries.values[place]))
         return begun, None
 
-    def _add_late(self, operation: Operation[Any], place: int, key: Hashable) -> Problem | None:
-        """Do what a late update adds and appends to a record that is there (`Operation.adds_late`)."""
+    @staticmethod
+    def _late_changes(operation: Operation[Any], place: int) -> Changes:
+        """Return what an update does that is late (`Operation.adds_late`)."""
         changes = changes_of((operation.entries.values or ())[place]) if operation.adds_late else Changes()
         numbers = {n: number for n, number in changes.add.items() if not isinstance(number, Mapping | None)}
-        appended = {n: values for n, values in changes.append.items() if values}
-        if key not in self._store.records or not (numbers or appended):
+        return Changes(add=numbers, append={n: values for n, values in changes.append.items() if values})
+
+    def _add_late(self, key: Hashable, changes: Changes) -> Problem | None:
+        """Do what is late to a record that is there."""
+        if key not in self._store.records or changes.repeatable:
             return Problem(State.SKIPPED)
-        apply_changes(self._store.records[key], Changes(add=numbers, append=appended))
+        apply_changes(self._store.records[key], changes)
         return None
 
     def _had(self, operation: Operation[Any], place: int, key: Hashable) -> bool:

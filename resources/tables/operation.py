@@ -243,7 +243,7 @@ class Operation(Generic[K_co]):
     def adds_late(self) -> bool:
         """Whether an entry that is late, but was not applied before, still adds numbers and appends to lists.
 
-        Its mark is kept then, and what is newest stays.
+        Its mark is kept then, and what is newest stays. One that only sets leaves nothing behind.
         """
         return (
             self.kind is OperationKind.UPDATE and self.conditions.idempotent and self.conditions.newest_by is not None

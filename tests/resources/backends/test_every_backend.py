@@ -220,6 +220,55 @@ def test_a_sum_beyond_its_columns_type_is_refused_with_all_of_its_update(new_sto
     in_a_loop(new_store, compare)
 
 
+@pytest.mark.parametrize("new_store", TYPED_STORES, indirect=True)
+@pytest.mark.parametrize("beside", [{}, {"add": {"n": 1}, "append": {"tags": ["x"]}}])
+@pytest.mark.parametrize("late", [{"set": {"b": "late"}}, {"set": {"b": "late"}, "add": {"n": None, "doc": {"x": 1}}}])
+@pytest.mark.parametrize("deleted", [True, False])
+def test_what_is_late_and_only_sets_leaves_no_mark_in_any_store(new_store, beside, late, deleted):
+    """Alone, and in one request with what adds."""
+    steps = [
+        (
+            "update",
+            [
+                Message(
+                    "k1", change={"set": {"b": "new"}}, default={}, place=(0, 1, 0), time=START + timedelta(seconds=1)
+                )
+            ],
+        ),
+        *([("delete", [Message("k1", place=(0, 2, 0), time=START + timedelta(seconds=1))])] if deleted else []),
+        (
+            "update",
+            [
+                Message("k1", change=late, source="s.1", place=(0, 7, 0), time=START),
+                Message("k2", change={"set": {"b": "other"}, **beside}, default={}, source="s.1", time=START),
+            ],
+        ),
+        (
+            "update",
+            [
+                Message(
+                    "k1",
+                    change={"set": {"b": "x"}},
+                    default={},
+                    source="s.1",
+                    place=(0, 5, 0),
+                    time=START + timedelta(seconds=1),
+                )
+            ],
+        ),
+    ]
+    plain = PlainStore()
+
+    async def compare(store) -> None:
+        for kind, messages in steps:
+            answers = said(await store.send(operation(kind, messages, Conditions("at", True))))
+            assert answers == plain.send(kind, messages, "at", True)
+            assert await records_of(store) == plain.records
+        assert plain.records["k1"]["b"] == "x"
+
+    in_a_loop(new_store, compare)
+
+
 @st.composite
 def batches(draw):
     """Rows of one request as Arrow has them: the same columns in all, keys that come again, defaults or none."""
