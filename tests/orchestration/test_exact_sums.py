@@ -13,7 +13,7 @@ import pytest
 
 from dagster_adjunct import Application
 from dagster_adjunct.orchestration.operators.windows.window_results import results_of
-from dagster_adjunct.orchestration.operators.windows.window_rows import CLOSING, Windows
+from dagster_adjunct.orchestration.operators.windows.window_rows import CLOSING, END, EXPIRES, START, Windows
 from dagster_adjunct.resources.errors import DatasetError, OperatorFailedError
 from dagster_adjunct.resources.spark.spark_errors import unwrapped
 from dagster_adjunct.windows import Mean, Session, Sum, Tumbling
@@ -182,8 +182,58 @@ def test_a_sum_beyond_its_type_fails_the_batch_that_closes_it(step_world: StepWo
         assert str(2**63) in caught.value.problem
         assert "k = a" in caught.value.problem
         assert "2026-01-01 00:00:00" in caught.value.problem
+    assert '.with_columns(n="cast(n as decimal(20,0))")' in caught.value.next_step
     step_world.run(sums_app(n="decimal(20,0)"))
     assert [(row["k"], row["n"]) for row in step_world.rows("final")] == [("a", 2**63), ("b", 1)]
+
+
+def test_a_wider_type_is_advised_only_where_there_is_one(spark: SparkSession) -> None:
+    for kind, made, wider in (
+        ("int", Sum("v"), "decimal(20,0)"),
+        ("decimal(20,2)", Sum("v"), "decimal(27,2)"),
+        ("decimal(27,2)", Sum("v"), None),
+        ("decimal(38,0)", Sum("v"), None),
+        ("decimal(38,0)", Mean("v"), None),
+        ("decimal(38,10)", Mean("v"), None),
+    ):
+        windows = Windows(Tumbling(10 * SECOND), ("k",), (("n", made),), dt.timedelta(0), {"k": "string", "v": kind})
+        values = {"n$sum": 10 ** (38 - digits_of(kind)[1]) - 1, "n$high": 10**37, "n$count": 1}
+        kept = [values.get(name) for name in windows.schema.names]
+        places = dict(zip(windows.schema.names, kept, strict=True))
+        assert "n$sum" in places, places
+        row = {**places, "k": "a", START: T0, END: T0, EXPIRES: T0, CLOSING: True}
+        types = {**{field.name: field.type for field in windows.schema.fields}, CLOSING: "boolean"}
+        text = ", ".join(f"`{name}` {type_}" for name, type_ in types.items())
+        rows = spark.createDataFrame([tuple(Decimal(v) if "dec" in types[n] else v for n, v in row.items())], text)
+        with pytest.raises(OperatorFailedError) as caught, unwrapped():
+            results_of(rows, windows, "final", "window-2-w", ()).collect()
+        step = caught.value.next_step
+        assert (f"cast(v as {wider})" in step) == (wider is not None), step
+        assert ("cast(v as double)" in step) == (wider is None), step
+        assert ("cast(v as decimal(38,5))" in step) == (kind == "decimal(38,10)"), step
+
+
+def test_a_sum_that_no_decimal_holds_is_had_as_a_double_in_another_application(step_world: StepWorld) -> None:
+    """As its error says, also of a window that has several batches behind it."""
+    step_world.stream("amounts", "k", 1, k="string", at="timestamp", d="decimal(38,0)")
+
+    def app(name: str, kind: str) -> Application:
+        made = Application(name)
+        amounts = made.input_stream("lake.amounts", default_offset="oldest", event_time="at")
+        cast = amounts.with_columns(d=f"cast(d as {kind})")
+        windows = cast.window(Tumbling(10 * SECOND), by="k", name="w", aggregates={"sum": Sum("d")})
+        total = windows.select("k", "cast(sum as double) as total")
+        total.send_to(made.output_stream(f"lake.totals-{name}", partitions=1, key="k"))
+        return made
+
+    for batch in range(2):
+        step_world.send("amounts", ("a", T0 + batch * SECOND, Decimal(6 * 10**37)), ("b", T0, Decimal(batch)))
+        step_world.run(app("exact", "decimal(38,0)"))
+    step_world.send("amounts", ("end", T0 + 60 * SECOND, Decimal(1)))
+    with pytest.raises(OperatorFailedError):
+        step_world.run(app("exact", "decimal(38,0)"))
+    step_world.run(app("doubles", "double"))
+    assert {row["k"]: row["total"] for row in step_world.rows("totals-doubles")} == {"a": 1.2e38, "b": 1.0}
 
 
 def test_the_error_of_a_sum_tells_nothing_sensitive(spark: SparkSession) -> None:

@@ -55,6 +55,14 @@ class ExactSum:
         decimal = DECIMAL.fullmatch(self.kind)
         return decimal is not None and int(decimal[1]) > _NARROW
 
+    @property
+    def wider(self) -> str | None:
+        """The widest type of values whose sum is kept as this one is, where its result has more room then."""
+        decimal = DECIMAL.fullmatch(self.kind)
+        if decimal is None:
+            return "decimal(20,0)"
+        return f"decimal({_NARROW},{self.scale})" if int(decimal[1]) < _NARROW else None
+
     def partials(self, column: str) -> tuple[Partial, ...]:
         """Return what is kept of this column of the records."""
         value, scale = quoted(column), self.scale

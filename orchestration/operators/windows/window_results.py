@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from dagster_adjunct.orchestration.operators.columns.known_columns import FINAL
+from dagster_adjunct.orchestration.operators.windows.exact_sums import ExactSum
 from dagster_adjunct.orchestration.operators.windows.window_aggregates import Aggregate, Aggregation
 from dagster_adjunct.orchestration.operators.windows.window_kinds import Session
 from dagster_adjunct.orchestration.operators.windows.window_rows import (
@@ -26,10 +27,6 @@ from dagster_adjunct.resources.user_code import MASKED, SHOWN
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-_WIDER = (
-    "Nothing is lost: the sum is kept whole. Let the values have a wider type, or fewer digits behind the point, "
-    'before they are added up: .with_columns(cents="cast(cents as decimal(20,0))"), say.'
-)
 Results: TypeAlias = Literal["final", "updates"]
 
 
@@ -70,9 +67,26 @@ def _value(name: str, made: Aggregation, windows: Windows, operator: str, masked
     words += [F.col(START).cast("string"), F.lit(" to "), F.col(END).cast("string"), F.lit(" UTC of ")]
     for place, key in enumerate(windows.by):
         words += [F.lit(f"{', ' if place else ''}{key} = "), shown(key, column(key))]
-    refused = refusal(OperatorFailedError, F.concat(*words, F.lit(".")), _WIDER, operator=operator)
+    refused = refusal(OperatorFailedError, F.concat(*words, F.lit(".")), _next_step(made, kind), operator=operator)
     too_large = F.col(CLOSING) & value.isNull() & F.expr(exact).isNotNull()
     return F.when(too_large, refused.cast(str(made.returns_of(kind)))).otherwise(value).alias(name)
+
+
+def _next_step(made: Aggregation, kind: str) -> str:
+    """Return what can be done about a result that its type can't hold: only what is kept alike is gone on with."""
+    column, wider = made.columns[0], ExactSum("", kind).wider
+    if wider is not None:
+        return (
+            f"Nothing is lost: the sum is kept whole. Add up a wider type, .with_columns({column}="
+            f'"cast({column} as {wider})") before the window, and the next run goes on with it.'
+        )
+    scale = ExactSum("", kind).scale
+    fewer = f', or, with fewer digits behind the point, "cast({column} as decimal(38,{scale // 2}))"' if scale else ""
+    return (
+        f"No decimal with {scale} digits behind the point holds it, and what is kept has as many. Add up doubles, "
+        f'which round: .with_columns({column}="cast({column} as double)") before the window{fewer}. Do so in an '
+        "application of another name, with outputs of its own: it fills its windows from the oldest records on."
+    )
 
 
 def kept_rows(rows: DataFrame, windows: Windows) -> DataFrame:
