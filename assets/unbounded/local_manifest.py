@@ -113,10 +113,18 @@ def as_local(stored: DatasetManifest, spec: AdjunctDataset) -> UnboundedManifest
     """Return what is stored, as the manifest of the local table that is declared.
 
     Raises DatasetError for what can't be gone on with under this declaration, saying what differs: columns can only be
-    added, or widened.
+    added, or widened; and for a dataset of this name that another application, or none, has.
     """
     columns = schema_of(spec)
-    check_declaration(spec.name, stored.declaration, declaration_of(spec, columns))
+    declared = declaration_of(spec, columns)
+    if stored.declaration.owner != declared.owner:
+        raise DatasetError(
+            f"application {declared.owner} can't have a local table {spec.name!r}: the lake has a dataset of that "
+            f"name, which is of {stored.declaration.input}.",
+            "Give this local table another name.",
+            dataset=spec.name,
+        )
+    check_declaration(spec.name, stored.declaration, declared)
     served = stored.version
     refused = [] if served is None else refused_changes(served.columns, columns, spec.key)
     if refused:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from dagster_adjunct.assets.advancing.advance_dataset import advance
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.declaration.local_table import local_table
@@ -80,6 +81,16 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     return World(open_lake(tmp_path / "lake"))
+
+
+def test_the_local_table_of_another_application_is_refused_and_not_to_be_deleted(world: World) -> None:
+    schema = Schema.of(k="string", v="bigint")
+    other = local_table("counts", application="other", key=("k",), schema=schema, partitions=2)
+    with pytest.raises(DatasetError, match="application app") as caught:
+        advance(Runtime(world.lake, {}, IN_PROCESS, by="me"), other)
+    assert "another name" in caught.value.next_step
+    assert "delete" not in caught.value.next_step
+    assert world.held() == {"a": 2, "b": 1, "c": 2}
 
 
 def test_the_commands_know_a_local_table_as_any_dataset(world: World) -> None:
