@@ -40,9 +40,9 @@ def load_application(reference: str) -> Application:
     application = getattr(module, attribute, None)
     if not isinstance(application, Application):
         names = sorted(name for name, value in vars(module).items() if isinstance(value, Application))
+        found = f"is {type(application).__name__}, not an Application" if hasattr(module, attribute) else "is not there"
         raise ConfigurationError(
-            f"{module_name}:{attribute} is {type(application).__name__}, not an Application; the module has "
-            f"{', '.join(names) or 'none'}.",
+            f"{module_name}:{attribute} {found}; the module has {', '.join(names) or 'none'}.",
             "Correct the name after the colon.",
             module=module_name,
         )

@@ -39,3 +39,14 @@ def test_a_mistake_within_an_imported_declaration_keeps_its_own_words(
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigurationError, match=r"Application takes no owner=\. Did you mean owners="):
         load_application("declared:app")
+
+
+@pytest.mark.parametrize(("name", "found"), [("ap", "is not there"), ("number", "is int, not an Application")])
+def test_a_name_that_is_no_application_is_told_with_those_that_are(
+    name: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "named.py").write_text("from dagster_adjunct import Application\napp = Application('a')\nnumber = 1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigurationError, match=f"named:{name} {found}; the module has app"):
+        load_application(f"named:{name}")
