@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -44,6 +45,14 @@ def test_a_record_that_python_can_not_hold_is_refused_by_its_column_before_a_fun
 )
 def test_a_value_of_the_declared_type_is_the_windows(returned: Any, returns: str) -> None:
     assert value_of(returned, returns) == returned
+
+
+@pytest.mark.parametrize(
+    ("returned", "returns"), [(pd.NaT, "timestamp"), (pd.NaT, "date"), (pd.NA, "bigint"), (pd.NA, "string")]
+)
+def test_what_pandas_calls_missing_is_null(returned: Any, returns: str) -> None:
+    """As the latest time of records that have none."""
+    assert value_of(returned, returns) is None
 
 
 @pytest.mark.parametrize(
