@@ -310,35 +310,46 @@ def conform(table: pa.Table, schema: Schema, what: str, place: Place = _row) -> 
                 else "Cast the column before, so that it is seen what becomes of odd values.",
                 column=field.name,
             )
-        try:
-            columns.append(column.cast(arrow_type(field.type), safe=True))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise _misfit(column, field, what, place, error) from (None if field.sensitive else error)
+        columns.append(fitted(column, field.name, field.type, what, place, sensitive=field.sensitive))
     return pa.table(columns, schema=schema.to_arrow())
 
 
-def _misfit(column: pa.ChunkedArray, field: Field, what: str, place: Place, error: Exception) -> SchemaMismatchError:
+def fitted(
+    column: pa.ChunkedArray, name: str, kind: str, what: str, place: Place = _row, *, sensitive: bool = False
+) -> pa.ChunkedArray:
+    """Return a column in the declared type. Raises SchemaMismatchError for the row whose value would lose something."""
+    import pyarrow as pa
+
+    try:
+        return column.cast(arrow_type(kind), safe=True)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise _misfit(column, name, kind, what, place, error, sensitive=sensitive) from (None if sensitive else error)
+
+
+def _misfit(
+    column: pa.ChunkedArray, name: str, kind: str, what: str, place: Place, error: Exception, *, sensitive: bool
+) -> SchemaMismatchError:
     """Return the error for a column of which a value does not fit into the declared type."""
     import pyarrow as pa
 
-    if pa.types.is_timestamp(column.type) and (found := first_unreadable(pa.table([column], [field.name]))) is not None:
+    if pa.types.is_timestamp(column.type) and (found := first_unreadable(pa.table([column], [name]))) is not None:
         words, about = place(found.row)
-        return found.error(what, words, hidden=field.sensitive, **about)
+        return found.error(what, words, hidden=sensitive, **about)
     start, count = 0, len(column)
     while count > 1:  # the first half that does not fit, and so on
         half = count // 2
         try:
-            column.slice(start, half).cast(arrow_type(field.type), safe=True)
+            column.slice(start, half).cast(arrow_type(kind), safe=True)
             start, count = start + half, count - half
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             count = half
     words, about = place(start)
-    said = "" if field.sensitive else f" ({str(error).splitlines()[0]})"
+    said = "" if sensitive else f" ({str(error).splitlines()[0]})"
     return SchemaMismatchError(
-        f"{what}: column {field.name!r} holds {column.type} where the schema says {field.type}, and its value of "
+        f"{what}: column {name!r} holds {column.type} where the schema says {kind}, and its value of "
         f"{words} does not fit{said}.",
-        _coarser(field.name) if _is_ns(column.type) else "Cast the column, or mend the record that does not fit.",
-        column=field.name,
+        _coarser(name) if _is_ns(column.type) else "Cast the column, or mend the record that does not fit.",
+        column=name,
         **about,
     )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.readable_values import first_unreadable
 from dagster_adjunct.resources.schemas.records import ArrowFrame, table_of
-from dagster_adjunct.resources.schemas.schema import repeated
+from dagster_adjunct.resources.schemas.schema import fitted, repeated
 from dagster_adjunct.resources.tables.arrow_values import struct_of, to_python
 from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.key_columns import key_columns
@@ -72,6 +72,9 @@ class ArrowEntries:
             )
         if (found := first_unreadable(pa.table(columns))) is not None:
             raise found.error("an Arrow batch", f"row {found.row}", row=found.row)
+        for name, column in columns.items():  # stores keep microseconds
+            if pa.types.is_timestamp(column.type) and column.type.tz is not None and column.type.unit == "ns":
+                columns[name] = fitted(column, name, "timestamp", "an Arrow batch")
         held = {name: column for name, column in columns.items() if not (updates and name in key)}
         return ArrowEntries(
             struct_of({name: columns[name] for name in key}, rows.num_rows), struct_of(held, rows.num_rows)

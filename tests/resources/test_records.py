@@ -149,6 +149,24 @@ def test_what_holds_no_records_is_refused_and_told_what_does(streams: LakeStream
     assert refused.value.argument == "data"
 
 
+@pytest.mark.parametrize(("unit", "count"), [("s", 10**13), ("ms", -(10**17)), ("us", 10**18), ("ns", 1)])
+def test_a_time_that_microseconds_do_not_hold_is_refused_by_row(streams: LakeStreams, unit: Any, count: int) -> None:
+    """As a record's own time, and as a value of a table's record."""
+    table = pa.table({"k": ["a", "b"], "at": pa.array([0, count], pa.timestamp(unit, "UTC"))})
+    rows = {**{name: pa.nulls(2) for name in SCHEMA.names}, "k": pa.array(["a", "b"])}
+    memory = MemoryTable("times")
+    memory.clear()
+    with pytest.raises(SchemaMismatchError) as refused:
+        streams.append("s", pa.table({**rows, "__timestamp": table.column("at")}), producer="p", sequence=1)
+    assert (refused.value.column, refused.value.row) == ("__timestamp", 1)
+    with BlockingTable(RemoteTable("t", key="k", read_function=memory, write_function=memory)) as blocking:
+        with pytest.raises(SchemaMismatchError) as refused:
+            blocking.put_all(table)
+        assert (refused.value.column, refused.value.row) == ("at", 1)
+        blocking.put_all(table.slice(0, 1))
+        assert memory.records() == {"a": {"k": "a", "at": dt.datetime(1970, 1, 1, tzinfo=dt.UTC)}}
+
+
 def test_a_reader_of_batches_is_refused_since_a_repeat_would_find_nothing(streams: LakeStreams) -> None:
     with pytest.raises(ConfigurationError, match=r"read_all"):
         streams.append("s", pa.Table.from_pylist(ROWS).to_reader(), producer="p", sequence=1)  # type: ignore[arg-type]

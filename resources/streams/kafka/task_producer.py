@@ -10,7 +10,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError, StreamUnavailableError
-from dagster_adjunct.resources.schemas.readable_values import MICROS, readable_value
+from dagster_adjunct.resources.schemas.readable_values import first_unreadable, readable_value
 from dagster_adjunct.resources.streams.interface.stream_system import EPOCH, SOURCE, SOURCE_OFFSET, TIMESTAMP
 from dagster_adjunct.resources.streams.kafka.security import BrokerRefusals, new_client
 from dagster_adjunct.resources.streams.kafka.send_errors import refused
@@ -236,13 +236,15 @@ def _times(batch: pa.RecordBatch, what: Target) -> Iterable[int]:
 
     if TIMESTAMP not in batch.schema.names:
         return repeat(0, batch.num_rows)
-    given = batch.column(TIMESTAMP).cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
-    ends = pc.min_max(given).as_py()
-    if ends["min"] is not None and (ends["min"] < 1000 or ends["max"] > MICROS[1]):
-        which = pc.min_max(batch.column(TIMESTAMP))["min" if ends["min"] < 1000 else "max"]
+    stated = batch.column(TIMESTAMP)
+    found = first_unreadable(batch, [TIMESTAMP])
+    # Finer than microseconds is no loss here: Kafka keeps milliseconds.
+    given = pa.nulls(0, pa.int64()) if found else stated.cast(pa.timestamp("us", tz="UTC"), safe=False).cast(pa.int64())
+    least = pc.min(given).as_py()
+    if found is not None or (least is not None and least < 1000):
+        which = found.text if found is not None else readable_value(pc.min(stated))
         raise SchemaMismatchError(
-            f"{what}: a record has the time {readable_value(which)}, and Kafka keeps times from 1970-01-01 to "
-            "9999-12-31 only.",
+            f"{what}: a record has the time {which}, and Kafka keeps times from 1970-01-01 to 9999-12-31 only.",
             "Leave __timestamp null there: the record then has the time of the append.",
             stream=str(what),
         )

@@ -11,7 +11,7 @@ from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.quoted_columns import column, quoted
 from dagster_adjunct.resources.schemas.readable_values import first_unreadable
-from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, conform, same_family, widens
+from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, conform, fitted, same_family, widens
 from dagster_adjunct.resources.streams.interface.stream_system import (
     EPOCH,
     POSITION,
@@ -143,7 +143,6 @@ def table_content(table: pa.Table, declaration: Declaration, what: str) -> pa.Ta
     A null `__timestamp` stands for the time of the append, which is known when it commits. `__epoch` follows where one
     of the records has another than 0, then the columns of POSITION that the table has.
     """
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     plain = conform(
@@ -151,19 +150,19 @@ def table_content(table: pa.Table, declaration: Declaration, what: str) -> pa.Ta
         declaration.schema_,
         what,
     )
-    times = _mark(table, TIMESTAMP, pa.timestamp("us", tz="UTC"), what)
+    times = _mark(table, TIMESTAMP, what)
     if declaration.timestamp is not None:
         times = pc.coalesce(times, plain.column(declaration.timestamp))
-    tombstones = pc.fill_null(_mark(table, TOMBSTONE, pa.bool_(), what), False)
+    tombstones = pc.fill_null(_mark(table, TOMBSTONE, what), False)
     # One chunk a column: the bytes of the file, and so its checksum, must not depend on how the table was cut.
     marked = plain.append_column(TIMESTAMP, times).append_column(TOMBSTONE, tombstones)
     if EPOCH in table.column_names:
-        epochs = _stored(_mark(table, EPOCH, pa.int32(), what))
+        epochs = _stored(_mark(table, EPOCH, what))
         if epochs.null_count < len(epochs):
             marked = marked.append_column(EPOCH, epochs)
     for name in POSITION:
         if name in table.column_names:
-            marked = marked.append_column(name, _mark(table, name, arrow_type(_POSITIONS[name]), what))
+            marked = marked.append_column(name, _mark(table, name, what))
     if (found := first_unreadable(marked)) is not None:
         hidden = found.column in declaration.schema_.sensitive
         raise found.error(what, f"row {found.row}", hidden=hidden, row=found.row)
@@ -178,9 +177,10 @@ def _stored(epochs: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.if_else(pc.equal(epochs, 0), pa.scalar(None, pa.int32()), epochs)
 
 
-def _mark(table: pa.Table, name: str, kind: pa.DataType, what: str) -> pa.ChunkedArray:
+def _mark(table: pa.Table, name: str, what: str) -> pa.ChunkedArray:
     import pyarrow as pa
 
+    kind = arrow_type(MARKS[name])
     if name not in table.column_names:
         return pa.chunked_array([pa.nulls(table.num_rows, kind)])
     column = table.column(name)
@@ -191,7 +191,7 @@ def _mark(table: pa.Table, name: str, kind: pa.DataType, what: str) -> pa.Chunke
             "Cast it, or leave the column out.",
             column=name,
         )
-    return column.cast(kind)
+    return fitted(column, name, MARKS[name], what)
 
 
 def frame_content(df: DataFrame, declaration: Declaration, order_by: tuple[str, ...], what: str) -> DataFrame:

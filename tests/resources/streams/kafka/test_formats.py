@@ -41,6 +41,8 @@ from dagster_adjunct.resources.streams.kafka.record_formats import (
 from dagster_adjunct.resources.streams.kafka.record_values import Unfit
 from dagster_adjunct.resources.streams.kafka.records import encode_table
 from dagster_adjunct.resources.streams.kafka.source import _times
+from dagster_adjunct.resources.streams.kafka.task_producer import Target
+from dagster_adjunct.resources.streams.kafka.task_producer import _times as sent_times
 from tests.resources.streams.kafka.messages import (
     FIRST,
     STREAM,
@@ -466,6 +468,25 @@ def test_values_that_python_does_not_have_are_not_written(format: Any, column: s
     with pytest.raises(SchemaMismatchError) as caught:
         encode_table(table, KafkaTopic(value=format), STREAM)
     assert (caught.value.stream, caught.value.column) == (STREAM, column)
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_a_records_own_time_is_one_that_kafka_keeps_in_any_unit(unit: Any) -> None:
+    target = Target(KafkaSettings("kafka", "nowhere:1"), "s", "s", "i", 1, 1_000_000)
+    second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
+
+    def times(*counts: int | None) -> list[int]:
+        column = pa.array(counts, pa.timestamp(unit, "UTC"))
+        return list(sent_times(pa.RecordBatch.from_pydict({"__timestamp": column}), target))
+
+    assert times(second, None, 5 * second) == [1000, 0, 5000]
+    late = [] if unit == "ns" else [253_402_300_800 * second, 2**62]
+    for count in (-second, 0, *late):
+        with pytest.raises(SchemaMismatchError, match="Kafka keeps times") as caught:
+            times(second, count)
+        assert caught.value.stream == str(target)
+    if unit == "ns":
+        assert times(second + 1) == [1000], "Kafka keeps milliseconds"
 
 
 def test_a_messages_time_after_the_year_9999_is_none() -> None:
